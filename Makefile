@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both need python3 and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint types contract check bench bench-tutorial test-oldest clean
+
+demo: $(INSTALLED)
+	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[vision,plots,dev]'
+	touch $@
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+contract: $(INSTALLED)
+	$(BIN)/lint-imports
+
+check: lint types contract test
+
+# Needs a quiet machine. Writes JSON with the machine in it to benchmarks/results/, and the charts of docs/ from that.
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/columnar.py
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/tutorial.py
+	$(BIN)/python benchmarks/transforms.py
+
+# The oldest torch and tensordict that pyproject.toml allows, in an environment of their own.
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
+	.venv-oldest/bin/python -m pytest
+
+clean:
+	rm -rf $(VENV) .venv-oldest

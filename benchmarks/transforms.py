@@ -1,0 +1,180 @@
+"""Crop, flip and normalise of uint8 [64, 3, 256, 256] to float32 [64, 3, 224, 224] on the CPU: who takes how long.
+
+Every contender is shown to give the same images before it is timed. Rounds visit the contenders in turn, so that all of
+them meet the same disturbances; the figures are medians, the ratios come from one run.
+
+    python benchmarks/transforms.py --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memfeed.keyed import Keys, uniform
+from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
+from memfeed.transforms.memory import empty
+
+N, SIDE, CROP = 64, 256, 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AUGMENT = Compose([RandomCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
+
+
+def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
+    corners = (uniform(keys, "RandomCrop.0", 2) * (SIDE - CROP + 1)).astype(np.int64)
+    flips = uniform(keys, "RandomHorizontalFlip.0")[:, 0] < 0.5
+    return corners[:, 0].tolist(), corners[:, 1].tolist(), flips.tolist()
+
+
+def slice_and_cast(images: torch.Tensor, keys: Keys, allocate: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """The floor: each crop is sliced and cast, neither flipped nor normalised."""
+    tops, lefts, _ = drawn(keys)
+    output = allocate((N, 3, CROP, CROP), torch.float32)
+    for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
+        output[i].copy_(images[i, :, top : top + CROP, left : left + CROP])
+    return output
+
+
+def memfeed_into(images: torch.Tensor, keys: Keys, allocate: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return AUGMENT.apply(images, keys, empty=allocate)
+
+
+def tutorial(images: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """As the tensorclass tutorial does it: normalise all pixels, crop with two gathers, flip with two masks."""
+    tops, lefts, flips = (torch.tensor(values) for values in drawn(keys))
+    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    images = (images - mean) / std
+    rows = (tops[:, None] + torch.arange(CROP))[:, None, :, None].expand(N, 3, CROP, SIDE)
+    columns = (lefts[:, None] + torch.arange(CROP))[:, None, None, :].expand(N, 3, CROP, CROP)
+    images = images.gather(-2, rows).gather(-1, columns)
+    flipped = flips.view(N, 1, 1, 1).expand_as(images)
+    return images.masked_fill(flipped, 0.0) + images.masked_fill(~flipped, 0.0).flip(-1)
+
+
+def torchvision_per_sample(images: torch.Tensor, keys: Keys) -> torch.Tensor:
+    from torchvision.transforms.v2 import functional
+
+    samples = []
+    for image, top, left, flip in zip(images, *drawn(keys), strict=True):
+        sample = functional.crop(image, top, left, CROP, CROP)
+        sample = functional.horizontal_flip(sample) if flip else sample
+        samples.append(functional.normalize(functional.to_dtype(sample, torch.float32, scale=True), MEAN, STD))
+    return torch.stack(samples)
+
+
+def torch_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
+    buffer = empty((N, 3, CROP, CROP), torch.float32)
+
+    def lend(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return buffer
+
+    roads: dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]] = {
+        "slice and cast": partial(slice_and_cast, allocate=empty),
+        "slice and cast, torch.empty": partial(slice_and_cast, allocate=torch_empty),
+        "slice and cast, lent buffer": partial(slice_and_cast, allocate=lend),
+        "memfeed": AUGMENT.apply,
+        "memfeed, torch.empty": partial(memfeed_into, allocate=torch_empty),
+        "memfeed, lent buffer": partial(memfeed_into, allocate=lend),
+        "memfeed, reference": AUGMENT.reference,
+        "tutorial": tutorial,
+    }
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return roads
+    return {**roads, "torchvision v2 per sample": torchvision_per_sample}
+
+
+def check(images: torch.Tensor, keys: Keys) -> None:
+    expected = tutorial(images, keys)
+    for name, road in contenders().items():
+        if not name.startswith("slice"):
+            print(f"checking {name}")
+            torch.testing.assert_close(road(images, keys), expected, rtol=0, atol=2e-6)
+
+
+def measure(images: torch.Tensor, keys: Keys, rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in contenders()}
+    roads = contenders()
+    for _ in range(rounds):
+        for name, road in roads.items():
+            start = time.perf_counter()
+            road(images, keys)
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def machine() -> dict[str, object]:
+    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "huge_pages": "".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled")).strip(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    options = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (N, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    keys = Keys(seed=0, epoch=0, rows=torch.arange(N))
+    check(images, keys)
+    seconds = measure(images, keys, options.rounds)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+    for name, time_s in median.items():
+        print(f"{name:30} {time_s * 1e3:8.2f} ms  {N / time_s:9,.0f} images/s")
+    ratios = {
+        "memfeed / tutorial": median["tutorial"] / median["memfeed"],
+        "memfeed / slice and cast": median["slice and cast"] / median["memfeed"],
+        "memfeed / slice and cast, torch.empty": median["slice and cast, torch.empty"] / median["memfeed"],
+        "memfeed / slice and cast, both torch.empty": median["slice and cast, torch.empty"]
+        / median["memfeed, torch.empty"],
+        "memfeed / slice and cast, both lent buffer": median["slice and cast, lent buffer"]
+        / median["memfeed, lent buffer"],
+        "memfeed, lent buffer / tutorial": median["tutorial"] / median["memfeed, lent buffer"],
+    }
+    if "torchvision v2 per sample" in median:
+        ratios["memfeed / torchvision v2 per sample"] = median["torchvision v2 per sample"] / median["memfeed"]
+    for name, ratio in ratios.items():
+        print(f"{name:44} {ratio:6.2f}")
+    if options.json:
+        result = {
+            "benchmark": "transforms",
+            "input": {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": options.rounds},
+            "machine": machine(),
+            "median_seconds": median,
+            "images_per_second": {name: N / time_s for name, time_s in median.items()},
+            "throughput_ratios": ratios,
+            "seconds": seconds,
+        }
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

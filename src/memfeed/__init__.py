@@ -1,0 +1,32 @@
+"""memfeed: decode a PyTorch dataset once, train from it at the speed of memory.
+
+store = memfeed.cache(dataset, "ants.mf")
+loader = memfeed.Loader(store, batch_size=64, shuffle=True, device="cuda", transform=augment)
+for images, labels in loader:
+    ...
+"""
+
+from importlib.metadata import version as _version
+
+from memfeed import errors, transforms
+from memfeed.cache import cache
+from memfeed.collate import Collate
+from memfeed.loader import Loader
+from memfeed.store import Store, open
+from memfeed.transfer import to_device
+from memfeed.writer import Writer
+
+__version__ = _version("memfeed")
+
+__all__ = [
+    "Collate",
+    "Loader",
+    "Store",
+    "Writer",
+    "__version__",
+    "cache",
+    "errors",
+    "open",
+    "to_device",
+    "transforms",
+]

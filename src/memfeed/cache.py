@@ -1,0 +1,341 @@
+"""Dataset -> store: what ``memfeed.cache`` does, from the first look to the finished directory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import torch
+from torch.utils.data import IterableDataset
+
+from memfeed import columnar, files, format, probe, stale
+from memfeed.build import Build, claim, finish_interrupted
+from memfeed.convert import (
+    Plan,
+    Report,
+    convert_columns,
+    convert_map,
+    convert_stream,
+    default_workers,
+    note_skips,
+    write_run,
+)
+from memfeed.errors import CopyError, MemfeedError, SchemaError, StaleStoreError, StoreError
+from memfeed.infer import Inferred, infer
+from memfeed.probe import Probed
+from memfeed.progress import Progress
+from memfeed.schema import Kind
+from memfeed.store import Store, open_store
+from memfeed.tree import Flattener, types_of
+
+RecordClass: TypeAlias = type[Any]
+
+
+class _Input(msgspec.Struct, frozen=True):
+    """A dataset, sorted into how it is read; ``length`` is None where only iterating tells."""
+
+    dataset: Any
+    kind: Literal["columns", "map", "iterable"]
+    length: int | None
+
+
+class _Wishes(msgspec.Struct, frozen=True):
+    """The arguments that shape the schema."""
+
+    fields: Sequence[str] | Mapping[Any, Kind] | None
+    dtypes: Mapping[Any, torch.dtype] | None
+    record: RecordClass | None
+    allow_random: bool
+    skip_errors: bool
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What probing an input gave."""
+
+    found: Inferred
+    probed: Probed
+    types: tuple[type, ...]
+    rest: Any = None  # the iterator behind the samples probed
+
+
+def cache(
+    dataset: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    fields: Sequence[str] | Mapping[Any, Kind] | None = None,
+    dtypes: Mapping[Any, torch.dtype] | None = None,
+    type: RecordClass | None = None,
+    workers: int | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    allow_random: bool = False,
+    copy_existing: bool = False,
+    check: bool = True,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Store:
+    """Writes every sample of a dataset once into a store at ``path`` and opens it; opens one that is there already.
+
+    ``dataset`` is a map-style dataset (``len`` and ``[]``), an iterable of unknown length, or columns in memory: a
+    tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict, a tensorclass (copied in chunks).
+
+    Args:
+        path: the store's directory; None makes a temporary one, removed with the last store object that uses it.
+        fields: names for the leaves of a tuple sample, in order; or ``{path: kind}`` to fix how a leaf is kept
+            ("fixed", "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
+        dtypes: ``{field: dtype}`` to cast; a cast that would change a value is refused.
+        type: a tensorclass, dataclass or namedtuple class that samples and batches come back as.
+        workers: processes that read and write rows; None chooses. An iterable is read in one process unless a number
+            is given: then it must share itself out with ``torch.utils.data.get_worker_info``.
+        on_error: "skip" leaves out samples for which a map-style dataset raises; ``store.skipped`` lists them.
+        allow_random: keep one draw of random samples instead of refusing them.
+        copy_existing: copy data that is memory-mapped on disk already instead of refusing to.
+        check: compare a store that is there with samples of the dataset; False opens it unseen.
+        overwrite: replace a store that is there. Its readers keep the old data, new opens get the new.
+        progress: the budget and a progress bar, on stderr.
+
+    Raises:
+        RandomDataError, StaleStoreError, CopyError: see above; each says what to do.
+        SchemaError: a sample holds what no column can, or differs from the others (sample index, field).
+        SampleError: the dataset raised; the cause is its exception. BuildError: a worker died.
+        SpaceError: it will not fit on the disk. StoreError: ``path`` is something else.
+
+    After an error the rows that were written stay in ``NAME.build``, and the same call goes on from there.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
+    if workers is not None and workers < 0:
+        raise ValueError(f"found workers={workers}; expected 0 or more, or None to choose")
+    owner = None
+    if path is None:
+        owner = _Temporary()
+        path = owner.path / "store.mf"
+    target = Path(path).absolute()
+    _refuse_copy(dataset, target, copy_existing)
+    given = _sorted_input(dataset)
+    wishes = _Wishes(fields, dtypes, type, allow_random, on_error == "skip")
+    if target.exists():
+        existing = _existing(target, overwrite)
+        if existing is not None and not check:
+            return open_store(target, types=_types_unseen(given, wishes), owner=owner)
+        if existing is not None:
+            return _checked(existing, given, wishes, owner)
+    look = _look(given, wishes)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with claim(target):
+        finish_interrupted(target)
+        if target.exists() and _existing(target, overwrite) is not None:  # another process was faster
+            return open_store(target, types=look.types, owner=owner)
+        _write(target, given, look, wishes, workers, overwrite, progress)
+    return open_store(target, types=look.types, owner=owner)
+
+
+class _Temporary:
+    """A directory that is removed with this object, or when the process that made it ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="memfeed-"))
+        weakref.finalize(self, _remove, str(self.path), os.getpid())
+
+
+def _remove(path: str, pid: int) -> None:
+    if pid == os.getpid():  # a forked worker must not remove its parent's store
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
+    at = str(dataset.path) if isinstance(dataset, Store) else columnar.existing_path(dataset)
+    if at is None:
+        return
+    source = Path(at).resolve()
+    if target.resolve() == source or source in target.resolve().parents or target.resolve() in source.parents:
+        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
+    if not copy_existing:
+        raise CopyError(
+            f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
+            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
+        )
+
+
+def _sorted_input(dataset: Any) -> _Input:
+    columns = None if isinstance(dataset, Store) else columnar.as_columns(dataset)
+    if columns is not None:
+        given = _Input(columns, "columns", len(columns))
+    elif isinstance(dataset, str | bytes | Mapping):
+        raise SchemaError(
+            f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
+            "or tensors or arrays (or a tuple or dict of them) with one row per sample"
+        )
+    elif isinstance(dataset, IterableDataset):
+        given = _Input(dataset, "iterable", None)
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        given = _Input(dataset, "map", len(dataset))
+    elif hasattr(dataset, "__iter__"):
+        given = _Input(dataset, "iterable", None)
+    else:
+        raise SchemaError(
+            f"found {dataset.__class__.__name__}, which has neither len and [] nor iter; expected a dataset"
+        )
+    if given.length == 0:
+        raise SchemaError("found an empty dataset (0 samples); expected at least one")
+    return given
+
+
+def _existing(target: Path, overwrite: bool) -> Store | None:
+    """The store at ``target``, or None where it is to be replaced; raises StoreError for anything else there."""
+    if overwrite:
+        if not (target / format.MANIFEST).exists():
+            raise StoreError(
+                f"{target}: found something that is no memfeed store; overwrite=True replaces stores only: "
+                "choose another path, or remove it yourself"
+            )
+        return None
+    return open_store(target)
+
+
+def _look(given: _Input, wishes: _Wishes, indices: Sequence[int] | None = None) -> _Look:
+    """Reads samples and infers the schema; with ``indices``, those samples again, to compare."""
+    rest = None
+    random_ok = wishes.allow_random or indices is not None or given.kind == "columns"
+    if given.kind == "iterable":
+        if isinstance(given.dataset, IterableDataset) and not random_ok:
+            probe.check_iterable(given.dataset)
+        probed, rest = probe.probe_iterable(given.dataset, probe.SAMPLES if indices is None else max(len(indices), 1))
+    else:
+        assert given.length is not None
+        wanted = probe.indices_of(given.length) if not indices else [i for i in indices if i < given.length]
+        probed = probe.probe_map(given.dataset, wanted, allow_random=random_ok, skip_errors=wishes.skip_errors)
+    if not probed.samples:
+        raise SchemaError(
+            "found no sample to look at: "
+            + (f"all {len(probed.failed)} that were probed raised" if probed.failed else "the iterable is empty")
+            + "; expected at least one"
+        )
+    found = infer(
+        probed.samples, indices=probed.indices, fields=wishes.fields, dtypes=wishes.dtypes, record=wishes.record
+    )
+    types = types_of(probed.samples) + ((wishes.record,) if wishes.record else ())
+    if isinstance(given.dataset, Store):
+        types += given.dataset.types
+    return _Look(found, probed, types, rest)
+
+
+def _types_unseen(given: _Input, wishes: _Wishes) -> tuple[type, ...]:
+    """The record classes of a dataset whose store is opened unchecked: one sample tells."""
+    if given.kind == "iterable":
+        return (wishes.record,) if wishes.record else ()
+    return types_of([given.dataset[0]]) + ((wishes.record,) if wishes.record else ())
+
+
+def _fingerprint(given: _Input, look: _Look, hashes: tuple[format.Probe, ...]) -> format.Fingerprint:
+    source = given.dataset.source if isinstance(given.dataset, columnar.Columns) else given.dataset
+    return probe.fingerprint(given.kind, source, given.length, hashes)
+
+
+def _checked(store: Store, given: _Input, wishes: _Wishes, owner: object) -> Store:
+    """The store that is there, once samples of the dataset have been compared with it."""
+    old = store.manifest.fingerprint if store.manifest else None
+    if old is None:
+        raise StaleStoreError(
+            f"{store.path}: found a store that was not made from a dataset (Writer, or tensordict), so it cannot be "
+            f"compared with this one; open it with memfeed.open({str(store.path)!r}), or pass check=False or "
+            "overwrite=True"
+        )
+    if old.length != given.length:
+        raise stale.refuse(store.path, f"found {given.length} samples, expected {old.length}")
+    look = _look(given, wishes, [found.index for found in old.probes])
+    stale.check(
+        store.path, store.schema, old, _fingerprint(given, look, ()), look.found, look.probed, store.stored_value
+    )
+    return open_store(store.path, types=look.types, owner=owner)
+
+
+def _write(
+    target: Path, given: _Input, look: _Look, wishes: _Wishes, workers: int | None, overwrite: bool, progress: bool
+) -> None:
+    """Builds the store at ``target``: from the start, or from where an earlier build of it stopped."""
+    found = look.found
+    packed = probe.pack_samples(found.schema, found.structure, look.probed.samples, found.casts)
+    row_bytes = probe.row_bytes(packed)
+    hashes = () if wishes.allow_random else probe.probe_hashes(found.schema, look.probed.indices, packed)
+    root = format.build_path(target)
+    fingerprint = _fingerprint(given, look, hashes)
+    build = Build.resume(root)
+    if build is not None and not _same_dataset(build, root, fingerprint, look, overwrite):
+        build = None
+    regular = given.kind == "columns" and all(field.kind == "fixed" for field in found.schema)
+    if workers is None:
+        workers = 0 if given.length is None or regular else default_workers(given.length, look.probed.seconds)
+    if build is None:
+        cost = probe.budget(target, given.length, row_bytes, look.probed.seconds / max(workers, 1))
+        build = Build.begin(root, found.schema, given.length, fingerprint)
+        said = f"memfeed: {cost} -> {target}"
+    else:
+        said = f"memfeed: going on with {root}: {int((build.presence() > 0).sum()):,} rows are there already"
+    flattener = Flattener(found.structure, look.probed.samples[0])
+    plan = Plan(flattener, found.casts, found.held, row_bytes, wishes.skip_errors)
+    try:
+        with Progress(target.name, given.length, unit=" rows", shown=progress) as bar:
+            bar.say(said)
+
+            def report(done: Report) -> None:
+                bar.advance(done.rows + done.skipped, done.bytes)
+
+            there = int((build.presence() > 0).sum())
+            if there:
+                bar.advance(there)
+            if given.kind == "iterable":
+                source = given.dataset if workers else itertools.chain(look.probed.samples, look.rest)
+                convert_stream(build, source, plan, workers=workers, on_report=report)
+            elif regular:
+                convert_columns(build, given.dataset.tensors(found.structure), plan, report)
+            else:
+                if not wishes.allow_random:
+                    _write_probed(build, plan, look, report)
+                convert_map(build, given.dataset, plan, workers=workers, seconds=look.probed.seconds, on_report=report)
+        build.commit(target, overwrite=overwrite)
+    except MemfeedError as error:
+        _keep_or_drop(build, error)
+        raise
+
+
+def _write_probed(build: Build, plan: Plan, look: _Look, report: Any) -> None:
+    """The samples probed are rows already: nothing is decoded twice."""
+    absent = set(build.absent().tolist())
+    rows = build.writer()
+    for index, sample in zip(look.probed.indices, look.probed.samples, strict=True):
+        if index in absent:
+            done = write_run(rows, plan, index, [plan.flattener(sample)], index)
+            report(Report(rows=1, bytes=done))
+    rows.close()
+    failed = [index for index in look.probed.failed if index in absent]
+    note_skips(build, failed)
+    report(Report(skipped=len(failed)))
+
+
+def _same_dataset(build: Build, root: Path, fingerprint: format.Fingerprint, look: _Look, overwrite: bool) -> bool:
+    """Whether a build that was found is one of this dataset; if not, overwrite=True discards it."""
+    try:
+        if build.settings.fingerprint is None:
+            raise StaleStoreError(f"{root}: found the build of a Writer, not of this dataset")
+        stale.check(root, build.schema, build.settings.fingerprint, fingerprint, look.found, look.probed, None)
+    except StaleStoreError:
+        if overwrite:
+            return False
+        raise
+    return True
+
+
+def _keep_or_drop(build: Build, error: MemfeedError) -> None:
+    """Says in the error that what was written is kept; a build without any row is removed."""
+    there = int((build.presence() > 0).sum())
+    if not there:
+        files.remove_tree(build.root)
+    elif len(error.args) == 1:
+        error.args = (f"{error.args[0]} [{there:,} rows are kept in {build.root}; the same call goes on from there]",)

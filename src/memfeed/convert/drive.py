@@ -1,0 +1,117 @@
+"""The builder's side of a conversion: hands out tasks, collects reports, promotes columns between rounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from memfeed import codec
+from memfeed.build import SKIPPED, Build, runs
+from memfeed.convert.jobs import MapJob, StreamJob, Task
+from memfeed.convert.run import Plan, Report, promote_now
+from memfeed.errors import BuildError
+
+TASK_SECONDS = 0.2
+MOST_ROWS_A_TASK = 4096
+COLUMN_CHUNK_BYTES = 64 << 20
+MOST_WORKERS = 16
+OnReport = Callable[[Report], None]
+
+
+def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) -> bool:
+    """Runs all tasks of a job and promotes the columns that drifted; True when there was none and all is written.
+
+    Raises what a task raised, and BuildError if a worker died.
+    """
+    drifts: dict[int, list[tuple[int, ...]]] = {}
+    reports = iter(
+        DataLoader(
+            job,
+            batch_size=None,
+            num_workers=workers,
+            generator=torch.Generator(),  # else DataLoader draws from the user's own
+            prefetch_factor=4 if workers else None,
+        )
+    )
+    while True:
+        try:
+            report = next(reports, None)
+        except RuntimeError as error:
+            if workers and "DataLoader worker" in str(error):
+                raise BuildError(
+                    f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}). "
+                    f"The {int((build.presence() > 0).sum()):,} rows that were written are kept: call cache() again to "
+                    "go on. If memory ran out, use fewer workers="
+                ) from error
+            raise
+        if report is None:
+            break
+        if report.error is not None:
+            raise report.error from report.cause
+        for number, shape in report.drifts:
+            drifts.setdefault(number, []).append(shape)
+        on_report(report)
+        build.sync_if_due()
+    for number, shapes in drifts.items():
+        promote_now(build, number, shapes)
+    return not drifts
+
+
+def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds: float, on_report: OnReport) -> None:
+    """Writes every absent row of a map-style dataset; ``seconds`` is what one sample takes."""
+    while len(absent := build.absent()):
+        by_time = int(TASK_SECONDS / max(seconds, 1e-7))
+        size = max(1, min(by_time, MOST_ROWS_A_TASK, -(-len(absent) // max(4 * workers, 1))))
+        tasks = [
+            Task(at, min(size, first + count - at))
+            for first, count in runs(absent)
+            for at in range(first, first + count, size)
+        ]
+        _run(MapJob(dataset, build, plan, tasks), build, min(workers, len(tasks)), on_report)
+
+
+def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers: int, on_report: OnReport) -> None:
+    """Writes every sample of an iterable, in the order it comes (with workers: in turns of ``STREAM_BLOCK``).
+
+    A drift that a worker meets promotes the column and iterates once more; rows that are present stay.
+    """
+    while not _run(StreamJob(dataset, build, plan), build, workers, on_report):
+        pass
+    note_skips(build, build.absent())  # the shares of the workers need not end together
+
+
+def convert_columns(build: Build, tensors: Sequence[torch.Tensor], plan: Plan, on_report: OnReport) -> None:
+    """Copies whole columns in chunks of rows; no sample is ever made."""
+    rows = build.writer()
+    step = max(1, int(COLUMN_CHUNK_BYTES / max(plan.row_bytes, 1)))
+    for first, count in runs(build.absent()):
+        for at in range(first, first + count, step):
+            here = min(step, first + count - at)
+            packed = [
+                codec.pack_column(field, tensor[at : at + here], cast=number in plan.casts)
+                for number, (field, tensor) in enumerate(zip(build.schema.fields, tensors, strict=True))
+            ]
+            on_report(Report(rows=here, bytes=rows.write(at, here, packed)))
+            build.sync_if_due()
+    rows.close()
+
+
+def note_skips(build: Build, numbers: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Marks rows as left out."""
+    rows = build.writer()
+    for first, count in runs(np.sort(np.asarray(numbers, np.int64))):
+        rows.mark(first, count, SKIPPED)
+    rows.close()
+
+
+def default_workers(rows: int, seconds: float) -> int:
+    """None for a second of work or less, else one worker for each core this process may use, at most 16."""
+    if rows * seconds < 1.0:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS, rows)

@@ -1,0 +1,182 @@
+"""What a conversion worker does, as torch's DataLoader sees it: a dataset whose items are reports."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from memfeed.build import SKIPPED, Build, Rows
+from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
+from memfeed.errors import MemfeedError, SampleError
+
+STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
+_SKIP = object()
+
+
+class Task(msgspec.Struct, frozen=True):
+    """Rows ``first`` to ``first + count``."""
+
+    first: int
+    count: int
+
+
+def _survives(error: BaseException | None) -> Exception | None:
+    """An exception as it can cross to another process: itself, or its traceback as text."""
+    if error is None:
+        return None
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error) and isinstance(error, Exception):
+            return error
+    except Exception:  # any class can break pickling in its own way
+        pass
+    return RuntimeError("".join(traceback.format_exception(error)))
+
+
+def _carry(report: Report, error: Exception) -> None:
+    """Puts an exception into a report for the builder to raise; in the builder's own process it is raised here."""
+    if get_worker_info() is None:
+        raise error
+    ours = isinstance(error, MemfeedError)
+    report.error = _survives(error)
+    report.cause = _survives(error.__cause__ if ours else RuntimeError("".join(traceback.format_exception(error))))
+
+
+class _Writer:
+    """Writes runs for one process, promoting columns where this process is the builder."""
+
+    def __init__(self, build: Build, plan: Plan) -> None:
+        self.build, self.plan = build, plan
+        self._rows: Rows = build.writer()
+
+    def write(self, first: int, leaves: Sequence[Sequence[Any]], number: int, report: Report) -> bool:
+        """The rows from ``first``; False where a column has to be promoted before they can all be written."""
+        done = 0
+        while done < len(leaves):
+            try:
+                report.bytes += write_run(self._rows, self.plan, first + done, leaves[done:], number + done)
+                report.rows += len(leaves) - done
+                break
+            except Drifted as drift:
+                report.rows, report.bytes = report.rows + drift.at, report.bytes + drift.bytes
+                done += drift.at
+                if get_worker_info() is not None:
+                    report.drifts.append((drift.number, drift.shape))
+                    return False
+                self._rows = promote_now(self.build, drift.number, [drift.shape])
+        return True
+
+    def skip(self, row: int) -> None:
+        """Marks a row as left out."""
+        self._rows.mark(row, 1, SKIPPED)
+
+
+class MapJob(Dataset[Report]):
+    """Item k reads, packs and writes the rows of task k of a map-style dataset."""
+
+    def __init__(self, dataset: Any, build: Build, plan: Plan, tasks: Sequence[Task]) -> None:
+        self.dataset, self.build, self.plan, self.tasks = dataset, build, plan, list(tasks)
+        self._writer: _Writer | None = None
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Report:
+        if self._writer is None:  # made in the process that writes
+            self._writer = _Writer(self.build, self.plan)
+        report, task, step = Report(), self.tasks[index], self.plan.rows_a_write
+        try:
+            for first in range(task.first, task.first + task.count, step):
+                if not self._some(self._writer, first, min(step, task.first + task.count - first), report):
+                    break
+        except Exception as error:
+            _carry(report, error)
+        return report
+
+    def _some(self, writer: _Writer, first: int, count: int, report: Report) -> bool:
+        run: list[list[Any]] = []
+        start = first
+        for row, sample in self._samples(first, count):
+            if sample is not _SKIP:
+                run.append(take_apart(self.plan, sample, row))
+                continue
+            writer.skip(row)
+            report.skipped += 1
+            if not writer.write(start, run, start, report):
+                return False
+            run, start = [], row + 1
+        return writer.write(start, run, start, report)
+
+    def _samples(self, first: int, count: int) -> Iterator[tuple[int, Any]]:
+        wanted = range(first, first + count)
+        many = getattr(self.dataset, "__getitems__", None)
+        if callable(many) and not self.plan.skip_errors:
+            try:
+                found = many(list(wanted))
+            except Exception:  # read one by one instead, to say which sample it was
+                found = []
+            if len(found) == count:
+                yield from zip(wanted, found, strict=True)
+                return
+        for row in wanted:
+            try:
+                sample = self.dataset[row]
+            except Exception as error:
+                if not self.plan.skip_errors:
+                    raise SampleError(
+                        f"sample {row}: the dataset raised {type(error).__name__}: {error}; "
+                        'mend the dataset, or leave such samples out with on_error="skip"'
+                    ) from error
+                sample = _SKIP
+            yield row, sample
+
+
+class StreamJob(IterableDataset[Report]):
+    """Iterates an iterable and writes its samples as they come, a report for every block.
+
+    With W workers, each iterating its own share, block c of worker w holds the rows from
+    ``(c * W + w) * STREAM_BLOCK``.
+    """
+
+    def __init__(self, dataset: Iterable[Any], build: Build, plan: Plan) -> None:
+        self.dataset, self.build, self.plan = dataset, build, plan
+
+    def __iter__(self) -> Iterator[Report]:
+        info = get_worker_info()
+        share, shares = (info.id, info.num_workers) if info else (0, 1)
+        step = STREAM_BLOCK if shares > 1 else self.plan.rows_a_write
+        writer, samples, present = _Writer(self.build, self.plan), iter(self.dataset), self.build.presence()
+        number = 0
+        while True:
+            report = Report()
+            try:
+                block = self._read(samples, step, number)
+                first = number if shares == 1 else (number // STREAM_BLOCK * shares + share) * STREAM_BLOCK
+                leaves = [take_apart(self.plan, sample, number + i) for i, sample in enumerate(block)]
+                here = present[first : first + len(block)]
+                done = int(here.argmin()) if not here.all() else len(here)  # written before an interruption
+                writer.write(first + done, leaves[done:], number + done, report)
+                number += len(block)
+            except Exception as error:
+                _carry(report, error)
+                block = []
+            if block or report.error is not None:
+                yield report
+            if not block or report.drifts:
+                return
+
+    def _read(self, samples: Iterator[Any], count: int, number: int) -> list[Any]:
+        block: list[Any] = []
+        try:
+            block.extend(islice(samples, count))
+        except Exception as error:
+            raise SampleError(
+                f"sample {number + len(block)}: the iterable raised {type(error).__name__}: {error}; "
+                "an iterator that raised cannot go on: catch the error inside it and yield the next sample"
+            ) from error
+        return block

@@ -1,0 +1,184 @@
+"""Disk primitives: whole writes, atomic replacement, preallocation, sync, free space.
+
+Everything that changes a file goes through here, so that a test can make each of these fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memfeed.errors import SpaceError
+
+IOV_MAX = 1024
+_NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def refuse_windows() -> None:
+    """Raises NotImplementedError on Windows, where open files can be neither renamed nor mapped as a store needs."""
+    if sys.platform == "win32":
+        raise NotImplementedError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
+
+
+def write_at(fd: int, data: Any, offset: int) -> int:
+    """All of ``data`` (bytes or a C-contiguous buffer) at ``offset``; returns the bytes written. Raises OSError."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+    return done
+
+
+def write_all_at(fd: int, buffers: Sequence[Any], offset: int) -> int:
+    """All of several byte buffers, one behind the other, at ``offset``; returns the bytes written."""
+    done = 0
+    for first in range(0, len(buffers), IOV_MAX):
+        group = buffers[first : first + IOV_MAX]
+        want = sum(len(buffer) for buffer in group)
+        wrote = os.pwritev(fd, group, offset + done) if len(group) > 1 else 0
+        if wrote < want:  # one buffer, or a short write: finish it piece by piece
+            at = 0
+            for buffer in group:
+                skip = min(max(wrote - at, 0), len(buffer))
+                write_at(fd, buffer[skip:], offset + done + at + skip)
+                at += len(buffer)
+        done += want
+    return done
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def preallocate(fd: int, size: int, offset: int = 0) -> None:
+    """Reserves ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
+
+    Calls fallocate(2) itself: posix_fallocate rewrites every block where the file system lacks it. There the file is
+    only made long enough. Raises OSError (ENOSPC) when the disk is full.
+    """
+    if size <= 0:
+        return
+    fallocate = getattr(_libc(), "fallocate", None)
+    if fallocate is not None:
+        result = fallocate(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size))
+        if result == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in _NO_SUPPORT:
+            raise OSError(code, f"{os.strerror(code)} while reserving {size} bytes")
+    if os.fstat(fd).st_size < offset + size:
+        os.ftruncate(fd, offset + size)
+
+
+def sync_data(path: Path) -> None:
+    """Waits until the file's bytes are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the directory's entries are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file has either its old content or all of ``data``, whatever happens."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_at(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps two directories in one step (renameat2, RENAME_EXCHANGE); False where the system cannot."""
+    renameat2 = getattr(_libc(), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_cwd, swap = -100, 2
+    if renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _NO_SUPPORT:
+        return False
+    raise OSError(code, os.strerror(code), str(one))
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory of ours and all in it; one that is not there is fine."""
+    shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the file system that holds ``path`` (or will hold it)."""
+    at = path.absolute()
+    while not at.exists():
+        at = at.parent
+    return shutil.disk_usage(at).free
+
+
+def check_room(path: Path, needed: int, what: str) -> None:
+    """Raises SpaceError unless ``needed`` bytes fit beside what is there."""
+    free = free_bytes(path)
+    if needed > free:
+        raise SpaceError(
+            errno.ENOSPC,
+            f"{path}: found {free:,} bytes free; expected at least {needed:,} for {what}: "
+            "free some space, choose another path, or store fewer or smaller fields (dtypes=)",
+        )
+
+
+def boot_id() -> str:
+    """Names this boot of this machine: after another one, writes that were not synced may be gone."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def host_name() -> str:
+    """This machine's name."""
+    return socket.gethostname()
+
+
+class Handles:
+    """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns."""
+
+    def __init__(self, flags: int, most: int = 128) -> None:
+        self._flags, self._most = flags | getattr(os, "O_CLOEXEC", 0), most
+        self._open: dict[Path, int] = {}
+
+    def __call__(self, path: Path) -> int:
+        """The descriptor for ``path``; valid until the next call."""
+        fd = self._open.pop(path, None)
+        if fd is None:
+            if len(self._open) >= self._most:
+                os.close(self._open.pop(next(iter(self._open))))
+            fd = os.open(path, self._flags, 0o644)
+        self._open[path] = fd  # last used, last in line to be closed
+        return fd
+
+    def close(self) -> None:
+        """Closes them all."""
+        while self._open:
+            os.close(self._open.popitem()[1])

@@ -1,0 +1,259 @@
+"""The manifest of a store: what it says, and the check of all it says before anything is trusted.
+
+docs/format.md is the specification; this is its one implementation for reading and writing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from memfeed.errors import CorruptStoreError, StoreError
+from memfeed.schema import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
+
+VERSION = 1
+MANIFEST = "memfeed.json"
+CHECKSUMS = "checksums.bin"
+CHUNK_BYTES = 4 << 20
+BUILD_SUFFIX = ".build"
+WORK = ".build"
+
+LARGEST_MANIFEST = 1 << 30
+MOST_ROWS = 1 << 48
+LARGEST_FILE = 1 << 62
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """What one probe sample was: its index in the source, and the xxh3-64 of each field's bytes."""
+
+    index: int
+    hashes: tuple[str, ...]
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells whether a store still says what its dataset says.
+
+    ``length`` is the dataset's own (None where it has none), ``source`` the hash of its classes' source text.
+    """
+
+    kind: str
+    length: int | None = None
+    source: str = ""
+    source_name: str = ""
+    probes: tuple[Probe, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of memfeed.json."""
+
+    format: str
+    version: int
+    rows: int
+    schema: Schema
+    files: dict[str, int]
+    checksums: str
+    fingerprint: Fingerprint | None = None
+    skipped: tuple[int, ...] = ()
+    chunk_bytes: int = CHUNK_BYTES
+
+
+class _Heading(msgspec.Struct):
+    """The part of every version's manifest that says what it is."""
+
+    format: str = ""
+    version: int = 0
+
+
+def column_files(field: Field, rows: int) -> dict[str, int | None]:
+    """The files of a column with the bytes each must have (None: any)."""
+    if field.kind == "fixed":
+        return {f"{field.stem}.memmap": rows * field.row_bytes}
+    return {
+        f"{field.stem}/start.memmap": rows * 8,
+        f"{field.stem}/dims.memmap": rows * 8 * max(field.rank, 1),
+        f"{field.stem}/heap.bin": None,
+    }
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of memfeed.json."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def digest(data: bytes) -> str:
+    """The xxh3-128 of some bytes, in hex."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def decode(data: bytes, where: Path) -> Manifest:
+    """A manifest from its bytes, wholly checked; raises StoreError naming ``where``."""
+    try:
+        heading = msgspec.json.decode(data, type=_Heading)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise StoreError(f"{where}: found a manifest that cannot be read ({error}); the store is damaged") from None
+    if heading.format != "memfeed":
+        raise StoreError(f"{where}: found format {heading.format!r}; expected 'memfeed': this is no store of ours")
+    if heading.version != VERSION:
+        raise StoreError(
+            f"{where}: found format version {heading.version}; this memfeed reads version {VERSION}: "
+            "upgrade memfeed (pip install -U memfeed), or make the store anew with this one"
+        )
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise StoreError(f"{where}: found a manifest that breaks the format ({error}); the store is damaged") from None
+    problem = _problem(manifest)
+    if problem:
+        raise StoreError(f"{where}: found {problem}; the store is damaged or was made to deceive: do not use it")
+    return manifest
+
+
+def _problem(manifest: Manifest) -> str:
+    """What is wrong with a manifest; empty when all of it holds together."""
+    if not 0 <= manifest.rows <= MOST_ROWS:
+        return f"{manifest.rows} rows"
+    if manifest.chunk_bytes != CHUNK_BYTES:
+        return f"checksum chunks of {manifest.chunk_bytes} bytes"
+    problem = node_problem(manifest.schema.structure)
+    if problem:
+        return problem
+    fields = manifest.schema.fields
+    paths = list(manifest.schema.structure.leaves())
+    if [field.path for field in fields] != paths:
+        return "fields that are not the leaves of the structure"
+    expected: dict[str, int | None] = {}
+    lowered: set[str] = set()
+    for number, field in enumerate(fields):
+        problem = field_problem(field, number)
+        if problem:
+            return f"field {display(field.path)!r}: {problem}"
+        if field.stem.lower() in lowered:
+            return f"two fields with the file name {field.stem!r}"
+        lowered.add(field.stem.lower())
+        expected |= column_files(field, manifest.rows)
+    if set(expected) != set(manifest.files):
+        odd = sorted(set(expected) ^ set(manifest.files))
+        return f"a list of files that is not that of its fields ({odd[0]!r})"
+    for name, size in expected.items():
+        have = manifest.files[name]
+        if not 0 <= have <= LARGEST_FILE or (size is not None and have != size):
+            return f"{have} bytes for {name}, where its shape gives {size}"
+    if not all(0 <= index <= MOST_ROWS for index in manifest.skipped):
+        return "a skipped index out of range"
+    return ""
+
+
+def node_problem(node: Node, depth: int = 0) -> str:
+    """What is wrong with a structure; empty when nothing is."""
+    if depth > DEEPEST:
+        return f"a structure deeper than {DEEPEST}"
+    if node.kind in ("leaf", "none", "shared"):
+        return "a leaf that holds something" if node.children or node.keys else ""
+    named = node.kind not in ("tuple", "list")
+    if named != bool(node.keys) and node.children:
+        return f"a {node.kind} {'without' if named else 'with'} keys"
+    if named and (len(node.keys) != len(node.children) or len(set(node.keys)) != len(node.keys)):
+        return f"a {node.kind} whose keys do not match its parts"
+    if node.kind in ("namedtuple", "dataclass", "tensorclass"):
+        bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
+        if bad:
+            return f"{bad[0]!r} as a Python name"
+    if not 0 <= node.batch_dims <= DEEPEST:
+        return f"{node.batch_dims} batch dims"
+    return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
+
+
+def field_problem(field: Field, number: int) -> str:
+    """What is wrong with one field; empty when nothing is."""
+    if not is_stem(field.stem) or field.stem.count("/") > DEEPEST:
+        return f"the file name {field.stem!r}"
+    if field.dtype not in DTYPES:
+        return f"the dtype {field.dtype!r}"
+    if field.kind in HEAP_OF_BYTES and (field.dtype != "uint8" or field.shape):
+        return f"{field.kind} values with dtype {field.dtype} and shape {field.shape}"
+    if len(field.shape) > DEEPEST or any(dim is not None and not 0 <= dim <= MOST_ROWS for dim in field.shape):
+        return f"the shape {field.shape}"
+    if math.prod(dim for dim in field.shape if dim) * field.itemsize > LARGEST_FILE:
+        return f"rows of shape {field.shape}, too large to address"
+    varying = [i for i, dim in enumerate(field.shape) if dim is None]
+    wanted = {"fixed": [], "jagged": [0]}.get(field.kind, varying)
+    if varying != wanted or (field.kind == "list" and len(varying) != len(field.shape)):
+        return f"{field.kind} with shape {field.shape}"
+    if field.optional and field.kind in ("fixed", "jagged"):
+        return f"{field.kind} values that may be None"
+    if field.lengths_of is not None and not (field.kind == "jagged" and 0 <= field.lengths_of <= number):
+        return f"lengths of field {field.lengths_of}"
+    return ""
+
+
+def check_file(root: Path, name: str, size: int) -> None:
+    """Raises CorruptStoreError unless the file is a plain one inside ``root`` with exactly ``size`` bytes."""
+    path = root
+    for part in name.split("/"):
+        path = path / part
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            raise CorruptStoreError(f"{path}: found no such file ({error.strerror}); the store is damaged") from None
+        if stat.S_ISLNK(found.st_mode):
+            raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file inside the store")
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptStoreError(f"{path}: found no plain file; the store is damaged")
+    if found.st_size != size:
+        raise CorruptStoreError(
+            f"{path}: found {found.st_size:,} bytes; expected {size:,}, as the manifest says: "
+            "the file was cut, grown or swapped; restore it from a copy or make the store anew"
+        )
+
+
+def read_manifest(root: Path) -> tuple[Manifest, str] | None:
+    """The manifest of the store at ``root``, checked against all files' sizes, and its digest; None without one."""
+    path = root / MANIFEST
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_MANIFEST:
+                raise StoreError(f"{path}: found {size:,} bytes; expected at most {LARGEST_MANIFEST:,} for a manifest")
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    manifest = decode(data, path)
+    for name, size in manifest.files.items():
+        check_file(root, name, size)
+    check_file(root, CHECKSUMS, checksum_bytes(manifest))
+    return manifest, digest(data)
+
+
+def checksum_bytes(manifest: Manifest) -> int:
+    """The size of checksums.bin: 8 bytes for every chunk of every file."""
+    return sum(8 * -(-size // manifest.chunk_bytes) for size in manifest.files.values())
+
+
+def chunk_hash(path: Path, first: int, size: int) -> int:
+    """The xxh3-64 of one chunk of a file."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(first)
+        buffer = memoryview(bytearray(size))
+        done = 0
+        while done < size:
+            read = file.readinto(buffer[done:])
+            if not read:
+                raise OSError(f"{path}: ended at byte {first + done}")
+            done += read
+    return xxhash.xxh3_64_intdigest(buffer)
+
+
+def build_path(path: Path) -> Path:
+    """Where the build of the store at ``path`` lives: ``NAME.build`` beside it."""
+    return path.with_name(path.name + BUILD_SUFFIX)
+
+
+def manifest_of(**values: Any) -> Manifest:
+    """A manifest of the current version."""
+    return Manifest(format="memfeed", version=VERSION, **values)

@@ -1,0 +1,153 @@
+"""Counter-based random numbers: what a row draws depends on its key alone.
+
+A generator with a state gives a row other numbers when the batch size, the number of ranks or the point of resumption
+changes. Here a number is a hash of its key (seed, epoch, row, occurrence, stream, draw), so none of that matters.
+
+The hash is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) with the constants of David Stafford's "Mix13", applied twice:
+once to the row, once to what that gave plus the occurrence and the draw. Seed, epoch and stream enter as 128 bits of
+BLAKE2b. The numbers are part of the library's promise: tests pin literal values, and a change breaks resumed runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from memfeed.errors import TransformError
+
+_MASK = (1 << 64) - 1
+_DRAW_STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the increment of SplitMix64
+_OCCURRENCE_STEP = np.uint64(0xD1342543DE82EF95)  # odd, so that no two occurrences meet (Steele and Vigna, 2021)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_TO_DOUBLE = np.uint64(11)  # a double in [0, 1) has room for 53 of the 64 bits
+_LARGEST_HIGH = 1 << 53
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """What the random numbers of one batch depend on.
+
+    Args:
+        seed: any int, negative and huge ones included.
+        epoch: any int.
+        rows: row numbers in the base store, int64 [k], on the CPU.
+        occurrence: which visit of the row within the epoch this is, an int or int64 [k]. 0 under orders that visit
+            each row once; the position in the epoch under a sampler that repeats rows.
+
+    Raises:
+        TransformError: rows or occurrence have another dtype, shape or device.
+    """
+
+    seed: int
+    epoch: int
+    rows: torch.Tensor
+    occurrence: torch.Tensor | int = 0
+
+    def __post_init__(self) -> None:
+        _check_counter("rows", self.rows)
+        if isinstance(self.occurrence, torch.Tensor):
+            _check_counter("occurrence", self.occurrence)
+            if self.occurrence.shape != self.rows.shape:
+                raise TransformError(
+                    f"occurrence has {len(self.occurrence)} entries for {len(self.rows)} rows; expected one per row; "
+                    "pass an int where all rows share it"
+                )
+
+
+def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64]:
+    """Random numbers in [0, 1), float64 [k, draws], for the k rows of `keys`.
+
+    Entry [i, j] is a pure function of (seed, epoch, rows[i], occurrence[i], stream, j), in every process and on every
+    machine. Different streams (an int and the str of its digits are different) are independent.
+
+    >>> keys = Keys(seed=0, epoch=0, rows=torch.tensor([7, 8]))
+    >>> bool((uniform(keys, "flip")[1] == uniform(Keys(0, 0, torch.tensor([8])), "flip")[0]).all())
+    True
+    """
+    row_key, draw_key = _stream_keys(keys.seed, keys.epoch, stream)
+    state = _mix(keys.rows.numpy().view(np.uint64) + row_key)
+    if isinstance(keys.occurrence, torch.Tensor):
+        state += keys.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP
+    else:
+        # In Python's ints: a numpy scalar would warn about the overflow that is meant.
+        draw_key += keys.occurrence * int(_OCCURRENCE_STEP)
+    steps = [(draw_key + j * _DRAW_STEP) & _MASK for j in range(draws)]
+    bits = _mix(state[:, None] + np.array(steps, np.uint64))
+    bits >>= _TO_DOUBLE
+    numbers = bits.astype(np.float64)
+    numbers *= 2.0**-53
+    return numbers
+
+
+def integers(keys: Keys, stream: int | str, high: int | ArrayLike) -> NDArray[np.int64]:
+    """Random integers in [0, high), int64 [k]; `high` is an int or one int per row, from 1 to 2**53.
+
+    Raises:
+        TransformError: a `high` below 1 or above 2**53.
+    """
+    highs = np.asarray(high)
+    if highs.size and (highs.min() < 1 or highs.max() > _LARGEST_HIGH):
+        found = int(highs.min()) if highs.min() < 1 else int(highs.max())
+        raise TransformError(f"integers below {found} were asked for; expected a limit from 1 to 2**53; check `high`")
+    # u <= 1 - 2**-53, and the product with high <= 2**53 then rounds to less than high.
+    numbers: NDArray[np.int64] = (uniform(keys, stream)[:, 0] * highs).astype(np.int64)
+    return numbers
+
+
+def bernoulli(keys: Keys, stream: int | str, p: float | ArrayLike) -> NDArray[np.bool_]:
+    """True with probability `p` (a number or one per row), bool [k]; never for p = 0, always for p = 1."""
+    return uniform(keys, stream)[:, 0] < np.asarray(p)
+
+
+def derive(*parts: int | str) -> int:
+    """Hash ints (of any size and sign) and strs, in their order, to an int in [0, 2**64).
+
+    Seed and epoch hashed together alias no other pair, where `seed + epoch` gives (42, 1) what (43, 0) has.
+
+    >>> derive(42, 1) == derive(43, 0)
+    False
+    """
+    return int.from_bytes(_digest(parts, 8), "little")
+
+
+def _stream_keys(seed: int, epoch: int, stream: int | str) -> tuple[np.uint64, int]:
+    digest = _digest((seed, epoch, stream), 16)
+    return np.uint64(int.from_bytes(digest[:8], "little")), int.from_bytes(digest[8:], "little")
+
+
+def _digest(parts: tuple[int | str, ...], size: int) -> bytes:
+    """BLAKE2b of the parts, each with its type and its length, so that ("a", "b") is not ("ab",)."""
+    hasher = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        if isinstance(part, str):
+            tag, data = b"s", part.encode("utf-8", "surrogatepass")
+        else:
+            number = operator.index(part)
+            tag, data = b"i", number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+        hasher.update(tag + len(data).to_bytes(8, "little") + data)
+    return hasher.digest()
+
+
+def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Stafford's Mix13, in place: each bit of the input flips each bit of the output with probability 1/2."""
+    bits ^= bits >> _SHIFTS[0]
+    bits *= _MULTIPLIERS[0]
+    bits ^= bits >> _SHIFTS[1]
+    bits *= _MULTIPLIERS[1]
+    bits ^= bits >> _SHIFTS[2]
+    return bits
+
+
+def _check_counter(name: str, counter: torch.Tensor) -> None:
+    if counter.dtype != torch.int64 or counter.ndim != 1 or counter.device.type != "cpu":
+        raise TransformError(
+            f"{name} is {counter.dtype} {list(counter.shape)} on {counter.device}; expected int64 [k] on the CPU; "
+            f"convert it with {name}.to('cpu', torch.int64).reshape(-1)"
+        )

@@ -1,0 +1,319 @@
+"""Looking at a dataset before it is copied: a few real samples, whether they are random, how much it will be."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import optree
+import torch
+import xxhash
+
+from memfeed import codec, files
+from memfeed.codec import Packed
+from memfeed.errors import RandomDataError, SampleError, SchemaError
+from memfeed.format import Fingerprint, Probe
+from memfeed.infer import infer
+from memfeed.schema import Field, Node, Schema, display
+from memfeed.tree import NAMESPACE, Flattener
+
+SAMPLES = 16
+MOST_SECONDS = 2.0
+MOST_BYTES = 256 << 20
+REPEATED = 3  # samples read a second time under another seed
+_SEEDS = (20_011, 40_031)
+
+
+class Probed(msgspec.Struct):
+    """Samples read: their indices, themselves, and how long one took."""
+
+    indices: list[int]
+    samples: list[Any]
+    seconds: float = 0.0
+    failed: list[int] = []
+
+
+def indices_of(n: int) -> list[int]:
+    """Which samples of ``n`` are probed: spread evenly, first and last among them."""
+    return sorted({round(i * (n - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if n else []
+
+
+def _states() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), (kind, np.asarray(keys).tobytes(), *rest), random.getstate()
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restores the global generators of torch, numpy and Python on leaving."""
+    saved = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(saved[0])
+        np.random.set_state(saved[1])
+        random.setstate(saved[2])
+
+
+def _seed(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)  # the CPU's alone: torch.manual_seed would touch every device
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def read(dataset: Any, index: int) -> Any:
+    """``dataset[index]``; raises SampleError with the index if the dataset raises."""
+    try:
+        return dataset[index]
+    except Exception as error:
+        raise SampleError(
+            f"sample {index}: the dataset raised {type(error).__name__}: {error}; "
+            'mend the dataset, or leave such samples out with on_error="skip"'
+        ) from error
+
+
+def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_errors: bool = False) -> Probed:
+    """Reads the samples named (2 s and 256 MB of them at most, at least one); raises RandomDataError, SampleError.
+
+    A sample is random if it draws from a global generator in a way that depends on its state, or if its values differ
+    when it is read again under another seed.
+    """
+    probed, spent, started = Probed([], []), 0, time.monotonic()
+    with kept_generators():
+        for index in indices:
+            if probed.indices and (time.monotonic() - started > MOST_SECONDS or spent > MOST_BYTES):
+                break
+            if not allow_random:
+                _seed(_SEEDS[0])
+            before = _states()
+            try:
+                sample = read(dataset, index)
+            except SampleError:
+                if not skip_errors:
+                    raise
+                probed.failed.append(index)
+                continue
+            after = _states()
+            drew = [name for name, a, b in zip(("torch", "numpy", "random"), before, after, strict=True) if a != b]
+            if not allow_random and (drew or len(probed.indices) < REPEATED):
+                _check_repeatable(dataset, index, sample, drew, after)
+            probed.indices.append(index)
+            probed.samples.append(sample)
+            spent += sample_bytes(sample)
+    probed.seconds = (time.monotonic() - started) / max(len(probed.indices) + min(len(probed.indices), REPEATED), 1)
+    return probed
+
+
+def probe_iterable(dataset: Any, count: int = SAMPLES) -> tuple[Probed, Iterator[Any]]:
+    """Reads the first samples of an iterable, within the same limits; also gives the iterator, to go on with."""
+    probed, spent, started = Probed([], []), 0, time.monotonic()
+    samples = iter(dataset)
+    while len(probed.samples) < count and time.monotonic() - started < MOST_SECONDS and spent < MOST_BYTES:
+        try:
+            sample = next(samples)
+        except StopIteration:
+            break
+        except Exception as error:
+            raise SampleError(
+                f"sample {len(probed.samples)}: the iterable raised {type(error).__name__}: {error}"
+            ) from error
+        probed.indices.append(len(probed.samples))
+        probed.samples.append(sample)
+        spent += sample_bytes(sample)
+    probed.seconds = (time.monotonic() - started) / max(len(probed.samples), 1)
+    return probed, samples
+
+
+def check_iterable(dataset: Any) -> None:
+    """Raises RandomDataError if an iterable that can start anew gives other samples under another seed."""
+    with kept_generators():
+        _seed(_SEEDS[0])
+        first = list(itertools.islice(iter(dataset), REPEATED))
+        _seed(_SEEDS[1])
+        for index, (one, other) in enumerate(zip(first, itertools.islice(iter(dataset), REPEATED), strict=False)):
+            different = differing(one, other)
+            if different is not None:
+                raise _random(dataset, f"iterating twice gave different values in field {different} of sample {index}")
+
+
+def _check_repeatable(dataset: Any, index: int, first: Any, drew: list[str], after: tuple[Any, ...]) -> None:
+    _seed(_SEEDS[1])
+    again = read(dataset, index)
+    reseeded = after == _states()  # both reads end in one state: the dataset seeds itself, which is not random
+    different = differing(first, again)
+    if different is None and (not drew or reseeded):
+        return
+    if different is not None:
+        found = f"reading sample {index} twice gave different values in field {different}"
+    else:
+        found = f"reading sample {index} drew from the global generator of {' and '.join(drew)}"
+    raise _random(dataset, found)
+
+
+def _random(dataset: Any, found: str) -> RandomDataError:
+    transform = describe_transforms(dataset)
+    shown = f" (its transform: {transform})" if transform else ""
+    return RandomDataError(
+        f"found random samples: {found}{shown}; "
+        "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
+        "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws anew for "
+        "every sample and epoch; or pass allow_random=True to keep this one draw for ever"
+    )
+
+
+def differing(one: Any, other: Any) -> str | None:
+    """The displayed path of the first leaf in which two samples differ (NaN equals NaN); None if they are equal."""
+    try:
+        structure = infer([one, other]).structure
+    except SchemaError:
+        return "(its structure)"
+    flattener = Flattener(structure, one)
+    for path, a, b in zip(structure.leaves(), flattener(one), flattener(other), strict=True):
+        if not same(a, b):
+            return display(path)
+    return None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two leaves are equal, NaN being equal to NaN."""
+    left, right = codec.as_tensor(a), codec.as_tensor(b)
+    if left is None or right is None:
+        return bool(a == b) or (a != a and b != b)
+    return codec.bytes_equal(left, right)
+
+
+def describe_transforms(dataset: Any) -> str:
+    """The transforms of a dataset and of those it wraps, as they print."""
+    shown, seen = [], set[int]()
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        for name in ("transform", "transforms", "target_transform"):
+            value = getattr(dataset, name, None)
+            if value is not None and repr(value) not in shown:
+                shown.append(repr(value))
+        dataset = getattr(dataset, "dataset", None)
+    return " ".join(" ".join(shown).split())
+
+
+def sample_bytes(sample: Any) -> int:
+    """About how many bytes of data a sample is."""
+    total = 0
+    for leaf in optree.tree_leaves(sample, namespace=NAMESPACE):
+        if isinstance(leaf, torch.Tensor | np.ndarray):
+            total += leaf.nbytes
+        elif hasattr(leaf, "size") and hasattr(leaf, "getbands"):
+            total += leaf.size[0] * leaf.size[1] * len(leaf.getbands())
+        else:
+            total += len(leaf) if isinstance(leaf, str | bytes) else 8
+    return total
+
+
+def pack_samples(
+    schema: Schema, structure: Node, samples: Sequence[Any], casts: frozenset[int]
+) -> list[tuple[Packed, ...]]:
+    """Each sample packed by itself, one ``Packed`` per field."""
+    flattener = Flattener(structure, samples[0])
+    return [
+        tuple(
+            codec.pack(field, [leaf], cast=number in casts)
+            for number, (field, leaf) in enumerate(zip(schema.fields, flattener(sample), strict=True))
+        )
+        for sample in samples
+    ]
+
+
+def hash_packed(field: Field, packed: Packed) -> str:
+    """The xxh3-64 of one row of a field: its dims where they vary, then its bytes."""
+    hashed = xxhash.xxh3_64()
+    if packed.dims is not None:
+        hashed.update(packed.dims.tobytes())
+    else:
+        hashed.update(np.array(field.row_shape or (1,), np.int64).tobytes())
+    for buffer in packed.buffers:
+        hashed.update(buffer.data)
+    return hashed.hexdigest()
+
+
+def probe_hashes(schema: Schema, indices: Sequence[int], packed: Sequence[tuple[Packed, ...]]) -> tuple[Probe, ...]:
+    """The hashes of the samples probed."""
+    return tuple(
+        Probe(index=index, hashes=tuple(hash_packed(f, p) for f, p in zip(schema.fields, row, strict=True)))
+        for index, row in zip(indices, packed, strict=True)
+    )
+
+
+def source_of(dataset: Any) -> tuple[str, str]:
+    """The hash of the source text of a dataset's class (and of those it wraps), and the class's name."""
+    hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        try:
+            hashed.update(inspect.getsource(type(dataset)).encode())
+        except (OSError, TypeError):  # defined at a prompt, or built in
+            hashed.update(type(dataset).__qualname__.encode())
+        dataset = getattr(dataset, "dataset", None)
+    return hashed.hexdigest(), name
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What a conversion will cost: rows, bytes on disk, seconds; None where the length is not known."""
+
+    rows: int | None
+    row_bytes: float
+    bytes: int | None
+    seconds: float | None
+    free: int
+
+    def __str__(self) -> str:
+        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
+        size = f"{format_bytes(self.row_bytes)} a row" if self.bytes is None else format_bytes(self.bytes)
+        time_ = "" if self.seconds is None else f", about {format_seconds(self.seconds)}"
+        return f"{rows}, {size}{time_}; {format_bytes(self.free)} free"
+
+
+def row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
+    """The bytes that one of these samples takes on disk, on average."""
+    sizes = [
+        sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
+    ]
+    return float(np.mean(sizes))
+
+
+def budget(path: Path, rows: int | None, row_bytes: float, seconds_a_row: float) -> Budget:
+    """The cost of a store of ``rows`` such samples. Raises SpaceError if it cannot fit beside what is on the disk."""
+    total = None if rows is None else int(row_bytes * rows)
+    if total is not None:
+        files.check_room(path, total, f"{rows:,} rows of {format_bytes(row_bytes)}")
+    return Budget(rows, row_bytes, total, None if rows is None else rows * seconds_a_row, files.free_bytes(path))
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> "1.5 KB": powers of 1000, as disks are sold."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def format_seconds(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def fingerprint(kind: str, dataset: Any, length: int | None, probes: tuple[Probe, ...]) -> Fingerprint:
+    """What tells later whether the dataset is still the one the store was made from."""
+    source, name = source_of(dataset)
+    return Fingerprint(kind=kind, length=length, source=source, source_name=name, probes=probes)

@@ -1,0 +1,62 @@
+"""A sequence of transforms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+
+from memfeed.errors import TransformError
+from memfeed.transforms.fields import On
+from memfeed.transforms.steps import Step
+from memfeed.transforms.transform import Transform
+
+
+class Compose(Transform):
+    """Apply transforms in order, neighbours fused where they allow it.
+
+    On the CPU, consecutive crops, flips, casts and normalisations become one copy of each sample's window straight from
+    the source into the output, and one pass over the output. `reference` is the same, one transform after another.
+
+    Two transforms of one class draw from different streams (the class's name and its number among its like), and
+    leaving out or adding one of another class changes no draws. A Compose in a Compose counts as its parts.
+
+    Args:
+        transforms: to apply, in order.
+        on: the field, see `Transform`, for those transforms that name none themselves.
+
+    Raises:
+        TransformError: a part that is no Transform.
+
+    >>> augment = Compose([RandomCrop(224), RandomHorizontalFlip(), Normalize(mean, std)])  # doctest: +SKIP
+    >>> images = augment.apply(images, Keys(seed=0, epoch=0, rows=ids))  # doctest: +SKIP
+    """
+
+    def __init__(self, transforms: Iterable[Transform], on: On = None) -> None:
+        super().__init__(on=on)
+        parts = list(transforms)
+        for part in parts:
+            if not isinstance(part, Transform):
+                raise TransformError(
+                    f"Compose got a {type(part).__name__}; expected memfeed transforms; "
+                    "derive from memfeed.transforms.Transform, or pass the callable to the loader by itself"
+                )
+        self.transforms = torch.nn.ModuleList(parts)
+
+    def _steps(self) -> list[Step]:
+        seen: Counter[str] = Counter()
+        steps = []
+        for transform, on in _flatten(self, None):
+            name = type(transform).__name__
+            steps.append(Step(transform, on, f"{name}.{seen[name]}"))
+            seen[name] += 1
+        return steps
+
+
+def _flatten(transform: Transform, outer: On) -> Iterable[tuple[Transform, On]]:
+    on = outer if transform.on is None else transform.on
+    if not isinstance(transform, Compose):
+        return [(transform, on)]
+    parts = [part for part in transform.transforms if isinstance(part, Transform)]
+    return [step for part in parts for step in _flatten(part, on)]
