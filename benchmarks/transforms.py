@@ -3,24 +3,18 @@
 Every contender is shown to give the same images before it is timed. Rounds visit the contenders in turn, so that all of
 them meet the same disturbances; the figures are medians, the ratios come from one run.
 
-    python benchmarks/transforms.py --json results.json
+    python benchmarks/transforms.py
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from measure import Seconds, in_turns, medians, parser, seconds_of, write
 from memfeed.keyed import Keys, uniform
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 from memfeed.transforms.memory import empty
@@ -103,50 +97,27 @@ def check(images: torch.Tensor, keys: Keys) -> None:
     expected = tutorial(images, keys)
     for name, road in contenders().items():
         if not name.startswith("slice"):
-            print(f"checking {name}")
             torch.testing.assert_close(road(images, keys), expected, rtol=0, atol=2e-6)
 
 
-def measure(images: torch.Tensor, keys: Keys, rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in contenders()}
+def measure(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
     roads = contenders()
-    for _ in range(rounds):
-        for name, road in roads.items():
-            start = time.perf_counter()
-            road(images, keys)
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def machine() -> dict[str, object]:
-    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "system": platform.platform(),
-        "huge_pages": "".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled")).strip(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
+    return in_turns(
+        {name: lambda road=road: seconds_of(lambda: road(images, keys)) for name, road in roads.items()}, rounds
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="write the results here")
-    options = parser.parse_args()
+    made = parser("transforms", __doc__)
+    made.add_argument("--rounds", type=int, default=30)
+    options = made.parse_args()
+    rounds = 2 if options.quick else options.rounds
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (N, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
     keys = Keys(seed=0, epoch=0, rows=torch.arange(N))
     check(images, keys)
-    seconds = measure(images, keys, options.rounds)
-    median = {name: statistics.median(times) for name, times in seconds.items()}
+    seconds = measure(images, keys, rounds)
+    median = medians(seconds)
     for name, time_s in median.items():
         print(f"{name:30} {time_s * 1e3:8.2f} ms  {N / time_s:9,.0f} images/s")
     ratios = {
@@ -163,17 +134,17 @@ def main() -> None:
         ratios["memfeed / torchvision v2 per sample"] = median["torchvision v2 per sample"] / median["memfeed"]
     for name, ratio in ratios.items():
         print(f"{name:44} {ratio:6.2f}")
-    if options.json:
-        result = {
-            "benchmark": "transforms",
-            "input": {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": options.rounds},
-            "machine": machine(),
+    write(
+        options,
+        {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": rounds},
+        {
             "median_seconds": median,
             "images_per_second": {name: N / time_s for name, time_s in median.items()},
             "throughput_ratios": ratios,
             "seconds": seconds,
-        }
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        },
+        [],
+    )
 
 
 if __name__ == "__main__":

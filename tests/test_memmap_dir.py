@@ -41,11 +41,6 @@ class Sample:
     missing: torch.Tensor | None = None
 
 
-class Hostile:
-    def __reduce__(self) -> Any:
-        raise AssertionError("never pickled here")
-
-
 def _numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
 
@@ -267,6 +262,13 @@ def test_a_tensorclass_comes_back_with_types(make: Any, tmp_path: Path) -> None:
     assert type(batch) is Sample
     assert type(batch.inner) is Inner
     _check_batch(batch, theirs[:2], [theirs[0], theirs[1]])
+
+
+def test_a_shared_list_as_long_as_the_batch_stays_shared(tmp_path: Path) -> None:
+    _non_tensors().memmap(tmp_path / "td")
+    store = open_store(tmp_path / "td")
+    assert store[:][0]["as_long_as_the_batch"] == [1, 2, 3]
+    assert isinstance(store[:2].get("as_long_as_the_batch"), NonTensorData)
 
 
 def test_the_class_given_must_have_the_fields(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def _sorted_input(dataset: Any) -> _Input:
     columns = None if isinstance(dataset, Store) else columnar.as_columns(dataset)
     if columns is not None:
         given = _Input(columns, "columns", len(columns))
-    elif isinstance(dataset, str | bytes | Mapping):
+    elif isinstance(dataset, str | bytes | dict):
         raise SchemaError(
             f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
             "or tensors or arrays (or a tuple or dict of them) with one row per sample"
@@ -261,7 +261,7 @@ def _write(
 ) -> None:
     """Builds the store at ``target``: from the start, or from where an earlier build of it stopped."""
     found = look.found
-    packed = probe.pack_samples(found.schema, found.structure, look.probed.samples, found.casts)
+    packed = probe.pack_samples(found, look.probed)
     row_bytes = probe.row_bytes(packed)
     hashes = () if wishes.allow_random else probe.probe_hashes(found.schema, look.probed.indices, packed)
     root = format.build_path(target)

@@ -54,7 +54,7 @@ class Columns:
 def _row(value: Any, row: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_row(part, row) for part in value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not isinstance(value, TensorDictBase):
         return {key: _row(part, row) for key, part in value.items()}
     return value[row]
 

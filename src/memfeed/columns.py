@@ -113,9 +113,9 @@ class RaggedColumn:
         """See ``Ragged.extents``; raises CorruptStoreError for a row outside the heap."""
         all_starts, all_dims, _ = self._arrays
         dims = all_dims[ids]
+        # clipped first: hostile starts and products of dims must not wrap round to something small
         item = 1 if self.field.kind in HEAP_OF_BYTES else self.field.itemsize
-        starts = all_starts[ids] * item
-        # clipped first: the product of hostile dims must not wrap round to something small
+        starts = np.clip(all_starts[ids], -1, self.heap_bytes + 1) * item
         lengths = np.clip(dims, 0, self.heap_bytes + 1).astype(np.float64).prod(axis=1) * item
         none = dims[:, 0] == -1 if self.field.optional else np.zeros(len(ids), bool)
         bad = (starts < 0) | (starts + lengths > self.heap_bytes) | ((dims < 0).any(axis=1) & ~none)

@@ -282,7 +282,8 @@ def infer(
                 kind=kind,
                 dtype=dtype,
                 shape=dims,
-                form=first.form,
+                # a tensorclass holds numbers as tensors
+                form="tensor" if first.form == "scalar" and outer.kind == "tensorclass" != structure.kind else first.form,
                 optional=optional,
             )
         )

@@ -21,8 +21,8 @@ from memfeed import codec, files
 from memfeed.codec import Packed
 from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.format import Fingerprint, Probe
-from memfeed.infer import infer
-from memfeed.schema import Field, Node, Schema, display
+from memfeed.infer import Inferred, infer
+from memfeed.schema import Field, Schema, display
 from memfeed.tree import NAMESPACE, Flattener
 
 SAMPLES = 16
@@ -30,6 +30,7 @@ MOST_SECONDS = 2.0
 MOST_BYTES = 256 << 20
 REPEATED = 3  # samples read a second time under another seed
 _SEEDS = (20_011, 40_031)
+_GENERATORS = ("torch", "numpy", "random")
 
 
 class Probed(msgspec.Struct):
@@ -46,9 +47,10 @@ def indices_of(n: int) -> list[int]:
     return sorted({round(i * (n - 1) / (SAMPLES - 1)) for i in range(SAMPLES)}) if n else []
 
 
-def _states() -> tuple[Any, ...]:
+def _states() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), (kind, np.asarray(keys).tobytes(), *rest), random.getstate()
+    states = torch.get_rng_state().numpy().tobytes(), (kind, np.asarray(keys).tobytes(), *rest), random.getstate()
+    return dict(zip(_GENERATORS, states, strict=True))
 
 
 @contextmanager
@@ -102,9 +104,9 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
                 probed.failed.append(index)
                 continue
             after = _states()
-            drew = [name for name, a, b in zip(("torch", "numpy", "random"), before, after, strict=True) if a != b]
+            drew = [which for which in _GENERATORS if before[which] != after[which]]
             if not allow_random and (drew or len(probed.indices) < REPEATED):
-                _check_repeatable(dataset, index, sample, drew, after)
+                _check_repeatable(dataset, index, sample, {which: after[which] for which in drew})
             probed.indices.append(index)
             probed.samples.append(sample)
             spent += sample_bytes(sample)
@@ -144,12 +146,15 @@ def check_iterable(dataset: Any) -> None:
                 raise _random(dataset, f"iterating twice gave different values in field {different} of sample {index}")
 
 
-def _check_repeatable(dataset: Any, index: int, first: Any, drew: list[str], after: tuple[Any, ...]) -> None:
+def _check_repeatable(dataset: Any, index: int, first: Any, drew: dict[str, Any]) -> None:
+    """Reads a sample again; ``drew`` are the generators it drew from, with the states they were left in."""
     _seed(_SEEDS[1])
     again = read(dataset, index)
-    reseeded = after == _states()  # both reads end in one state: the dataset seeds itself, which is not random
+    states = _states()
+    # a dataset that seeds a generator itself leaves it in one state both times, which is not random
+    drew = {which: state for which, state in drew.items() if states[which] != state}
     different = differing(first, again)
-    if different is None and (not drew or reseeded):
+    if different is None and not drew:
         return
     if different is not None:
         found = f"reading sample {index} twice gave different values in field {different}"
@@ -171,6 +176,10 @@ def _random(dataset: Any, found: str) -> RandomDataError:
 
 def differing(one: Any, other: Any) -> str | None:
     """The displayed path of the first leaf in which two samples differ (NaN equals NaN); None if they are equal."""
+    try:
+        structure = infer([one]).structure
+    except SchemaError:
+        return None  # no sample for a store, which is said later and better
     try:
         structure = infer([one, other]).structure
     except SchemaError:
@@ -216,18 +225,18 @@ def sample_bytes(sample: Any) -> int:
     return total
 
 
-def pack_samples(
-    schema: Schema, structure: Node, samples: Sequence[Any], casts: frozenset[int]
-) -> list[tuple[Packed, ...]]:
-    """Each sample packed by itself, one ``Packed`` per field."""
-    flattener = Flattener(structure, samples[0])
-    return [
-        tuple(
-            codec.pack(field, [leaf], cast=number in casts)
-            for number, (field, leaf) in enumerate(zip(schema.fields, flattener(sample), strict=True))
-        )
-        for sample in samples
-    ]
+def pack_samples(found: Inferred, probed: Probed) -> list[tuple[Packed, ...]]:
+    """Each sample packed by itself, one ``Packed`` per field; raises SchemaError naming the sample and the field."""
+    flattener, rows = Flattener(found.structure, probed.samples[0]), []
+    for index, sample in zip(probed.indices, probed.samples, strict=True):
+        row = []
+        for number, (field, leaf) in enumerate(zip(found.schema.fields, flattener(sample), strict=True)):
+            try:
+                row.append(codec.pack(field, [leaf], cast=number in found.casts))
+            except SchemaError as error:
+                raise SchemaError(f"sample {index}, field {field.name}: {error}") from None
+        rows.append(tuple(row))
+    return rows
 
 
 def hash_packed(field: Field, packed: Packed) -> str:

@@ -184,19 +184,21 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield from child.leaves((*at, key))
 
     def keep(self, wanted: Callable[[Path], bool], at: Path = ()) -> Node | None:
-        """This structure with only the wanted leaves; a tuple or record that misses some becomes a dict."""
-        if self.kind == "leaf":
-            return self if wanted(at) else None
-        if not self.children:
-            return self
-        kept = [(key, node) for key, child in self.items() if (node := child.keep(wanted, (*at, key))) is not None]
-        if not any(True for _, node in kept for _ in node.leaves()) and any(True for _ in self.leaves()):
+        """This structure with only the wanted leaves, None where none is below.
+
+        A container that loses none stays as it is; a tuple or record that misses some becomes a dict.
+        """
+        below = list(self.leaves(at))
+        kept = [path for path in below if wanted(path)]
+        if not kept:
             return None
-        children = tuple(node for _, node in kept)
-        if len(kept) == len(self.children):
-            return msgspec.structs.replace(self, children=children)
+        if kept == below:
+            return self
+        parts = [(key, node) for key, child in self.items() if (node := child.keep(wanted, (*at, key))) is not None]
         kind: NodeKind = "tensordict" if self.kind in ("tensordict", "tensorclass") else "dict"
-        keys = tuple(key for key, _ in kept)
+        if len(parts) == len(self.children):
+            return msgspec.structs.replace(self, children=tuple(node for _, node in parts))
+        keys, children = zip(*parts, strict=True)
         return Node(kind=kind, keys=keys, children=children, batch_dims=self.batch_dims)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,26 @@ def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) 
             prefetch_factor=4 if workers else None,
         )
     )
+    try:
+        _collect(reports, build, workers, on_report, drifts)
+    finally:
+        # DataLoader has no close(), and left to the garbage collector, behind the traceback of an exception, its workers
+        # end seconds after it, or find their queues gone first
+        shut_down = getattr(reports, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+    for number, shapes in drifts.items():
+        promote_now(build, number, shapes)
+    return not drifts
+
+
+def _collect(
+    reports: Iterator[Report],
+    build: Build,
+    workers: int,
+    on_report: OnReport,
+    drifts: dict[int, list[tuple[int, ...]]],
+) -> None:
     while True:
         try:
             report = next(reports, None)
@@ -50,16 +70,13 @@ def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) 
                 ) from error
             raise
         if report is None:
-            break
+            return
         if report.error is not None:
             raise report.error from report.cause
         for number, shape in report.drifts:
             drifts.setdefault(number, []).append(shape)
         on_report(report)
         build.sync_if_due()
-    for number, shapes in drifts.items():
-        promote_now(build, number, shapes)
-    return not drifts
 
 
 def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds: float, on_report: OnReport) -> None:

@@ -1,0 +1,147 @@
+"""The charts of the docs, each drawn from one JSON file that a benchmark wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt  # after the choice of a backend without windows
+
+OURS, OURS_COLD = "#0b7a75", "#8fd0cc"
+THEIRS, THEIRS_COLD = "#6b7280", "#c7cbd1"
+INK, FAINT = "#1f2933", "#7b8794"
+STYLE = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": FAINT,
+    "ytick.color": INK,
+    "axes.edgecolor": "#cbd2d9",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "font.family": "DejaVu Sans",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a benchmark wrote."""
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def machine_line(result: dict[str, Any]) -> str:
+    """The machine in one line."""
+    m = result["machine"]
+    return (
+        f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, Python {m['python']}, "
+        f"torch {m['torch']}, memfeed {m['memfeed']}, {m['date']}"
+    )
+
+
+def tutorial(source: Path, target: Path) -> None:
+    """Images/s of the DataLoader, by workers, and of memfeed: train and val, batches of 8 and 64, warm and cold."""
+    result = read(source)
+    sizes = result["input"]["batch_sizes"]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, len(sizes), figsize=(11, 6.6), squeeze=False)
+        for row, (name, part) in zip(axes, result["parts"].items(), strict=True):
+            for axis, size in zip(row, sizes, strict=True):
+                _tutorial_panel(axis, name, part, size)
+        figure.suptitle(
+            "The tensorclass tutorial's photographs: images per second, higher is better",
+            x=0.02, y=0.985, ha="left", fontsize=14, fontweight="bold",
+        )  # fmt: skip
+        figure.text(
+            0.02, 0.925,
+            "Dark bars: page cache warm, median of whole epochs. Light bars: the same after the page cache was emptied "
+            "(best DataLoader and memfeed).",
+            fontsize=9.5, color=FAINT,
+        )  # fmt: skip
+        figure.text(0.02, 0.015, machine_line(result), fontsize=8, color=FAINT)
+        figure.subplots_adjust(left=0.115, right=0.955, top=0.80, bottom=0.095, hspace=0.52, wspace=0.36)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+
+
+def _tutorial_panel(axis: Any, name: str, part: dict[str, Any], size: int) -> None:
+    found = part[f"batch_{size}"]
+    warm, cold = found["images_per_second"], found["cold_images_per_second"]
+    most = max([*warm.values(), *cold.values()])
+    for number, (contender, rate) in enumerate(warm.items()):
+        ours = "memfeed" in contender
+        axis.barh(number - 0.17, rate, 0.44, color=OURS if ours else THEIRS)
+        label = f"{rate:,.0f}" + (f"   {found['ratio']:,.0f}x the best DataLoader" if ours else "")
+        inside = rate > 0.6 * most
+        axis.text(
+            rate - 0.012 * most if inside else rate + 0.012 * most, number - 0.17, label,
+            ha="right" if inside else "left", va="center", fontsize=9,
+            color="white" if inside else INK, fontweight="bold" if ours else "normal",
+        )  # fmt: skip
+        if contender in cold:
+            chilled = cold[contender]
+            axis.barh(number + 0.2, chilled, 0.22, color=OURS_COLD if ours else THEIRS_COLD)
+            note = f"{chilled:,.0f}" + (f"   cold: {found['cold_ratio']:,.0f}x" if ours else "")
+            axis.text(max(chilled, 0) + 0.012 * most, number + 0.2, note, va="center", fontsize=7.5, color=FAINT)
+    axis.set_yticks(range(len(warm)), [_short(contender) for contender in warm])
+    axis.invert_yaxis()
+    axis.tick_params(length=0)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.set_xlim(0, most * 1.04)
+    axis.locator_params(axis="x", nbins=5)
+    printed = part["tutorial_printed"]
+    what = {"train": "random crop, flip, normalise", "val": "pre-transformed"}[name]
+    axis.set_title(f"{name} ({what}), batches of {size}", loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(
+        0, 1.035,
+        f"{part['images']} images; the tutorial printed {printed[0]:,.0f} and {printed[1]:,.0f}, "
+        f"{printed[1] / printed[0]:.1f}x",
+        transform=axis.transAxes, fontsize=8.5, color=FAINT,
+    )  # fmt: skip
+
+
+def _short(contender: str) -> str:
+    if "memfeed" in contender:
+        return "memfeed"
+    workers = contender.split(", ")[1]
+    return f"DataLoader\n{'1 worker' if workers == '1 workers' else workers}"
+
+
+def loader(source: Path, target: Path) -> None:
+    """Epochs of every contender in GB/s, and how much faster memfeed is than each."""
+    result = read(source)
+    row_bytes, rows, median = result["input"]["row_bytes"], result["input"]["rows"], result["median_seconds"]
+    rates = {name: rows * row_bytes / seconds / 1e9 for name, seconds in median.items()}
+    ours = rates["memfeed.Loader"]
+    order = sorted(rates, key=rates.__getitem__)
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(9, 3.9))
+        for number, name in enumerate(order):
+            mine = name == "memfeed.Loader"
+            axis.barh(number, rates[name], 0.62, color=OURS if mine else THEIRS)
+            note = "" if mine else f"   memfeed is {ours / rates[name]:,.{1 if ours > 2 * rates[name] else 2}f}x this"
+            axis.text(
+                rates[name] + 0.01 * max(rates.values()), number, f"{rates[name]:,.2f} GB/s{note}",
+                va="center", fontsize=9, fontweight="bold" if mine else "normal",
+            )  # fmt: skip
+        axis.set_yticks(range(len(order)), order)
+        axis.tick_params(length=0)
+        axis.set_xlim(0, 1.4 * max(rates.values()))
+        figure.suptitle(
+            f"Shuffled epochs of {rows:,} small images, batches of {result['input']['batch_size']}",
+            x=0.02, y=0.97, ha="left", fontsize=13, fontweight="bold",
+        )  # fmt: skip
+        figure.text(
+            0.02, 0.865, "uint8 [3, 32, 32] and a label, page cache warm; the last two give no batches to keep: "
+            "they are limits", fontsize=9, color=FAINT,
+        )  # fmt: skip
+        figure.text(0.02, 0.02, machine_line(result), fontsize=7.5, color=FAINT)
+        figure.subplots_adjust(left=0.25, right=0.97, top=0.83, bottom=0.14)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)

@@ -1,0 +1,131 @@
+"""Writing a store against one epoch of the plain DataLoader: both read, decode and resize every photograph once.
+
+The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache looks at it, decodes, writes,
+hashes and commits; the DataLoader decodes, collates and hands batches over. Same dataset, same number of workers, in
+turns. What fsync takes is counted apart.
+
+    python benchmarks/convert.py
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.functional import pil_to_tensor
+
+import memfeed
+from measure import PHOTOS, Check, SyncClock, in_turns, medians, parser, seconds_of, show, table, write
+
+SIDE = 256
+
+
+class Photographs(Dataset):
+    """JPEG files, repeated to a length, decoded and resized at every access."""
+
+    def __init__(self, files: list[Path], length: int) -> None:
+        self.files, self.length = files, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        with Image.open(self.files[index % len(self.files)]) as image:
+            resized = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        return pil_to_tensor(resized), index % 2
+
+
+def make_photographs(directory: Path, count: int) -> list[Path]:
+    """Smooth random pictures of about 500 x 375 pixels, for machines without the real ones."""
+    generator = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(generator.integers(0, 256, (24, 32, 3), np.uint8))
+        coarse.resize((500, 375), Image.Resampling.BICUBIC).save(directory / f"{number}.jpg", quality=90)
+    return sorted(directory.glob("*.jpg"))
+
+
+def check_equal(dataset: Dataset, base: Path) -> None:
+    """The store holds what the DataLoader gives."""
+    store = memfeed.cache(dataset, base / "checked", workers=2, progress=False)
+    ours = memfeed.Loader(store, 32)
+    for (images, labels), (mine, my_labels) in zip(DataLoader(dataset, 32), ours, strict=True):
+        assert torch.equal(images, mine), "images"
+        assert torch.equal(labels, my_labels), "labels"
+    shutil.rmtree(base / "checked")
+
+
+def main() -> None:
+    made = parser("convert", __doc__)
+    made.add_argument("--dir", type=Path, help="a directory on the disk to write to")
+    made.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    options = made.parse_args()
+    length, rounds = (40, 1) if options.quick else (1588, 7)
+    counts = options.workers[-1:] if options.quick else options.workers
+    syncs: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        base = Path(directory)
+        real = PHOTOS.is_dir()
+        files = sorted(PHOTOS.rglob("*.jpg")) if real else make_photographs(base, 16 if options.quick else 200)
+        dataset = Photographs(files, length)
+        check_equal(dataset, base)
+
+        def epoch(workers: int) -> float:
+            def run() -> None:
+                for _ in DataLoader(dataset, batch_size=32, num_workers=workers):
+                    pass
+
+            return seconds_of(run)
+
+        def cache(name: str, workers: int) -> float:
+            clock = SyncClock()
+            with clock.running():
+                took = seconds_of(lambda: memfeed.cache(dataset, base / "store", workers=workers, progress=False))
+            syncs.setdefault(name, []).append(clock.seconds)
+            shutil.rmtree(base / "store")
+            return took - clock.seconds
+
+        contenders = {}
+        for workers in counts:
+            contenders[f"DataLoader, {workers} workers"] = lambda w=workers: epoch(w)
+            name = f"memfeed.cache, {workers} workers"
+            contenders[name] = lambda n=name, w=workers: cache(n, w)
+        seconds = in_turns(contenders, rounds)
+    median = medians(seconds)
+    best = {name: min(times) for name, times in seconds.items()}
+    synced = {name: statistics.median(times) for name, times in syncs.items()}
+    table(
+        f"{length} photographs",
+        ["", "median", "best", "images/s", "fsync"],
+        [
+            [name, f"{took:.2f} s", f"{best[name]:.2f} s", f"{length / took:,.0f}", f"{synced.get(name, 0):.2f} s"]
+            for name, took in median.items()
+        ],
+    )
+    checks = [
+        Check(
+            f"cache / DataLoader epoch, {workers} workers",
+            median[f"memfeed.cache, {workers} workers"] / median[f"DataLoader, {workers} workers"],
+            1.05,
+            at_least=False,
+        )
+        for workers in counts
+    ]
+    show("conversion, fsync apart", checks)
+    write(
+        options,
+        {"images": length, "files": len(files), "real": real, "side": SIDE, "batch_size": 32, "rounds": rounds},
+        {"median_seconds": median, "best_seconds": best, "median_sync_seconds": synced, "seconds": seconds},
+        checks,
+    )
+
+
+if __name__ == "__main__":
+    main()

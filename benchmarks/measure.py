@@ -1,0 +1,239 @@
+"""What every benchmark shares: the machine, timing in turns, fsync counted apart, checks against targets, JSON."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "hymenoptera_data"
+
+Seconds = dict[str, list[float]]
+
+
+def parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The arguments that all benchmarks take."""
+    made = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    made.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="where the results go")
+    made.add_argument("--quick", action="store_true", help="a short form that shows it runs; its figures mean nothing")
+    return made
+
+
+# --- timing
+
+
+def seconds_of(function: Callable[[], Any]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_seconds: float = 0.0) -> Seconds:
+    """Lets contenders run one after another in each round, so that all of them meet the same disturbances.
+
+    A contender returns the seconds it took. One that takes less than ``least_seconds`` runs again until its turn has
+    lasted that long; every run counts. Each round begins with another contender.
+    """
+    seconds: Seconds = {name: [] for name in contenders}
+    names = list(contenders)
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            gc.collect()
+            spent = 0.0
+            while spent == 0.0 or spent < least_seconds:
+                took = contenders[name]()
+                seconds[name].append(took)
+                spent += took
+    return seconds
+
+
+def medians(seconds: Seconds) -> dict[str, float]:
+    """The median of every contender's runs."""
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+class SyncClock:
+    """Counts the time during which fsync or fdatasync is at work in any thread of this process."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock, self._active, self._since = threading.Lock(), 0, 0.0
+
+    def _counted(self, sync: Callable[[Any], None]) -> Callable[[Any], None]:
+        def counted(fd: Any) -> None:
+            with self._lock:
+                self._active += 1
+                if self._active == 1:
+                    self._since = time.perf_counter()
+            try:
+                sync(fd)
+            finally:
+                with self._lock:
+                    self._active -= 1
+                    if self._active == 0:
+                        self.seconds += time.perf_counter() - self._since
+
+        return counted
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[SyncClock]:
+        """Counts while the block runs."""
+        kept = {name: getattr(os, name) for name in ("fsync", "fdatasync") if hasattr(os, name)}
+        for name, sync in kept.items():
+            setattr(os, name, self._counted(sync))
+        try:
+            yield self
+        finally:
+            for name, sync in kept.items():
+                setattr(os, name, sync)
+
+
+def sync_files(root: Path) -> float:
+    """Writes what lies under ``root`` to the disk; returns the seconds that took."""
+    start = time.perf_counter()
+    for path in [root, *root.rglob("*")]:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return time.perf_counter() - start
+
+
+# --- the page cache
+
+
+def drop_pages(root: Path) -> None:
+    """Takes the files under ``root`` out of the page cache. Raises RuntimeError where the system kept them.
+
+    Nothing may have them mapped: the kernel keeps what is mapped.
+    """
+    sync_files(root)
+    gc.collect()
+    for path in _plain_files(root):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    warm = [path for path in _plain_files(root) if _in_memory(path)]
+    if len(warm) > len(_plain_files(root)) // 20:  # somebody else may be reading one or two
+        raise RuntimeError(f"found {len(warm)} files still in the page cache after dropping them, as {warm[0]}")
+
+
+def _plain_files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and path.stat().st_size]
+
+
+def _in_memory(path: Path) -> bool:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(fd, [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+# --- results
+
+
+@dataclass(frozen=True)
+class Check:
+    """One figure against its target."""
+
+    what: str
+    found: float
+    limit: float
+    at_least: bool
+    unit: str = "x"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the target is reached."""
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+def show(title: str, checks: list[Check]) -> None:
+    """Prints figures beside their targets."""
+    table = Table(title=title, title_justify="left")
+    for column, justify in (("what", "left"), ("found", "right"), ("target", "right"), ("", "left")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for check in checks:
+        sign = "at least" if check.at_least else "at most"
+        verdict = "[green]pass[/]" if check.passed else "[red]FAIL[/]"
+        table.add_row(check.what, f"{check.found:,.2f} {check.unit}", f"{sign} {check.limit:g} {check.unit}", verdict)
+    Console().print(table)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Prints a table whose first column holds names and whose others hold numbers."""
+    made = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        made.add_row(*row)
+    Console().print(made)
+
+
+def write(
+    options: argparse.Namespace, about: Mapping[str, Any], figures: Mapping[str, Any], checks: list[Check]
+) -> None:
+    """Writes the results as JSON, with the machine they are from."""
+    result = {
+        "benchmark": options.json.stem,
+        "quick": options.quick,
+        "machine": machine(),
+        "input": about,
+        **figures,
+        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions that a result is from."""
+    models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    huge = _lines("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "load_average": list(os.getloadavg()),
+        "system": platform.platform(),
+        "huge_pages": huge[0] if huge else "",
+        "torch_threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "torchvision", "pillow", "tensordict", "numpy", "memfeed")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []

@@ -1,0 +1,56 @@
+"""Runs one epoch in this fresh process and prints its memory as JSON; ``loader.py`` starts it.
+
+    python benchmarks/memory.py STORE BATCH_SIZE SHUFFLE
+
+Counted are anonymous and shared memory. Two batches are buffers: the one the training step holds and the one being
+filled.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import optree
+import torch
+
+import memfeed
+
+EVERY = 16
+
+
+def private_bytes() -> int:
+    """Anonymous and shared memory of this process; pages of mapped files are not in it."""
+    fields = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, size = line.split(":")
+        fields[name] = int(size.split()[0]) * 1024
+    return fields["Anonymous"] + fields["Pss_Shmem"]
+
+
+def main() -> None:
+    path, batch_size, shuffle = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"
+    imports = most = private_bytes()
+    store = memfeed.open(path)
+    batch_bytes = rows = 0
+    for number, batch in enumerate(memfeed.Loader(store, batch_size, shuffle=shuffle)):
+        leaves = [leaf for leaf in optree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        batch_bytes = max(batch_bytes, sum(leaf.nbytes for leaf in leaves))
+        rows += len(leaves[0])
+        if number % EVERY == 0:
+            most = max(most, private_bytes())
+    assert rows == len(store)
+    most = max(most, private_bytes())
+    result = {
+        "store": store.nbytes,
+        "imports": imports,
+        "most": most,
+        "buffers": 2 * batch_bytes,
+        "beyond_buffers": most - imports - 2 * batch_bytes,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Writes docs/benchmarks.md and its charts from the JSON files in benchmarks/results/; nothing there is typed by hand.
+
+python benchmarks/report.py
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import charts
+from measure import RESULTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+Result = dict[str, Any]
+
+PREFACE = """# Benchmarks
+
+Written by `benchmarks/report.py` from the JSON files in `benchmarks/results/`: measure anew with `make bench`, then run
+`python benchmarks/report.py`. Within a benchmark the contenders ran in turns, in one run, after being shown to give
+equal results; figures are medians. Compare the ratios: absolute times are those of one machine, named under each title.
+"""
+
+
+def table(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def targets(result: Result) -> str:
+    rows = []
+    for check in result["checks"]:
+        sign = "≥" if check["at_least"] else "≤"
+        verdict = "reached" if check["passed"] else "**missed**"
+        found = f"{check['found']:,.2f} {check['unit']}"
+        rows.append([check["what"], found, f"{sign} {check['limit']:.3g} {check['unit']}", verdict])
+    return table(["target", "found", "asked", ""], rows)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.{0 if seconds > 0.1 else 1 if seconds > 0.001 else 2}f} ms"
+
+
+def convert(result: Result) -> str:
+    about, median, synced = result["input"], result["median_seconds"], result["median_sync_seconds"]
+    what = "photographs" if about["real"] else "made-up photographs"
+    rows = [
+        [name, f"{t:.2f} s", f"{about['images'] / t:,.0f}", f"{synced[name]:.2f} s" if name in synced else ""]
+        for name, t in median.items()
+    ]
+    return f"""## Conversion
+
+{about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]: writing a store, checksums
+and commit included, against one epoch of the plain DataLoader over the same dataset, which writes nothing.
+
+{table(["", "time without fsync", "images/s", "fsync"], rows)}
+{targets(result)}"""
+
+
+def columnar(result: Result) -> str:
+    about, median, synced = result["input"], result["median_seconds"], result["median_sync_seconds"]
+    rows = [[name, milliseconds(t), milliseconds(synced[name])] for name, t in median.items()]
+    return f"""## Columns in memory to a store
+
+A TensorDict of {about["tensors"]} tensors, {about["dtype"]} {about["shape"]}, {about["bytes"] / 1e6:,.0f} MB in all.
+memfeed's time includes the checksums of every byte and the commit. fsync is counted apart: memfeed.cache calls it
+before it commits, the others never do, so it was called for them afterwards.
+
+{table(["", "time without fsync", "fsync"], rows)}
+{targets(result)}"""
+
+
+def loader(result: Result) -> str:
+    about, median = result["input"], result["median_seconds"]
+    ours = median["memfeed.Loader"]
+    epochs = [[name, milliseconds(t), f"{about['rows'] / t:,.0f}", f"{t / ours:.2f}"] for name, t in median.items()]
+    starts = [[name, milliseconds(t)] for name, t in result["median_first_batch_seconds"].items()]
+    memory = [
+        [name, *(f"{m[key] / 1e6:,.1f} MB" for key in ("store", "imports", "most", "buffers", "beyond_buffers"))]
+        for name, m in result["memory_bytes"].items()
+    ]
+    return f"""## Loading
+
+Shuffled epochs of {about["rows"]:,} uint8 [3, 32, 32] and an int64 label, batches of {about["batch_size"]}, page cache
+warm. The index_select loop and the copy in order reuse one buffer: they are limits, not loaders.
+
+{table(["", "epoch", "samples/s", "memfeed is faster by"], epochs)}
+![Epochs in GB/s](loader.png)
+
+From `Loader(...)` to the first batch, on a store just opened, warm, int64 rows:
+
+{table(["store", "first batch"], starts)}
+Anonymous and shared memory of a fresh process over an epoch, pages of mapped files apart:
+
+{table(["store", "its size", "after the imports", "most", "two batches", "beyond both"], memory)}
+{targets(result)}"""
+
+
+def tutorial(result: Result) -> str:
+    sections = []
+    for name, part in result["parts"].items():
+        printed = part["tutorial_printed"]
+        sections.append(
+            f"**{name}**: {part['images']} images, {part['file_bytes'] / 1e6:,.1f} MB of JPEG, stored as "
+            f"{', '.join(part['row'])} in {part['store_bytes'] / 1e6:,.1f} MB. The tutorial printed {printed[0]:,.0f} and "
+            f"{printed[1]:,.0f} images/s, {printed[1] / printed[0]:.1f} times.\n"
+        )
+        for size in result["input"]["batch_sizes"]:
+            found = part[f"batch_{size}"]
+            first, cold = found["first_epoch_images_per_second"], found["cold_images_per_second"]
+            rows = [
+                [who, f"{rate:,.0f}", f"{first[who]:,.0f}", f"{cold[who]:,.0f}" if who in cold else ""]
+                for who, rate in found["images_per_second"].items()
+            ]
+            ratios = [f"{found[key]:,.1f}x" for key in ("ratio", "first_epoch_ratio", "cold_ratio")]
+            rows.append(["memfeed / best DataLoader", *(f"**{ratio}**" for ratio in ratios)])
+            columns = [f"batches of {size}, images/s", "warm", "first epoch", "cold"]
+            sections.append(table(columns, rows))
+    return f"""## The tensorclass tutorial
+
+The four measurements of tensordict's ImageNet tutorial on its own photographs. The DataLoader decodes and transforms
+each photograph (train: RandomResizedCrop, flip, normalise); memfeed reads the store and, for train, crops, flips and
+normalises each batch. Train is shuffled on both sides. The tutorial keeps its normalised val floats in a uint8 memmap,
+which destroys them; here they are float32, value for value, at four times the bytes. Whole epochs are timed: *warm* is
+the median of the epochs after the first; *first* is the first epoch of a new loader, the start of workers included;
+*cold* comes after the page cache was emptied of the photographs or the store (the disk below it is a virtual machine's
+and may have a cache of its own).
+
+![Images per second](tutorial.png)
+
+{chr(10).join(sections)}
+{targets(result)}"""
+
+
+def transforms(result: Result) -> str:
+    about = result["input"]
+    rows = [
+        [name, milliseconds(t), f"{result['images_per_second'][name]:,.0f}"]
+        for name, t in result["median_seconds"].items()
+    ]
+    return f"""## Transforms
+
+Crop to {about["crop"]}, flip and normalise of {about["dtype"]} {about["shape"]} on the CPU, one batch. "Slice and cast"
+neither flips nor normalises: it is the floor.
+
+{table(["", "time", "images/s"], rows)}"""
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {
+    "tutorial": tutorial,
+    "loader": loader,
+    "convert": convert,
+    "columnar": columnar,
+    "transforms": transforms,
+}
+CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader}
+
+
+def report(results: Path, docs: Path) -> None:
+    """Every result that is there, as one page with its charts."""
+    page = [PREFACE]
+    for name, section in SECTIONS.items():
+        source = results / f"{name}.json"
+        if not source.exists():
+            continue
+        result = charts.read(source)
+        title, _, rest = section(result).partition("\n\n")
+        if result["quick"]:
+            rest = "*From a quick run, which shows that the benchmark works: the figures mean nothing.*\n\n" + rest
+        page.append(f"{title}\n\n*{charts.machine_line(result)}*\n\n{rest}")
+        if name in CHARTS:
+            CHARTS[name](source, docs / f"{name}.png")
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "benchmarks.md").write_text("\n".join(page).rstrip() + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
+    options = parser.parse_args()
+    report(options.results, options.docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Images of a store as small PNG files, to look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfeed.errors import SchemaError
+from memfeed.extras import require
+from memfeed.gather import read_row
+from memfeed.schema import Field
+from memfeed.store import Store
+
+LONG_SIDE = 256
+"""Larger images are scaled down to this."""
+
+
+def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterator[Path]:
+    """Writes every image-like field of these rows, as ``FIELD-ROW.png``; yields each path once it is there.
+
+    Image-like is uint8 [1, h, w], [3, h, w], [4, h, w] or [h, w]. Raises SchemaError if no field is,
+    ModuleNotFoundError without Pillow.
+    """
+    require("vision", "PIL")
+    from PIL import Image
+
+    wanted = [number for number, field in enumerate(store.schema) if looks_like_images(field)]
+    if not wanted:
+        raise SchemaError(
+            f"{store.path}: found no image-like field among {store.schema.names()}; "
+            "expected one of uint8 [c, h, w] with 1, 3 or 4 channels, or [h, w]: leave --pictures out"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    names = _file_names([store.schema.fields[number].name for number in wanted])
+    for row in rows:
+        for number, name in zip(wanted, names, strict=True):
+            pixels = _pixels(read_row(store.columns[number], row))
+            if pixels is None:
+                continue
+            picture = Image.fromarray(pixels.numpy())
+            picture.thumbnail((LONG_SIDE, LONG_SIDE))
+            path = directory / f"{name}-{row}.png"
+            picture.save(path)
+            yield path
+
+
+def looks_like_images(field: Field) -> bool:
+    """Whether the rows of a field may be images."""
+    if field.dtype != "uint8" or field.kind not in ("fixed", "jagged", "list"):
+        return False
+    return len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[0] in (None, 1, 3, 4))
+
+
+def _pixels(value: Any) -> torch.Tensor | None:
+    """[h, w] or [h, w, c] for Pillow; None for a row that is no image after all."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    if value.ndim == 2:
+        return value
+    if len(value) not in (1, 3, 4):
+        return None
+    return value[0] if len(value) == 1 else value.permute(1, 2, 0).contiguous()
+
+
+def _file_names(fields: list[str]) -> list[str]:
+    """Field names as file names: safe, and no two alike."""
+    names: list[str] = []
+    for field in fields:
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", field)[:100].lstrip(".") or "field"
+        names.append(name if name not in names else f"{name}-{len(names)}")
+    return names

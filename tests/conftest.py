@@ -1,0 +1,31 @@
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).parents[2] / "shared"
+PHOTOS = SHARED / "data" / "hymenoptera_data"
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture
+def photos() -> Path:
+    if not PHOTOS.is_dir():
+        pytest.skip(f"the photographs are not there ({PHOTOS}): they are optional")
+    return PHOTOS
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.mf"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left():
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t not in before and t.is_alive() and not t.daemon]
+    assert not left, f"threads left behind: {left}"

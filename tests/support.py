@@ -1,0 +1,98 @@
+"""What several tests share: comparing samples, small datasets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensorclass, tensorclass
+from torch.utils.data import Dataset
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Labelled:
+    image: Any
+    label: int
+
+
+@tensorclass
+class Pair:
+    images: torch.Tensor
+    targets: torch.Tensor
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Same structure, types, dtypes and values; NaN equals NaN; arrays equal the tensors they come back as."""
+    if isinstance(a, np.ndarray | np.generic):
+        a = torch.from_numpy(np.array(a))
+    if isinstance(b, np.ndarray | np.generic):
+        b = torch.from_numpy(np.array(b))
+    if isinstance(a, torch.Tensor):
+        if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.is_nested != b.is_nested:
+            return False
+        if a.is_nested:
+            return len(a) == len(b) and all(equal(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
+        if a.shape != b.shape:
+            return False
+        same = a == b
+        if a.is_floating_point() or a.is_complex():
+            same = same | (torch.isnan(a) & torch.isnan(b))
+        return bool(same.all())
+    if is_tensorclass(type(a)) or isinstance(a, TensorDictBase):
+        if type(a).__name__ != type(b).__name__ or a.batch_size != b.batch_size:
+            return False
+        keys = set(a.keys())
+        return keys == set(b.keys()) and all(equal(a.get(k), b.get(k)) for k in keys)
+    if type(a) is not type(b) and not (hasattr(a, "_fields") and type(a).__name__ == type(b).__name__):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+    if dataclasses.is_dataclass(a):
+        return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return bool(a == b) or (a != a and b != b)
+
+
+class Made(Dataset):
+    """A map-style dataset of given samples (or of what a function makes of an index)."""
+
+    def __init__(self, samples: Any, n: int | None = None) -> None:
+        self.samples, self.n = samples, n
+
+    def __len__(self) -> int:
+        return len(self.samples) if self.n is None else self.n
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.samples(index) if callable(self.samples) else self.samples[index]
+
+
+def rich_sample(i: int) -> dict[str, Any]:
+    """One of everything that a store holds, different for every i."""
+    g = torch.Generator().manual_seed(i)
+    return {
+        "image": torch.randint(0, 256, (3, 4, 5), generator=g, dtype=torch.uint8),
+        "label": i,
+        "weight": i / 7,
+        "flag": i % 2 == 0,
+        "point": Point(torch.rand(2, generator=g), (i, [i + 1, i + 2])),
+        "record": Labelled(np.full((2, 2), i, np.int16), i),
+        "td": TensorDict({"a": torch.rand(3, generator=g), "note": f"n{i}"}, []),
+        "pair": Pair(images=torch.rand(2, generator=g), targets=torch.tensor(i), batch_size=[]),
+        "boxes": torch.rand(i % 4, 4, generator=g),
+        "classes": torch.arange(i % 4),
+        "picture": torch.randint(0, 256, (1 + i % 2, 2 + i % 3, 4), generator=g, dtype=torch.uint8),
+        "ids": list(range(i % 5)),
+        "text": f"sample é {i}",
+        "raw": bytes(range(i % 6)),
+        "meta": {"v": i} if i % 2 else [i, None, "x"],
+        "maybe": None if i % 3 == 0 else torch.full((2,), float(i)),
+        "nothing": None,
+    }

@@ -1,0 +1,54 @@
+"""Each benchmark runs in its short form and writes its JSON; what it measures is not looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_result(path: Path, name: str, figures: str) -> dict:
+    result = json.loads(path.read_text())
+    assert result["benchmark"] == name
+    assert result["quick"] is True
+    assert result["machine"]["cores"] >= 1
+    assert result["machine"]["torch"]
+    assert all({"what", "found", "limit", "passed"} <= set(check) for check in result["checks"])
+    assert result[figures]
+    return result
+
+
+@pytest.mark.parametrize("name", ["convert", "columnar", "loader", "transforms"])
+def test_quick(name, tmp_path):
+    run(name, "--quick", "--json", tmp_path / f"{name}.json")
+    check_result(tmp_path / f"{name}.json", name, "median_seconds")
+
+
+@pytest.mark.real_data
+def test_tutorial(photos, tmp_path):
+    run("tutorial", "--quick", "--data", photos, "--json", tmp_path / "tutorial.json")
+    result = check_result(tmp_path / "tutorial.json", "tutorial", "parts")
+    assert set(result["parts"]) == {"train", "val"}
+    run("report", "--results", tmp_path, "--docs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "The tensorclass tutorial" in page
+    assert "quick run" in page
+    assert (tmp_path / "docs" / "tutorial.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tutorial_says_what_is_missing(tmp_path):
+    command = [sys.executable, str(BENCHMARKS / "tutorial.py"), "--data", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "hymenoptera_data" in done.stderr
+    assert "Traceback" not in done.stderr

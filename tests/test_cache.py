@@ -1,0 +1,564 @@
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import Made, Pair, equal, rich_sample
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+
+import memfeed
+from memfeed import probe
+from memfeed.errors import (
+    BuildError,
+    CopyError,
+    RandomDataError,
+    SampleError,
+    SchemaError,
+    SpaceError,
+    StaleStoreError,
+    StoreError,
+)
+
+
+def cache(dataset, path=None, **options):
+    return memfeed.cache(dataset, path, **{"progress": False, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_of_everything_comes_back(path, workers):
+    dataset = Made(rich_sample, 60)
+    store = cache(dataset, path, workers=workers)
+    assert len(store) == 60
+    for i in range(60):
+        assert equal(store[i], dataset[i]), i
+    store.verify()
+    assert equal(cache(dataset, path)[7], dataset[7])
+    assert not path.with_name("a.mf.build").exists()
+
+
+def test_every_file_is_read_only_and_tensordict_opens_the_store(path):
+    store = cache(Made(rich_sample, 9), path)
+    assert {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()} == {0o444}
+    td = TensorDict.load_memmap(str(path))
+    assert td.batch_size == (9,)
+    assert torch.equal(td["image"], store.column("image"))
+    assert set(td["boxes"].keys()) == {"start", "dims"}
+    assert not (path / ".build").exists()
+
+
+# --- kinds of input
+
+
+class Counting(IterableDataset):
+    def __init__(self, n, make=lambda i: (torch.full((2,), i), i)):
+        self.n, self.make = n, make
+
+    def __iter__(self):
+        info = get_worker_info()
+        share, shares = (info.id, info.num_workers) if info else (0, 1)
+        return (self.make(i) for i in range(share, self.n, shares))
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 300])
+def test_iterables_of_unknown_length(path, n):
+    store = cache(Counting(n), path)
+    assert [label for _, label in store] == list(range(n))
+    assert len(cache((x for x in Counting(n)), path.with_name("b.mf"))) == n
+    assert equal(cache(Counting(n), path)[n - 1], (torch.full((2,), n - 1), n - 1))
+
+
+def test_workers_of_an_iterable_share_it(path):
+    store = cache(Counting(333), path, workers=2)
+    assert sorted(label for _, label in store) == list(range(333))
+    assert store.skipped == ()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_whose_shapes_drift(path, workers):
+    make = lambda i: torch.full((2 if i < 100 else 3,), i)  # noqa: E731
+    store = cache(Counting(150, make), path, workers=workers)
+    assert sorted((len(row), int(row[0])) for row in store) == [(2 if i < 100 else 3, i) for i in range(150)]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        torch.arange(50),
+        np.arange(100.0).reshape(50, 2),
+        (torch.rand(50, 3), np.arange(50, dtype=np.uint16)),
+        {"x": torch.rand(50, 2, 2), "y": {"z": torch.arange(50).to(torch.bfloat16)}},
+        TensorDataset(torch.rand(50, 3), torch.arange(50)),
+        TensorDict({"a": torch.rand(50, 3), "b": {"c": torch.arange(50)}}, [50]),
+        Pair(images=torch.rand(50, 3), targets=torch.arange(50), batch_size=[50]),
+        torch.arange(100).view(2, 50).t(),
+    ],
+    ids=["tensor", "array", "tuple", "dict", "TensorDataset", "TensorDict", "tensorclass", "strided"],
+)
+def test_columns_are_copied_whole(path, columns, monkeypatch):
+    monkeypatch.setattr(probe, "SAMPLES", 4)
+    store = cache(columns, path)
+    rows = columns.tensors if isinstance(columns, TensorDataset) else columns
+    for i in (0, 17, 49):
+        if isinstance(rows, tuple):
+            want = tuple(column[i] for column in rows)
+        elif isinstance(rows, dict):
+            want = {"x": rows["x"][i], "y": {"z": rows["y"]["z"][i]}}
+        else:
+            want = rows[i]
+        assert equal(store[i], want)
+    assert len(cache(columns, path)) == 50
+
+
+def test_columns_of_text_go_row_by_row(path):
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    td["s"] = ["x", "yy", "z"]
+    store = cache(td, path)
+    assert [store[i]["s"] for i in range(3)] == ["x", "yy", "z"]
+
+
+def test_hugging_face_datasets(path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"ids": [list(range(i)) for i in range(30)], "label": list(range(30)), "text": [f"t{i}" for i in range(30)]}
+    dataset = datasets.Dataset.from_dict(rows)
+    store = cache(dataset, path)
+    assert [store[i] for i in range(30)] == [dataset[i] for i in range(30)]
+    assert store.schema.fields[0].kind == "jagged"
+    assert equal(cache(dataset, path)[3], dataset[3])
+
+
+def test_a_class_for_samples_and_batches(path):
+    pairs = [(torch.full((3,), i), i) for i in range(5)]
+    store = cache(Made(pairs), path, type=Pair)
+    assert equal(store[3], Pair(images=torch.full((3,), 3), targets=torch.tensor(3), batch_size=[]))
+    assert isinstance(store[1:3], Pair)
+    assert type(memfeed.open(path)[3]).__name__ == "TensorDict"
+    assert isinstance(memfeed.open(path, types=(Pair,))[3], Pair)
+    assert isinstance(cache(Made(pairs), path, type=Pair)[0], Pair)
+
+
+def test_names_and_dtypes(path):
+    store = cache(Made([(torch.tensor([i, 2]), i) for i in range(5)]), path, fields=("mask", "label"), dtypes={"mask": torch.uint8})
+    assert store.column("mask").dtype == torch.uint8
+    assert (path / "mask.memmap").stat().st_size == 10
+    assert equal(store[2], (torch.tensor([2, 2], dtype=torch.uint8), 2))
+    with pytest.raises(SchemaError, match=r"sample 3, field mask: found the value 300, which uint8 would change"):
+        cache(Made([torch.tensor([100 * i]) for i in range(5)]), path.with_name("b.mf"), fields=("mask",), dtypes={"mask": torch.uint8})
+
+
+def test_a_temporary_store_goes_with_its_last_user():
+    store = cache(torch.arange(10))
+    where, view = store.path, store[2:4]
+    subset = store.subset([1, 2])
+    del store
+    assert where.exists()
+    assert subset[0] == 1
+    del subset
+    assert not where.exists()
+    assert view.tolist() == [2, 3]
+
+
+def test_photographs(photos, path):
+    torchvision = pytest.importorskip("torchvision")
+    from torchvision.transforms import v2
+
+    dataset = torchvision.datasets.ImageFolder(photos / "train", v2.Compose([v2.Resize((64, 64)), v2.PILToTensor()]))
+    store = cache(dataset, path, workers=2)
+    assert store.column(0).shape == (244, 3, 64, 64)
+    for i in (0, 100, 243):
+        assert equal(store[i], dataset[i])
+    raw = torchvision.datasets.ImageFolder(photos / "val")
+    images = cache(raw, path.with_name("b.mf"), workers=2)
+    assert images.schema.fields[0].describe() == "list uint8 [*, *, *]"
+    for i in (0, 152):
+        assert torch.equal(images[i][0], v2.functional.pil_to_tensor(raw[i][0]))
+
+
+# --- drift
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("shapes", "kind"),
+    [
+        (lambda i: (3, 4) if i != 71 else (5, 4), "jagged float32 [*, 4]"),
+        (lambda i: (3, 4) if i != 71 else (3, 5), "list float32 [*, *]"),
+        (lambda i: (i % 5, 4) if i != 71 else (2, 9), "list float32 [*, *]"),
+        (lambda i: (3, 4) if i not in (71, 150) else (4, 4) if i == 71 else (3, 1), "list float32 [*, *]"),
+    ],
+)
+def test_the_first_row_that_differs_promotes_its_column(path, workers, shapes, kind):
+    dataset = Made(lambda i: (torch.full(shapes(i), float(i)), i), 200)
+    store = cache(dataset, path, workers=workers)
+    assert store.schema.fields[0].describe() == kind
+    for i in range(200):
+        assert equal(store[i], dataset[i])
+    store.verify()
+    assert equal(cache(dataset, path)[71], dataset[71])
+
+
+def test_a_drift_of_dtype_or_rank_or_structure_names_the_sample(path):
+    for change, message in [
+        (torch.zeros(2, dtype=torch.int64), r"sample 71, field x: found dtype int64; expected float32"),
+        (torch.zeros(2, 1), r"sample 71, field x: found 2 dims \[2, 1\]; expected 1 \(float32 \[2\]\)"),
+        ([1.0], r"sample 71"),
+        ("text", r"sample 71, field x: found str; expected float32 \[2\]"),
+        (None, r"sample 71, field x: found NoneType; expected float32 \[2\]"),
+    ]:
+        dataset = Made(lambda i, change=change: {"x": torch.zeros(2) if i != 71 else change}, 200)
+        for workers in (0, 2):
+            with pytest.raises(SchemaError, match=message):
+                cache(dataset, path, workers=workers)
+            shutil.rmtree(path.with_name("a.mf.build"), ignore_errors=True)
+
+
+def test_dims_that_fields_fixed_do_not_drift(path):
+    dataset = Made(lambda i: {"x": torch.zeros(2 if i != 71 else 3)}, 200)
+    with pytest.raises(SchemaError, match=r"sample 71, field x: found dims \[3\]; expected float32 \[2\], as like= or"):
+        cache(dataset, path, fields={"x": "fixed"})
+
+
+# --- errors of the dataset
+
+
+class Bad(Made):
+    def __getitem__(self, index):
+        if index in (5, 71, 199):
+            raise ValueError(f"broken file {index}")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_raises(path, workers):
+    with pytest.raises(SampleError, match=r"sample \d+: the dataset raised ValueError: broken file \d+; mend") as caught:
+        cache(Bad(rich_sample, 200), path, workers=workers)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_raise_can_be_left_out(path, workers):
+    dataset = Bad(rich_sample, 200)
+    store = cache(dataset, path, workers=workers, on_error="skip")
+    assert store.skipped == (5, 71, 199)
+    assert len(store) == 197
+    kept = [i for i in range(200) if i not in store.skipped]
+    for row, i in enumerate(kept):
+        assert equal(store[row], dataset[i])
+    store.verify()
+    assert len(cache(dataset, path, on_error="skip")) == 197
+
+
+def test_rows_that_were_written_are_not_computed_again(path):
+    read = []
+
+    class Once(Made):
+        def __getitem__(self, index):
+            read.append(index)
+            if index == 150 and len(read) < 400:
+                raise OSError("disk went away")
+            return index
+
+    dataset = Once(None, 200)
+    with pytest.raises(SampleError, match=r"\d+ rows are kept in .*a\.mf\.build; the same call goes on from there"):
+        cache(dataset, path, workers=0)
+    first = len(read)
+    read.extend([0] * (400 - first))
+    store = cache(dataset, path, workers=0)
+    again = read[400:]
+    assert [store[i] for i in range(200)] == list(range(200))
+    assert len(set(again)) < 80, "only the probe and what was missing"
+    assert not path.with_name("a.mf.build").exists()
+
+
+def test_a_killed_worker_leaves_a_build_that_resumes(path):
+    class Deadly(Made):
+        def __getitem__(self, index):
+            if index == 120 and not path.with_name("died").exists() and get_worker_info() is not None:
+                path.with_name("died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.full((3,), index)
+
+    dataset = Deadly(None, 200)
+    with pytest.raises(BuildError, match=r"a worker process died .*rows that were written are kept: call cache\(\) again"):
+        cache(dataset, path, workers=2)
+    assert not path.exists()
+    store = cache(dataset, path, workers=2)
+    assert [int(row[0]) for row in store] == list(range(200))
+
+
+def test_an_exception_that_cannot_be_pickled_arrives(path):
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(a)
+            self.lock = __import__("threading").Lock()
+
+    def make(i):
+        if i == 71:
+            raise Odd(1, 2)
+        return i
+
+    with pytest.raises(SampleError, match="sample 71: the dataset raised Odd"):
+        cache(Made(make, 200), path, workers=2)
+
+
+# --- randomness
+
+
+class Flipped(Made):
+    transform = "RandomFlip(p=0.1)"
+
+    def __init__(self, draw):
+        super().__init__(None, 50)
+        self.draw = draw
+
+    def __getitem__(self, index):
+        return {"image": torch.arange(4) + index, "drawn": self.draw(index)}
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        (lambda i: torch.rand(()), "gave different values in field drawn"),
+        (lambda i: np.random.rand(), "gave different values in field drawn"),
+        (lambda i: random.random(), "gave different values in field drawn"),
+        (lambda i: int(torch.rand(()) < 0), "drew from the global generator of torch"),
+        (lambda i: int(np.random.rand() < 0), "drew from the global generator of numpy"),
+        (lambda i: int(random.random() < 0), "drew from the global generator of random"),
+        (lambda i: np.random.default_rng().random(), "gave different values in field drawn"),
+    ],
+)
+def test_random_samples_are_caught(path, draw, found):
+    with pytest.raises(RandomDataError, match=found) as caught:
+        cache(Flipped(draw), path)
+    assert "RandomFlip(p=0.1)" in str(caught.value)
+    assert "Loader(..., transform=...)" in str(caught.value)
+    assert not path.with_name("a.mf.build").exists()
+    assert len(cache(Flipped(draw), path, allow_random=True)) == 50
+    assert len(cache(Flipped(draw), path, allow_random=True)) == 50
+
+
+def seeded(i):
+    torch.manual_seed(i)
+    return torch.rand(3)
+
+
+@pytest.mark.parametrize("draw", [seeded, lambda i: float("nan"), lambda i: np.random.default_rng(i).random(3)])
+def test_samples_that_seed_themselves_are_not_random(path, draw):
+    assert len(cache(Flipped(draw), path)) == 50
+
+
+def test_generators_are_left_as_they_were(path):
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    want = torch.rand(1), np.random.rand(), random.random()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    cache(Flipped(lambda i: i), path, workers=2)
+    cache(Flipped(lambda i: i), path)
+    assert (torch.rand(1), np.random.rand(), random.random()) == want
+
+
+class RandomStream(IterableDataset):
+    def __iter__(self):
+        return (torch.rand(2) for _ in range(10))
+
+
+def test_a_random_stream_is_caught(path):
+    with pytest.raises(RandomDataError, match="iterating twice gave different values"):
+        cache(RandomStream(), path)
+    assert len(cache(RandomStream(), path, allow_random=True)) == 10
+
+
+# --- stale data
+
+
+def test_stale_values_are_explained(path):
+    cache(Made([{"x": torch.tensor([i, 2]), "s": "a"} for i in range(100)]), path)
+    changed = [{"x": torch.tensor([i, 2]), "s": "a"} for i in range(100)]
+    changed[99]["x"][1] = 7
+    with pytest.raises(StaleStoreError, match=r"field x, sample 99: found 7 at \[1\], expected 2 \(1 elements differ\)") as caught:
+        cache(Made(changed), path)
+    for part in ("overwrite=True", "check=False", "seed it there"):
+        assert part in str(caught.value)
+    assert equal(cache(Made(changed), path, check=False)[99]["x"], torch.tensor([99, 2]))
+    assert equal(cache(Made(changed), path, overwrite=True)[99]["x"], torch.tensor([99, 7]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"x": 1}] * 9, r"found 9 samples, expected 10"),
+        ([{"x": 1.0}] * 10, r"field x: found float64 \[\], expected int64 \[\]"),
+        ([{"y": 1}] * 10, r"found the fields y; expected x"),
+        ([{"x": torch.tensor(1)}] * 10, r"field x: found int64 \[\], expected int64 \[\]"),
+    ],
+)
+def test_a_dataset_of_another_kind_is_explained(path, samples, message):
+    cache(Made([{"x": 1}] * 10), path)
+    with pytest.raises(StaleStoreError, match=message):
+        cache(Made(samples), path)
+
+
+def test_values_drawn_in_init_look_stale_and_the_message_says_so(path):
+    def noise(seed):
+        return Made(list(torch.rand(20, 3, generator=torch.Generator().manual_seed(seed))))
+
+    cache(noise(1), path)
+    with pytest.raises(StaleStoreError, match="draws values when it is made .* seed it there"):
+        cache(noise(2), path)
+
+
+def test_a_changed_class_source_is_only_reported(path, tmp_path):
+    code = """
+        import sys, warnings
+        from torch.utils.data import Dataset
+        import memfeed
+        class D(Dataset):
+            def __len__(self): return 5
+            def __getitem__(self, i): return i  # {}
+        if __name__ == "__main__":
+            warnings.simplefilter("error")
+            memfeed.cache(D(), sys.argv[1], progress=False)
+    """
+    for comment, status in (("one", 0), ("one", 0), ("other", 1)):
+        (tmp_path / "d.py").write_text(textwrap.dedent(code).replace("{}", comment))
+        done = subprocess.run([sys.executable, str(tmp_path / "d.py"), str(path)], capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert "the source of __main__.D has changed" in done.stderr
+
+
+def test_readers_keep_the_old_data_when_a_store_is_replaced(path):
+    old = cache(torch.arange(100), path)
+    column = old.column(())
+    new = cache(torch.arange(100) * 2, path, overwrite=True)
+    assert column[50] == 50
+    assert new.column(())[50] == 100
+    assert not path.with_name("a.mf.build").exists()
+
+
+# --- inputs that are refused
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Made([]), r"found an empty dataset \(0 samples\)"),
+        (torch.zeros(0, 3), r"found an empty dataset"),
+        (iter([]), r"the iterable is empty"),
+        ("folder", r"found a str; expected a dataset"),
+        ({"a": [1, 2]}, r"found a dict; expected a dataset"),
+        (3, r"found int, which has neither len and \[\] nor iter"),
+        ((torch.zeros(3), torch.zeros(4)), r"found columns of different lengths \(0: 3, 1: 4\)"),
+        (Made([lambda: 1]), r"found an object of builtins.function, which no column holds"),
+    ],
+)
+def test_what_is_no_dataset(path, dataset, message):
+    with pytest.raises(SchemaError, match=message):
+        cache(dataset, path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_arguments_that_make_no_sense(path):
+    with pytest.raises(ValueError, match='found on_error=\'ignore\'; expected "raise" or "skip"'):
+        cache(torch.arange(3), path, on_error="ignore")
+    with pytest.raises(ValueError, match="found workers=-1"):
+        cache(torch.arange(3), path, workers=-1)
+
+
+@pytest.mark.parametrize("make", ["file", "directory", "full"])
+def test_a_path_that_is_something_else(path, make):
+    if make == "file":
+        path.write_text("mine")
+    else:
+        path.mkdir()
+        if make == "full":
+            (path / "thesis.tex").write_text("mine")
+    for options in ({}, {"overwrite": True}, {"check": False}):
+        with pytest.raises(StoreError, match="is no|no memfeed store"):
+            cache(torch.arange(3), path, **options)
+    assert path.exists()
+
+
+def test_data_that_is_mapped_already_is_not_copied_by_accident(path, tmp_path):
+    store = cache(torch.arange(10), path)
+    td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
+    pair = Pair(images=torch.rand(10), targets=torch.arange(10), batch_size=[10]).memmap(str(tmp_path / "tc"))
+    for data, where in ((store, path), (td, tmp_path / "td"), (TensorDict.load_memmap(str(tmp_path / "td")), tmp_path / "td"), (pair, tmp_path / "tc")):
+        with pytest.raises(CopyError, match=rf"memory-mapped already, at .*memfeed\.open\('{where}"):
+            cache(data, tmp_path / "copy.mf")
+    for data in (store, td, pair):
+        copy = cache(data, tmp_path / "copy.mf", copy_existing=True, overwrite=(tmp_path / "copy.mf").exists())
+        assert len(copy) == 10
+        copy.verify()
+
+
+def test_a_target_that_is_its_own_source_is_always_refused(path, tmp_path):
+    store = cache(torch.arange(10), path)
+    td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
+    for data, target in ((store, path), (store, path / "inside"), (td, tmp_path / "td"), (store.subset([1]), path)):
+        with pytest.raises(CopyError, match="found the source of the data itself"):
+            cache(data, target, copy_existing=True, overwrite=True)
+
+
+def test_too_little_space_is_said_at_once(path, monkeypatch):
+    monkeypatch.setattr("memfeed.files.free_bytes", lambda path: 1000)
+    with pytest.raises(SpaceError, match=r"found 1,000 bytes free; expected at least 800,000 for 100,000 rows of 8 B"):
+        cache(torch.arange(100_000), path)
+    assert not path.with_name("a.mf.build").exists()
+
+
+def test_the_build_of_another_dataset_is_not_gone_on_with(path):
+    def make(n):
+        return Made(lambda i: torch.full((n,), i) if i != 150 else (_ for _ in ()).throw(OSError("gone")), 200)
+
+    with pytest.raises(SampleError):
+        cache(make(3), path)
+    with pytest.raises(StaleStoreError, match=r"a\.mf\.build: found that the dataset no longer matches"):
+        cache(make(4), path)
+    assert len(cache(torch.arange(7), path, overwrite=True) if path.exists() else cache(make(3), path, on_error="skip")) == 199
+
+
+def test_the_budget_and_the_bar_are_shown(path, capsys):
+    memfeed.cache(Made(lambda i: torch.zeros(1000), 50), path)
+    err = capsys.readouterr().err
+    assert "memfeed: 50 rows, 200.0 KB, about" in err
+    assert "free ->" in err
+    assert "50.0/50.0" in err
+
+
+def test_namedtuples_defined_elsewhere_come_back_equal(path):
+    other = namedtuple("Other", "a b")
+    cache(Made([other(1, "x"), other(2, "y")]), path)
+    reopened = memfeed.open(path)
+    assert reopened[1] == other(2, "y")
+    assert reopened[1]._fields == ("a", "b")
+    assert type(memfeed.open(path, types=(other,))[1]) is other
+
+
+def test_two_builders_make_one_store(path):
+    code = f"""
+        import sys, torch, memfeed, time
+        from torch.utils.data import Dataset
+        class D(Dataset):
+            def __len__(self): return 60
+            def __getitem__(self, i):
+                time.sleep(0.02)
+                with open({str(path.with_name("log"))!r}, "a") as f: f.write(f"{{i}}\\n")
+                return torch.full((4,), i)
+        print(len(memfeed.cache(D(), {str(path)!r}, progress=False, workers=0)))
+    """
+    (path.with_name("two.py")).write_text(textwrap.dedent(code))
+    command = [sys.executable, str(path.with_name("two.py"))]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outs = [p.communicate(timeout=120)[0] for p in both]
+    assert [p.returncode for p in both] == [0, 0]
+    assert [out.split()[-1] for out in outs] == ["60", "60"]
+    read = Path(path.with_name("log")).read_text().split()
+    assert len(read) < 60 + 3 * 20, "the second builder waited (each also probes)"

@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Made, equal, rich_sample
+
+import memfeed
+from memfeed.buffers import Fresh, Pool
+from memfeed.gather import Gather, reference
+
+N = 30
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory):
+    return memfeed.cache(Made(rich_sample, N), tmp_path_factory.mktemp("s") / "a.mf", progress=False).columns
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, N - 1), max_size=20))
+def test_a_gather_equals_the_rows_read_one_by_one(columns, ids):
+    for lender in (Pool(), Fresh()):
+        leaves = Gather(columns, [lender] * len(columns))(np.array(ids, np.int64))
+        for column, leaf, rows in zip(columns, leaves, reference(columns, ids), strict=True):
+            form = column.field.form
+            got = list(leaf.unbind(0)) if isinstance(leaf, torch.Tensor) else leaf
+            if form != "tensor":
+                got = [None if v is None else v.item() if form == "scalar" else v.tolist() for v in got]
+            assert equal(got, rows), column.field.name
+
+
+def test_jagged_leaves_of_equal_lengths_share_their_offsets(columns):
+    leaves = Gather(columns, [Fresh()] * len(columns))(np.arange(N))
+    by_name = {column.field.name: leaf for column, leaf in zip(columns, leaves, strict=True)}
+    boxes, classes, ids = by_name["boxes"], by_name["classes"], by_name["ids"]
+    assert boxes.offsets() is classes.offsets()
+    assert ids.offsets() is not boxes.offsets()
+    (boxes[..., 0] + classes).sum()  # raises where the offsets are not one tensor
+    assert boxes.is_nested
+    assert boxes.values().shape == (sum(i % 4 for i in range(N)), 4), "no padding"

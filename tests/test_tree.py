@@ -1,0 +1,98 @@
+import pickle
+from collections import OrderedDict, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Labelled, Pair, Point, equal, rich_sample
+
+from memfeed.errors import SchemaError
+from memfeed.infer import infer
+from memfeed.tree import Flattener, assembler, generated_namedtuple, types_of
+
+leaves = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=3), st.none(), st.booleans())
+keys = st.one_of(st.integers(-3, 3), st.text(max_size=3))
+
+
+def containers(children):
+    return st.one_of(
+        st.lists(children, max_size=3).map(tuple),
+        st.lists(children, max_size=3),
+        st.dictionaries(keys, children, max_size=3),
+        st.tuples(children, children).map(lambda pair: Point(*pair)),
+        st.tuples(children, st.integers(0, 9)).map(lambda pair: Labelled(*pair)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.recursive(leaves, containers, max_leaves=12))
+def test_a_sample_taken_apart_and_put_together_is_the_sample(sample):
+    try:
+        found = infer([sample])
+    except SchemaError as error:
+        assert "without any value" in str(error)  # nothing but None and empty containers
+        return
+    taken = Flattener(found.structure, sample)(sample)
+    assert len(taken) == len(found.schema)
+    again = assembler(found.schema.structure, types_of([sample]), batched=False)(taken)
+    assert equal(again, sample)
+
+
+def test_dict_keys_may_come_in_any_order():
+    found = infer([{"a": 1, "b": 2}])
+    assert Flattener(found.structure, {"a": 1, "b": 2})({"b": 20, "a": 10}) == [10, 20]
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, lambda d: defaultdict(int, d)])
+def test_other_mappings_come_back_as_dicts(kind):
+    sample = kind({"b": 1, "a": 2})
+    found = infer([sample])
+    made = assembler(found.schema.structure, batched=False)(Flattener(found.structure, sample)(sample))
+    assert type(made) is dict
+    assert list(made.items()) == [("b", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "message"),
+    [
+        ((1, 2), (1, 2, 3), "tuple arity mismatch"),
+        ({"a": 1}, {"b": 1}, "dictionary key mismatch"),
+        ({"a": None, "b": 1}, {"a": 3, "b": 1}, "found int at a; expected None"),
+    ],
+)
+def test_another_structure_is_an_error(first, other, message):
+    found = infer([first])
+    with pytest.raises(SchemaError, match=message):
+        Flattener(found.structure, first)(other)
+
+
+def test_records_without_their_types_come_back_as_their_likes():
+    samples = [rich_sample(i) for i in range(4)]
+    found = infer(samples)
+    taken = Flattener(found.structure, samples[0])(samples[1])
+    made = assembler(found.schema.structure, batched=False)(taken)
+    assert made["point"] == samples[1]["point"]
+    assert type(made["point"]).__name__ == "Point"
+    assert made["record"]["label"] == 1
+    assert type(made["pair"]).__name__ == "TensorDict"
+    restored = assembler(found.schema.structure, types_of(samples), batched=False)(taken)
+    assert (type(restored["point"]), type(restored["record"]), type(restored["pair"])) == (Point, Labelled, Pair)
+
+
+def test_a_batch_of_tuples_is_a_list_and_namedtuples_stay():
+    found = infer([{"t": (1, 2.0), "p": Point(1, 2)}])
+    assert assembler(found.schema.structure, (Point,), batched=True)([1, 2, 3, 4]) == {"t": [1, 2], "p": Point(3, 4)}
+
+
+def test_a_generated_namedtuple_is_picklable():
+    made = generated_namedtuple("Odd", ("a", "b"))(1, [2])
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made
+    assert type(again) is type(made)
+
+
+def test_types_must_have_the_stored_fields():
+    found = infer([Point(1, 2)])
+    other = type("Point", (tuple,), {"_fields": ("x", "z")})
+    with pytest.raises(SchemaError, match=r"found a namedtuple Point with the fields \('x', 'y'\), but the class given"):
+        assembler(found.schema.structure, (other,), batched=False)
