@@ -52,8 +52,8 @@ def convert(result: Result) -> str:
     ]
     return f"""## Conversion
 
-{about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]: writing a store, checksums
-and commit included, against one epoch of the plain DataLoader over the same dataset, which writes nothing.
+{about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]: writing a store,
+checksums and commit included, against one epoch of the plain DataLoader over the same dataset, which writes nothing.
 
 {table(["", "time without fsync", "images/s", "fsync"], rows)}
 {targets(result)}"""
@@ -104,8 +104,8 @@ def tutorial(result: Result) -> str:
         printed = part["tutorial_printed"]
         sections.append(
             f"**{name}**: {part['images']} images, {part['file_bytes'] / 1e6:,.1f} MB of JPEG, stored as "
-            f"{', '.join(part['row'])} in {part['store_bytes'] / 1e6:,.1f} MB. The tutorial printed {printed[0]:,.0f} and "
-            f"{printed[1]:,.0f} images/s, {printed[1] / printed[0]:.1f} times.\n"
+            f"{', '.join(part['row'])} in {part['store_bytes'] / 1e6:,.1f} MB. The tutorial printed "
+            f"{printed[0]:,.0f} and {printed[1]:,.0f} images/s, {printed[1] / printed[0]:.1f} times.\n"
         )
         for size in result["input"]["batch_sizes"]:
             found = part[f"batch_{size}"]

@@ -4,8 +4,8 @@ The tutorial (https://pytorch.org/tensordict/stable/tutorials/tensorclass_imagen
 train and 153 val photographs, with batches of 8. Here as there: the DataLoader decodes and transforms each photograph
 (train: RandomResizedCrop(224), flip, normalise; val: Resize(256), CenterCrop(224), normalise); the store holds uint8
 [3, 256, 256] for train, cropped, flipped and normalised per batch, and finished float32 [3, 224, 224] for val. The
-tutorial put those floats into a uint8 memmap, which destroys them; here they keep their values, at four times the bytes.
-Train is shuffled on both sides, val is not.
+tutorial put those floats into a uint8 memmap, which destroys them; here they keep their values, at four times the
+bytes. Train is shuffled on both sides, val is not.
 
 The DataLoader's workers go from 0 to the number of cores and live on between epochs; memfeed is compared with the best
 of them. An epoch is timed whole, from iter() to the last batch. "Steady" is the median of the epochs after the first;
@@ -58,11 +58,13 @@ class Part:
         return len(self.store)
 
     def dataloader(self, batch: int, workers: int) -> DataLoader:
+        """What decodes and transforms each photograph, each time."""
         return DataLoader(
             self.dataset, batch, shuffle=self.shuffle, num_workers=workers, persistent_workers=workers > 0
         )
 
     def loader(self, batch: int) -> memfeed.Loader:
+        """What reads the store, and transforms each batch."""
         return memfeed.Loader(self.store, batch, shuffle=self.shuffle, transform=self.transform)
 
 
@@ -134,9 +136,7 @@ def cold(part: Part, batch: int, workers: int, rounds: int) -> dict[str, Any]:
     def read() -> float:
         drop_pages(where)
         part.store = memfeed.open(where)
-        loader = part.loader(batch)
-        took = seconds_of(lambda: drain(loader, len(part)))
-        del loader
+        took = seconds_of(lambda: drain(part.loader(batch), len(part)))
         _unmap(part)
         return took
 

@@ -330,7 +330,7 @@ def test_weights_have_columns_but_no_rows(tmp_path: Path) -> None:
     for key in ("w", ("b", "step"), ("b", "none"), ("pieces", "v")):
         assert torch.equal(whole[key], theirs[key])
     assert whole["w"].data_ptr() == store.column("w").data_ptr()
-    assert set(store.select("b").tensordict().keys()) == {"b", "name"}  # values shared by all rows stay
+    assert set(store.select("b").tensordict().keys()) == {"b"}
     for use in (len, lambda s: s[0], lambda s: s[:2], lambda s: s.split([1.0])):
         with pytest.raises(StoreError, match=r"batch_size \[\], which has no rows"):
             use(store)

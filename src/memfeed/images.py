@@ -7,15 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset
-
 from memfeed.extras import require
 
 FIELDS = ("image", "label")
 """The names of what a sample holds."""
 
 
-def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None) -> Dataset[Any]:
+def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None) -> Any:
     """torchvision's `ImageFolder`: (image, label) samples, classes numbered in the order of their sorted names.
 
     A file that cannot be decoded raises an OSError that names it. Raises ModuleNotFoundError without [vision],
@@ -24,8 +22,7 @@ def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] |
     require("vision", "torchvision", "PIL")
     from torchvision.datasets import ImageFolder
 
-    found: Dataset[Any] = ImageFolder(os.fspath(root), transform=transform, loader=_load)
-    return found
+    return ImageFolder(os.fspath(root), transform=transform, loader=_load)
 
 
 def to_pixels(resize: str | None = None) -> Callable[[Any], Any]:

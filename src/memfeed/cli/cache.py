@@ -16,6 +16,8 @@ from memfeed.cli.errors import UsageError
 from memfeed.images import FIELDS, image_folder, to_pixels
 from memfeed.schema import DTYPES
 
+MOST_CLASSES = 20
+
 
 class OnError(str, Enum):
     """What to do where the dataset raises."""
@@ -56,11 +58,12 @@ def cache(
         )
     if images is None and resize is not None:
         raise UsageError("found --resize without --images; expected both, or do the resizing in the dataset itself")
-    named = FIELDS if images is not None else None
+    dataset = image_folder(images, to_pixels(resize)) if images is not None else load(places[0])
+    names = tuple(name.strip() for name in fields.split(",")) if fields else None
     store = memfeed.cache(
-        image_folder(images, to_pixels(resize)) if images is not None else load(places[0]),
+        dataset,
         places[-1],
-        fields=tuple(name.strip() for name in fields.split(",")) if fields else named,
+        fields=FIELDS if names is None and images is not None else names,
         dtypes=dict(_cast(text) for text in dtype) if dtype else None,
         workers=workers,
         on_error=on_error.value,
@@ -71,6 +74,9 @@ def cache(
         progress=progress,
     )
     typer.echo(repr(store))
+    if images is not None:
+        shown = [f"{number} {name}" for number, name in enumerate(dataset.classes[:MOST_CLASSES])]
+        typer.echo(f"  classes: {', '.join(shown)}{', ...' if len(dataset.classes) > MOST_CLASSES else ''}")
     if store.skipped:
         typer.echo(f"  left out: {len(store.skipped):,} samples (memfeed inspect {store.path} lists them)")
 

@@ -132,7 +132,7 @@ def _usual_transform() -> Any:
 
 def _chosen(root: Path, count: int) -> tuple[Any, list[int]]:
     """The tree, and which of its images race: all, or ``count`` drawn from all classes alike."""
-    folder: Any = image_folder(root)
+    folder = image_folder(root)
     total = len(folder)
     drawn = torch.randperm(total, generator=torch.Generator().manual_seed(SEED))[:count]
     return folder, sorted(drawn.tolist())
