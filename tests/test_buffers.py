@@ -41,7 +41,9 @@ def test_lent_memory_is_not_lent_again_while_anything_shares_it(hold):
     assert all(other.data_ptr() != address for other in others)
     del held, others
     gc.collect()
-    assert address in {lease(pool).data_ptr() for _ in range(1)} | {t.data_ptr() for t in [lease(pool) for _ in range(6)]}
+    assert address in {lease(pool).data_ptr() for _ in range(1)} | {
+        t.data_ptr() for t in [lease(pool) for _ in range(6)]
+    }
 
 
 def test_memory_is_used_again():
@@ -81,7 +83,9 @@ def test_another_thread_may_hold_and_free():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.bfloat16, torch.bool])), max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.bfloat16, torch.bool])), max_size=20)
+)
 def test_any_shape_and_dtype(wanted):
     pool = Pool()
     for size, dtype in wanted:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import Made, Pair, equal, rich_sample
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
@@ -27,6 +26,7 @@ from memfeed.errors import (
     StaleStoreError,
     StoreError,
 )
+from support import Made, Pair, equal, rich_sample
 
 
 def cache(dataset, path=None, **options):
@@ -146,12 +146,22 @@ def test_a_class_for_samples_and_batches(path):
 
 
 def test_names_and_dtypes(path):
-    store = cache(Made([(torch.tensor([i, 2]), i) for i in range(5)]), path, fields=("mask", "label"), dtypes={"mask": torch.uint8})
+    store = cache(
+        Made([(torch.tensor([i, 2]), i) for i in range(5)]),
+        path,
+        fields=("mask", "label"),
+        dtypes={"mask": torch.uint8},
+    )
     assert store.column("mask").dtype == torch.uint8
     assert (path / "mask.memmap").stat().st_size == 10
     assert equal(store[2], (torch.tensor([2, 2], dtype=torch.uint8), 2))
     with pytest.raises(SchemaError, match=r"sample 3, field mask: found the value 300, which uint8 would change"):
-        cache(Made([torch.tensor([100 * i]) for i in range(5)]), path.with_name("b.mf"), fields=("mask",), dtypes={"mask": torch.uint8})
+        cache(
+            Made([torch.tensor([100 * i]) for i in range(5)]),
+            path.with_name("b.mf"),
+            fields=("mask",),
+            dtypes={"mask": torch.uint8},
+        )
 
 
 def test_a_temporary_store_goes_with_its_last_user():
@@ -238,7 +248,9 @@ class Bad(Made):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_raises(path, workers):
-    with pytest.raises(SampleError, match=r"sample \d+: the dataset raised ValueError: broken file \d+; mend") as caught:
+    with pytest.raises(
+        SampleError, match=r"sample \d+: the dataset raised ValueError: broken file \d+; mend"
+    ) as caught:
         cache(Bad(rich_sample, 200), path, workers=workers)
     assert isinstance(caught.value.__cause__, ValueError)
     assert not path.exists()
@@ -288,7 +300,9 @@ def test_a_killed_worker_leaves_a_build_that_resumes(path):
             return torch.full((3,), index)
 
     dataset = Deadly(None, 200)
-    with pytest.raises(BuildError, match=r"a worker process died .*rows that were written are kept: call cache\(\) again"):
+    with pytest.raises(
+        BuildError, match=r"a worker process died .*rows that were written are kept: call cache\(\) again"
+    ):
         cache(dataset, path, workers=2)
     assert not path.exists()
     store = cache(dataset, path, workers=2)
@@ -383,7 +397,9 @@ def test_stale_values_are_explained(path):
     cache(Made([{"x": torch.tensor([i, 2]), "s": "a"} for i in range(100)]), path)
     changed = [{"x": torch.tensor([i, 2]), "s": "a"} for i in range(100)]
     changed[99]["x"][1] = 7
-    with pytest.raises(StaleStoreError, match=r"field x, sample 99: found 7 at \[1\], expected 2 \(1 elements differ\)") as caught:
+    with pytest.raises(
+        StaleStoreError, match=r"field x, sample 99: found 7 at \[1\], expected 2 \(1 elements differ\)"
+    ) as caught:
         cache(Made(changed), path)
     for part in ("overwrite=True", "check=False", "seed it there"):
         assert part in str(caught.value)
@@ -490,7 +506,12 @@ def test_data_that_is_mapped_already_is_not_copied_by_accident(path, tmp_path):
     store = cache(torch.arange(10), path)
     td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
     pair = Pair(images=torch.rand(10), targets=torch.arange(10), batch_size=[10]).memmap(str(tmp_path / "tc"))
-    for data, where in ((store, path), (td, tmp_path / "td"), (TensorDict.load_memmap(str(tmp_path / "td")), tmp_path / "td"), (pair, tmp_path / "tc")):
+    for data, where in (
+        (store, path),
+        (td, tmp_path / "td"),
+        (TensorDict.load_memmap(str(tmp_path / "td")), tmp_path / "td"),
+        (pair, tmp_path / "tc"),
+    ):
         with pytest.raises(CopyError, match=rf"memory-mapped already, at .*memfeed\.open\('{where}"):
             cache(data, tmp_path / "copy.mf")
     for data in (store, td, pair):
@@ -522,7 +543,10 @@ def test_the_build_of_another_dataset_is_not_gone_on_with(path):
         cache(make(3), path)
     with pytest.raises(StaleStoreError, match=r"a\.mf\.build: found that the dataset no longer matches"):
         cache(make(4), path)
-    assert len(cache(torch.arange(7), path, overwrite=True) if path.exists() else cache(make(3), path, on_error="skip")) == 199
+    assert (
+        len(cache(torch.arange(7), path, overwrite=True) if path.exists() else cache(make(3), path, on_error="skip"))
+        == 199
+    )
 
 
 def test_the_budget_and_the_bar_are_shown(path, capsys):

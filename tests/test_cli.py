@@ -73,6 +73,11 @@ def cached(out: str = "out.mf", *more: str) -> None:
     assert main(["cache", "cli_sets:make", out, "--no-progress", *more]) == 0
 
 
+def decoded(path: str | Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
 # --- the program
 
 
@@ -224,14 +229,15 @@ def test_images_squashed_are_those_of_pillow(tree: Path) -> None:
     assert main(["cache", "--images", str(tree), "out.mf", "--resize", "20x16", "--no-progress"]) == 0
     images = memfeed.open("out.mf").column("image")
     assert images.shape == (6, 3, 20, 16)
-    expected = np.asarray(Image.open(tree / "moths" / "0.png").resize((16, 20), Image.Resampling.BILINEAR))
+    with Image.open(tree / "moths" / "0.png") as image:
+        expected = np.asarray(image.resize((16, 20), Image.Resampling.BILINEAR))
     assert np.array_equal(images[0].permute(1, 2, 0).numpy(), expected)
 
 
 def test_images_as_they_are(tree: Path) -> None:
     assert main(["cache", "--images", str(tree), "out.mf", "--no-progress"]) == 0
     image, label = memfeed.open("out.mf")[5]
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(Image.open(tree / "wasps" / "5.png")))
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), decoded(tree / "wasps" / "5.png"))
     assert label == 1
 
 
@@ -313,9 +319,9 @@ def test_inspect_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert sorted(path.name for path in paths) == sorted(
         f"{n}-{i}.png" for i in range(2) for n in ("a_b", "mask", "big")
     )
-    assert np.array_equal(np.asarray(Image.open("deep/pics/a_b-1.png")), pixels[1].permute(1, 2, 0).numpy())
-    assert np.array_equal(np.asarray(Image.open("deep/pics/mask-1.png")), pixels[1, 0].numpy())
-    assert Image.open("deep/pics/big-0.png").size == (128, 256)
+    assert np.array_equal(decoded("deep/pics/a_b-1.png"), pixels[1].permute(1, 2, 0).numpy())
+    assert np.array_equal(decoded("deep/pics/mask-1.png"), pixels[1, 0].numpy())
+    assert decoded("deep/pics/big-0.png").shape == (256, 128)
 
 
 def test_inspect_says_where_there_are_no_pictures(capsys: pytest.CaptureFixture[str]) -> None:

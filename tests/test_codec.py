@@ -37,7 +37,11 @@ def test_every_dtype_is_packed_as_its_bytes(name):
     ids=["transposed", "conj", "parameter", "strides", "big endian", "read-only", "scalar"],
 )
 def test_arrays_of_every_make(value):
-    want = value.detach().resolve_conj() if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value.astype(value.dtype.newbyteorder("="))))
+    want = (
+        value.detach().resolve_conj()
+        if isinstance(value, torch.Tensor)
+        else torch.from_numpy(np.array(value.astype(value.dtype.newbyteorder("="))))
+    )
     packed = codec.pack(field_of(value), [value])
     assert packed.buffers[0].tobytes() == want.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 

@@ -1,12 +1,12 @@
 import pytest
 import torch
-from support import Made, equal, rich_sample
 from torch.utils.data import DataLoader, Subset, random_split
 
 import memfeed
 from memfeed import Collate, Loader
 from memfeed.errors import LoaderError
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
+from support import Made, equal, rich_sample
 
 N = 24
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from pathlib import Path
@@ -40,10 +41,9 @@ def result(plain_seconds: float = 4.0, fed_seconds: float = 1.0, cache_seconds: 
 
 
 def printed(shown: Result) -> str:
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
-    with console.file:
-        console.print(table(shown))
-        return console.export_text()
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table(shown))
+    return console.export_text()
 
 
 # --- the photos
@@ -106,8 +106,8 @@ def test_the_course_repeats_the_lap_and_overtaking_is_where_it_crosses() -> None
     assert fed[0][:3].tolist() == [5, 5.5, 6]
     crossing = overtaking(plain, fed, 10.0)
     assert crossing is not None
-    assert crossing[0] == pytest.approx(6.53, abs=0.01)  # 100 + 120 (t - 6) = 160 + 20 (t - 6)
-    assert crossing[1] == pytest.approx(170.7, abs=1)
+    assert crossing[0] == pytest.approx(20 / 3, abs=0.005)  # 160 + 80 (t - 6.5) = 160 + 20 (t - 6)
+    assert crossing[1] == pytest.approx(520 / 3, abs=0.1)
     assert overtaking(fed, plain, 10.0) is None
 
 

@@ -55,7 +55,9 @@ def test_exchange_swaps_directories(tmp_path):
 
 
 def test_too_little_room_says_how_much(tmp_path):
-    with pytest.raises(SpaceError, match=r"found [\d,]+ bytes free; expected at least 1,152,921,504,606,846,976 for it"):
+    with pytest.raises(
+        SpaceError, match=r"found [\d,]+ bytes free; expected at least 1,152,921,504,606,846,976 for it"
+    ):
         files.check_room(tmp_path / "not" / "yet", 1 << 60, "it")
 
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 import torch
-from support import Made, Point
 
 import memfeed
 from memfeed import format
 from memfeed.errors import CorruptStoreError, StoreError
+from support import Made, Point
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Made, equal, rich_sample
 
 import memfeed
 from memfeed.buffers import Fresh, Pool
 from memfeed.gather import Gather, reference
+from support import Made, equal, rich_sample
 
 N = 30
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from support import Made, Pair, rich_sample
 
 from memfeed.errors import FieldError, SchemaError
 from memfeed.infer import infer, promote
+from support import Made, Pair, rich_sample
 
 
 def kinds(samples, **wishes):
@@ -62,7 +62,10 @@ def test_lists_and_json(samples, expected):
     ("samples", "message"),
     [
         ([1, 2.0], r"sample 1, field value: found a Python number as float64 \[\]; expected a Python number as int64"),
-        ([torch.zeros(2), torch.zeros(2).double()], r"sample 1, field value: found float64 \[2\]; expected float32 \[2\]"),
+        (
+            [torch.zeros(2), torch.zeros(2).double()],
+            r"sample 1, field value: found float64 \[2\]; expected float32 \[2\]",
+        ),
         ([torch.zeros(2), torch.zeros(2, 2)], r"found float32 \[2, 2\]; expected float32 \[2\], as in sample 0"),
         ([{"a": object()}], r"sample 0, field a: found an object of builtins.object, which no column holds"),
         ([{"a": {1, 2}}], r"found an object of builtins.set"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Labelled, Made, Pair, Point, equal, rich_sample
 from tensordict import TensorDict
 from torch.utils.data import (
     BatchSampler,
@@ -25,6 +24,7 @@ from memfeed import Loader, order
 from memfeed.errors import FieldError, LoaderError, RowError, StoreError, TransformError
 from memfeed.keyed import Keys
 from memfeed.transforms import Transform
+from support import Labelled, Made, Pair, Point, equal, rich_sample
 
 N = 50
 PLAIN = ("image", "label", "weight", "flag", "point", "text", "record.image")
@@ -91,7 +91,7 @@ def test_batches_are_those_of_a_dataloader(make, batch_size, n, drop_last):
 
 
 def listed(batch):
-    """default_collate gives the texts of a tuple's leaf as a tuple and of a dict's as a list; ours are always a list."""
+    """default_collate gives a tuple's texts as a tuple and a dict's as a list; ours are always a list."""
     if isinstance(batch, tuple) and batch and isinstance(batch[0], str | bytes):
         return list(batch)
     if isinstance(batch, dict):
@@ -137,7 +137,10 @@ def test_tensordict_samples_give_tensordict_batches(path):
 # --- order, epochs, length
 
 
-@pytest.mark.parametrize(("n", "size", "drop"), [(50, 7, False), (50, 7, True), (50, 50, True), (50, 51, True), (50, 1, False), (50, 100, False)])
+@pytest.mark.parametrize(
+    ("n", "size", "drop"),
+    [(50, 7, False), (50, 7, True), (50, 50, True), (50, 51, True), (50, 1, False), (50, 100, False)],
+)
 def test_every_row_once(pairs, n, size, drop):
     loader = Loader(pairs, size, shuffle=True, drop_last=drop)
     batches = labels(loader)
@@ -274,7 +277,9 @@ def test_a_callable_for_one_field(store):
     loader = Loader(store, 10, transform={"image": lambda x: x.float() / 255})
     assert next(iter(loader))["image"].dtype == torch.float32
     named = memfeed.cache(Made([(torch.ones(1), i) for i in range(4)]), fields=("images", "labels"), progress=False)
-    assert next(iter(Loader(named, 2, transform={"images": torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())})))[0].tolist() == [[1], [1]]
+    assert next(
+        iter(Loader(named, 2, transform={"images": torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())}))
+    )[0].tolist() == [[1], [1]]
 
 
 class Spy(Transform):

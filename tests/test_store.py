@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from support import Made, equal, rich_sample
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 import memfeed
 from memfeed.errors import CorruptStoreError, FieldError, RowError, StoreError
+from support import Made, equal, rich_sample
 
 N = 40
 
@@ -31,7 +31,21 @@ def test_one_row(store):
         assert equal(store[which], rich_sample(int(which) % N))
 
 
-@pytest.mark.parametrize("which", [slice(2, 9), slice(None, None, 7), slice(9, 2, -2), slice(5, 5), [4, 1, 1], [-1], np.array([3, 0]), torch.tensor([2]), range(3), ()])
+@pytest.mark.parametrize(
+    "which",
+    [
+        slice(2, 9),
+        slice(None, None, 7),
+        slice(9, 2, -2),
+        slice(5, 5),
+        [4, 1, 1],
+        [-1],
+        np.array([3, 0]),
+        torch.tensor([2]),
+        range(3),
+        (),
+    ],
+)
 def test_many_rows_are_a_batch(pairs, which):
     rows = list(range(10))[which] if isinstance(which, slice) else [int(i) % 10 for i in which]
     x, y = pairs[which]
@@ -199,7 +213,9 @@ def test_what_is_no_store(tmp_path, name):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: Subset(s, [5, 2, 9, 7]), lambda s: random_split(s, [4, N - 4])[0]])
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: Subset(s, [5, 2, 9, 7]), lambda s: random_split(s, [4, N - 4])[0]]
+)
 def test_a_plain_dataloader_gives_what_default_collate_gives(store, workers, wrap):
     simple = store.select("image", "label", "weight", "flag", "point", "text")
     data = wrap(simple)

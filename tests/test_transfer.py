@@ -2,10 +2,10 @@ from collections import namedtuple
 
 import pytest
 import torch
-from support import Labelled, Pair
 from tensordict import TensorDict
 
 from memfeed import to_device
+from support import Labelled, Pair
 
 Two = namedtuple("Two", "a b")
 

@@ -4,11 +4,11 @@ from collections import OrderedDict, defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Labelled, Pair, Point, equal, rich_sample
 
 from memfeed.errors import SchemaError
 from memfeed.infer import infer
 from memfeed.tree import Flattener, assembler, generated_namedtuple, types_of
+from support import Labelled, Pair, Point, equal, rich_sample
 
 leaves = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=3), st.none(), st.booleans())
 keys = st.one_of(st.integers(-3, 3), st.text(max_size=3))
@@ -94,5 +94,7 @@ def test_a_generated_namedtuple_is_picklable():
 def test_types_must_have_the_stored_fields():
     found = infer([Point(1, 2)])
     other = type("Point", (tuple,), {"_fields": ("x", "z")})
-    with pytest.raises(SchemaError, match=r"found a namedtuple Point with the fields \('x', 'y'\), but the class given"):
+    with pytest.raises(
+        SchemaError, match=r"found a namedtuple Point with the fields \('x', 'y'\), but the class given"
+    ):
         assembler(found.schema.structure, (other,), batched=False)

@@ -283,7 +283,9 @@ def infer(
                 dtype=dtype,
                 shape=dims,
                 # a tensorclass holds numbers as tensors
-                form="tensor" if first.form == "scalar" and outer.kind == "tensorclass" != structure.kind else first.form,
+                form="tensor"
+                if first.form == "scalar" and outer.kind == "tensorclass" != structure.kind
+                else first.form,
                 optional=optional,
             )
         )

@@ -233,8 +233,10 @@ class Writer:
         """Whole columns at once where every field is fixed and its rows fit; None to go row by row."""
         packed = []
         for field, column in zip(schema, columns, strict=True):
-            tensor = None if isinstance(column, list) else codec.as_tensor(column)
-            if field.kind != "fixed" or tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
+            if field.kind != "fixed" or isinstance(column, list):
+                return None
+            tensor = codec.as_tensor(column)
+            if tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
                 return None
             try:
                 packed.append(codec.pack_column(field, tensor, cast=True))

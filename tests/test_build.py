@@ -1,0 +1,196 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memfeed
+from memfeed import codec, files
+from memfeed.build import ABSENT, DURABLE, SKIPPED, WRITTEN, Build, claim, finish_interrupted, runs
+from memfeed.build.rows import Extents
+from memfeed.errors import BuildError, StoreError
+from memfeed.infer import infer
+from support import Made, equal, rich_sample
+
+SCHEMA = infer([{"x": torch.arange(3), "r": torch.arange(2)}, {"x": torch.arange(3), "r": torch.arange(1)}]).schema
+
+
+def packed(first, count):
+    columns = (
+        [torch.arange(3) + i for i in range(first, first + count)],
+        [torch.arange(i % 4) for i in range(first, first + count)],
+    )
+    return [codec.pack(field, values) for field, values in zip(SCHEMA, columns, strict=True)]
+
+
+def right(store, rows):
+    return all(equal(store[r], {"x": torch.arange(3) + i, "r": torch.arange(i % 4)}) for r, i in enumerate(rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(range(0, 40, 4)), st.sets(st.integers(0, 9), max_size=4))
+def test_rows_in_any_order_from_many_writers_with_holes(tmp_path_factory, firsts, skipped):
+    path = tmp_path_factory.mktemp("b") / "a.mf"
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 40, None)
+        writers = [build.writer() for _ in range(3)]
+        for turn, first in enumerate(firsts):
+            rows = writers[turn % 3]
+            rows.mark(first, 4, SKIPPED) if first // 4 in skipped else rows.write(first, 4, packed(first, 4))
+        build.commit(path)
+    store = memfeed.open(path)
+    assert right(store, [i for i in range(40) if i // 4 not in skipped])
+    assert store.skipped == tuple(i for i in range(40) if i // 4 in skipped)
+    store.verify()
+
+
+def test_presence_goes_from_absent_to_durable(path):
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 10, None)
+        build.writer().write(2, 3, packed(2, 3))
+        assert build.presence().tolist() == [ABSENT] * 2 + [WRITTEN] * 3 + [ABSENT] * 5
+        build.sync()
+        assert build.presence().tolist() == [ABSENT] * 2 + [DURABLE] * 3 + [ABSENT] * 5
+        assert runs(build.absent()) == [(0, 2), (5, 5)]
+        with pytest.raises(BuildError, match="found rows 0:2, 5:10 never written, of 10"):
+            build.commit(path)
+    assert not path.exists()
+
+
+def test_after_another_boot_only_synced_rows_count(path, monkeypatch):
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 10, None)
+        build.writer().write(0, 4, packed(0, 4))
+        build.sync()
+        build.writer().write(4, 3, packed(4, 3))
+    with claim(path) as root:
+        assert len(Build.resume(root).absent()) == 3
+    monkeypatch.setattr(files, "boot_id", lambda: "another")
+    with claim(path) as root:
+        again = Build.resume(root)
+        assert again.absent().tolist() == [4, 5, 6, 7, 8, 9]
+        again.writer().write(4, 6, packed(4, 6))
+        again.commit(path)
+    assert right(memfeed.open(path), range(10))
+
+
+def test_a_writer_of_an_older_builder_is_turned_away(path):
+    with claim(path) as root:
+        old = Build.begin(root, SCHEMA, 10, None).writer()
+        old.write(0, 2, packed(0, 2))
+        Build.resume(root)
+        with pytest.raises(BuildError, match=r"found builder 2 at work; expected to be it \(1\)"):
+            old.write(2, 2, packed(2, 2))
+
+
+def test_extents_of_several_processes_never_meet(path):
+    with claim(path) as root:
+        Build.begin(root, SCHEMA, 10, None)
+        granted = [Extents(root).grant(1, size) for size in (100, 1, 70_000, 5)]
+        ends = [start + size for start, size in zip(granted, (100, 1, 70_000, 5), strict=True)]
+        assert all(end <= start for end, start in zip(ends, granted[1:], strict=False))
+        assert Extents(root).grant(0, 10) == 0, "each heap has its own"
+
+
+@pytest.mark.parametrize("step", ["manifest", "exchange", "gap"])
+def test_a_commit_that_was_cut_short_is_finished(path, step, monkeypatch):
+    old = memfeed.cache(torch.arange(3), path, progress=False) if step != "manifest" else None
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 4, None)
+        build.writer().write(0, 4, packed(0, 4))
+        with monkeypatch.context() as m:
+            if step == "manifest":
+                m.setattr("memfeed.build.commit.publish", lambda *a, **k: None)
+            elif step == "exchange":  # swapped, but the old store is still there
+                m.setattr(files, "remove_tree", lambda p: None if p == root or p == path / ".build" else _remove(p))
+            else:  # no exchange here, and dead between the two renames
+                m.setattr(files, "exchange", lambda a, b: False)
+                real = type(path).rename
+                m.setattr(
+                    type(path),
+                    "rename",
+                    lambda self, to: (_ for _ in ()).throw(OSError("dead")) if self == root else real(self, to),
+                )
+            if step == "gap":
+                with pytest.raises(OSError, match="dead"):
+                    build.commit(path, overwrite=True)
+            else:
+                build.commit(path, overwrite=old is not None)
+        if step != "exchange":
+            assert not path.exists()
+        finish_interrupted(path)
+    assert right(memfeed.open(path), range(4))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["a.mf"]
+
+
+def _remove(path):
+    import shutil
+
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def test_a_build_that_cannot_be_read_says_so(path):
+    with claim(path) as root:
+        Build.begin(root, SCHEMA, 4, None)
+        (root / ".build" / "settings.json").write_text("{")
+        with pytest.raises(StoreError, match="found a build that cannot be read .* remove that directory"):
+            Build.resume(root)
+
+
+def test_a_claim_that_began_nothing_leaves_nothing(path):
+    with claim(path):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.integers(0, 50)))
+def test_runs(numbers):
+    found = runs(np.array(sorted(numbers), np.int64))
+    assert [i for first, count in found for i in range(first, first + count)] == sorted(numbers)
+    assert all(a + k < b for (a, k), (b, _) in zip(found, found[1:], strict=False))
+
+
+def test_kill_and_resume_computes_nothing_twice_that_was_written(path):
+    """A short form of the torture: the whole process group dies at some moment of a conversion, three times."""
+    code = f"""
+        import sys, os, time, torch, memfeed
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        from support import Made, rich_sample
+        class Logged(Made):
+            def __getitem__(self, i):
+                time.sleep(0.004)
+                with open({str(path) + ".log"!r}, "a") as f: f.write(f"{{i}}\\n")
+                return super().__getitem__(i)
+        memfeed.cache(Logged(rich_sample, 400), {str(path)!r}, progress=False, workers=2)
+    """
+    script = path.with_name("convert.py")
+    script.write_text(textwrap.dedent(code))
+    present = []
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+        presence = path.with_name("a.mf.build") / ".build" / "presence"
+        start = present[-1] if present else 0
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (not presence.exists() or sum(presence.read_bytes()) < start + 60):
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        present.append(sum(presence.read_bytes()))
+    assert not path.exists()
+    assert present == sorted(present)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
+    store = memfeed.cache(Made(rich_sample, 400), path, check=False, progress=False)
+    assert all(equal(store[i], rich_sample(i)) for i in range(400))
+    store.verify()
+    read = (path.with_name("a.mf.log")).read_text().split()
+    # each run probes 16 samples and repeats 3; the rest is what was in flight: two workers, a task of some rows each
+    assert len(read) < 400 + 4 * 19 + 3 * 2 * 60
