@@ -41,8 +41,8 @@ def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) 
     try:
         _collect(reports, build, workers, on_report, drifts)
     finally:
-        # DataLoader has no close(): left to the garbage collector, behind the traceback of an exception, its workers end
-        # seconds later, or find their queues gone first
+        # DataLoader has no close(): left to the garbage collector, behind the traceback of an exception, its workers
+        # end seconds later, or find their queues gone first
         shut_down = getattr(reports, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()

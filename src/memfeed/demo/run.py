@@ -69,9 +69,9 @@ def run(
             with Progress("making photos", count, unit=" photos", shown=progress) as bar:
                 make_photos(images, count, seed=SEED, advance=bar.advance)
         result = _race(images, count, Path(scratch) / "demo.mf", _cores() if workers is None else workers, progress)
+    save_picture(result, out)
     console.print(table(result))
     console.print(FOOTNOTE, style="dim")
-    save_picture(result, out)
     console.print(f"picture: {out}", soft_wrap=True)
     return result
 

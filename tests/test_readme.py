@@ -1,0 +1,33 @@
+"""The README's Python runs as it stands, block after block, the way a reader would paste it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(text: str) -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [block for block in found if "\n    ..." not in block]  # the first one shows the two lines, not a program
+
+
+def test_the_readme_runs(tmp_path):
+    found = blocks((ROOT / "README.md").read_text())
+    assert len(found) >= 5
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(found))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "jagged" in done.stdout.lower() or "NestedTensor" in done.stdout
+    for name in ("squares.mf", "images.mf", "replay", "steps.mf"):
+        assert (tmp_path / name).is_dir()
+
+
+def test_every_file_the_documents_point_to_is_there():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} points to {target}"
