@@ -10,7 +10,6 @@ memfeed the time includes the checksums of every byte and the commit.
 from __future__ import annotations
 
 import shutil
-import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 import memfeed
-from measure import Check, SyncClock, in_turns, medians, parser, seconds_of, show, sync_files, table, write
+from measure import Check, SyncClock, in_turns, medians, parser, ratio, seconds_of, show, sync_files, table, write
 
 TENSORS = 64
 
@@ -90,16 +89,15 @@ def main() -> None:
             return took
 
         seconds = in_turns({name: lambda name=name: run(name) for name in roads()}, rounds)
-    median, synced = medians(seconds), {name: statistics.median(times) for name, times in syncs.items()}
+    median, synced = medians(seconds), medians(syncs)
     table(
         f"{TENSORS} tensors, {data.bytes() / 1e6:.0f} MB",
         ["", "without fsync", "fsync"],
         [[name, f"{took * 1e3:.0f} ms", f"{synced[name] * 1e3:.0f} ms"] for name, took in median.items()],
     )
-    ours = median["memfeed.cache"]
     checks = [
-        Check("faster than torch.save", median["torch.save"] / ours, 2.0, at_least=True),
-        Check("against memmap(num_threads=32)", median["memmap(num_threads=32)"] / ours, 1.0, at_least=True),
+        Check(f"faster than {other}", ratio(seconds, other, "memfeed.cache"), limit, at_least=True)
+        for other, limit in (("torch.save", 2.0), ("memmap(num_threads=32)", 1.0))
     ]
     show("columnar cache, fsync apart", checks)
     write(

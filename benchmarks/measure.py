@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import platform
+import resource
 import statistics
 import threading
 import time
@@ -48,8 +49,8 @@ def seconds_of(function: Callable[[], Any]) -> float:
 def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_seconds: float = 0.0) -> Seconds:
     """Lets contenders run one after another in each round, so that all of them meet the same disturbances.
 
-    A contender returns the seconds it took. One that takes less than ``least_seconds`` runs again until its turn has
-    lasted that long; every run counts. Each round begins with another contender.
+    A contender returns the seconds it took; one that takes less than ``least_seconds`` runs again until its turn has
+    lasted that long. Each round begins with another contender. Gives each contender's median of every round.
     """
     seconds: Seconds = {name: [] for name in contenders}
     names = list(contenders)
@@ -57,12 +58,24 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_s
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             gc.collect()
-            spent = 0.0
-            while spent == 0.0 or spent < least_seconds:
-                took = contenders[name]()
-                seconds[name].append(took)
-                spent += took
+            times = [contenders[name]()]
+            while sum(times) < least_seconds:
+                times.append(contenders[name]())
+            seconds[name].append(statistics.median(times))
     return seconds
+
+
+def ratio(seconds: Seconds, one: str, other: str) -> float:
+    """How many times longer ``one`` takes than ``other``: the median of the rounds' ratios.
+
+    Within a round both met the same load; between rounds, on a machine that others use too, it may differ.
+    """
+    return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+
+
+def cpu_seconds() -> float:
+    """What this process and its ended children have used so far, all cores together."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def medians(seconds: Seconds) -> dict[str, float]:

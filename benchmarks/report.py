@@ -20,7 +20,8 @@ PREFACE = """# Benchmarks
 
 Written by `benchmarks/report.py` from the JSON files in `benchmarks/results/`: measure anew with `make bench`, then run
 `python benchmarks/report.py`. Within a benchmark the contenders ran in turns, in one run, after being shown to give
-equal results; figures are medians. Compare the ratios: absolute times are those of one machine, named under each title.
+equal results; times are medians, ratios are medians of the rounds' ratios. Compare the ratios: absolute times are those
+of one machine, named under each title.
 """
 
 
@@ -45,9 +46,16 @@ def milliseconds(seconds: float) -> str:
 
 def convert(result: Result) -> str:
     about, median, synced = result["input"], result["median_seconds"], result["median_sync_seconds"]
+    busy, sync = result["median_cpu_seconds"], {name: f"{t:.2f} s" for name, t in synced.items()}
     what = "photographs" if about["real"] else "made-up photographs"
     rows = [
-        [name, f"{t:.2f} s", f"{about['images'] / t:,.0f}", f"{synced[name]:.2f} s" if name in synced else ""]
+        [
+            name,
+            f"{t:.2f} s",
+            f"{busy[name]:.2f} s",
+            f"{about['images'] / t:,.0f}",
+            sync.get(name, ""),
+        ]
         for name, t in median.items()
     ]
     return f"""## Conversion
@@ -55,7 +63,7 @@ def convert(result: Result) -> str:
 {about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]: writing a store,
 checksums and commit included, against one epoch of the plain DataLoader over the same dataset, which writes nothing.
 
-{table(["", "time without fsync", "images/s", "fsync"], rows)}
+{table(["", "time without fsync", "CPU time", "images/s", "fsync"], rows)}
 {targets(result)}"""
 
 
@@ -74,8 +82,10 @@ before it commits, the others never do, so it was called for them afterwards.
 
 def loader(result: Result) -> str:
     about, median = result["input"], result["median_seconds"]
-    ours = median["memfeed.Loader"]
-    epochs = [[name, milliseconds(t), f"{about['rows'] / t:,.0f}", f"{t / ours:.2f}"] for name, t in median.items()]
+    epochs = [
+        [name, milliseconds(t), f"{about['rows'] / t:,.0f}", f"{result['ratios'][name]:.2f}"]
+        for name, t in median.items()
+    ]
     starts = [[name, milliseconds(t)] for name, t in result["median_first_batch_seconds"].items()]
     memory = [
         [name, *(f"{m[key] / 1e6:,.1f} MB" for key in ("store", "imports", "most", "buffers", "beyond_buffers"))]

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from measure import Seconds, in_turns, medians, parser, seconds_of, write
+from measure import Seconds, in_turns, medians, parser, ratio, seconds_of, write
 from memfeed.keyed import Keys, uniform
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 from memfeed.transforms.memory import empty
@@ -120,20 +120,19 @@ def main() -> None:
     median = medians(seconds)
     for name, time_s in median.items():
         print(f"{name:30} {time_s * 1e3:8.2f} ms  {N / time_s:9,.0f} images/s")
-    ratios = {
-        "memfeed / tutorial": median["tutorial"] / median["memfeed"],
-        "memfeed / slice and cast": median["slice and cast"] / median["memfeed"],
-        "memfeed / slice and cast, torch.empty": median["slice and cast, torch.empty"] / median["memfeed"],
-        "memfeed / slice and cast, both torch.empty": median["slice and cast, torch.empty"]
-        / median["memfeed, torch.empty"],
-        "memfeed / slice and cast, both lent buffer": median["slice and cast, lent buffer"]
-        / median["memfeed, lent buffer"],
-        "memfeed, lent buffer / tutorial": median["tutorial"] / median["memfeed, lent buffer"],
-    }
+    pairs = [
+        ("memfeed", "tutorial"),
+        ("memfeed", "slice and cast"),
+        ("memfeed", "slice and cast, torch.empty"),
+        ("memfeed, torch.empty", "slice and cast, torch.empty"),
+        ("memfeed, lent buffer", "slice and cast, lent buffer"),
+        ("memfeed, lent buffer", "tutorial"),
+    ]
     if "torchvision v2 per sample" in median:
-        ratios["memfeed / torchvision v2 per sample"] = median["torchvision v2 per sample"] / median["memfeed"]
-    for name, ratio in ratios.items():
-        print(f"{name:44} {ratio:6.2f}")
+        pairs.append(("memfeed", "torchvision v2 per sample"))
+    ratios = {f"{one} / {other}": ratio(seconds, other, one) for one, other in pairs}
+    for name, times in ratios.items():
+        print(f"{name:50} {times:6.2f}")
     write(
         options,
         {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": rounds},

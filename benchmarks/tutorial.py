@@ -31,7 +31,7 @@ from torchvision import datasets, transforms
 
 import charts
 import memfeed
-from measure import PHOTOS, Check, drop_pages, in_turns, medians, parser, seconds_of, show, table, write
+from measure import PHOTOS, Check, drop_pages, in_turns, medians, parser, ratio, seconds_of, show, table, write
 from memfeed.keyed import Keys
 from memfeed.order import permutation
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
@@ -182,31 +182,28 @@ def main() -> None:
                 warm, best = steady(part, batch, counts, rounds, least)
                 chilled = cold(part, batch, best, cold_rounds)
                 rates = {name: len(part) / t for name, t in warm["median_seconds"].items()}
-                ratio = rates[MEMFEED] / rates[f"DataLoader, {best} workers"]
+                theirs = f"DataLoader, {best} workers"
+                times = ratio(warm["seconds"], theirs, MEMFEED)
                 figures[part.name][f"batch_{batch}"] = {
                     "best_workers": best,
                     "images_per_second": rates,
                     "first_epoch_images_per_second": {n: len(part) / t for n, t in warm["first_seconds"].items()},
                     "cold_images_per_second": {n: len(part) / t for n, t in chilled["median_seconds"].items()},
-                    "ratio": ratio,
-                    "first_epoch_ratio": _ratio(warm["first_seconds"], best),
-                    "cold_ratio": _ratio(chilled["median_seconds"], best),
+                    "ratio": times,
+                    "first_epoch_ratio": warm["first_seconds"][theirs] / warm["first_seconds"][MEMFEED],
+                    "cold_ratio": ratio(chilled["seconds"], theirs, MEMFEED),
                     "warm": warm,
                     "cold": chilled,
                 }
                 _print(part, batch, figures[part.name][f"batch_{batch}"])
                 printed = PRINTED[part.name][1] / PRINTED[part.name][0]
-                checks.append(Check(f"{part.name}, batches of {batch}", ratio, printed, at_least=True))
+                checks.append(Check(f"{part.name}, batches of {batch}", times, printed, at_least=True))
     show("memfeed / the best DataLoader, warm, against the tutorial's ratio", checks)
     about = {"data": options.data.name, "batch_sizes": [8, 64], "rounds": rounds, "cold_rounds": cold_rounds}
     write(options, about, {"parts": figures}, checks)
     chart = options.chart or (None if quick else Path(__file__).parents[1] / "docs" / "tutorial.png")
     if chart:
         charts.tutorial(options.json, chart)
-
-
-def _ratio(seconds: dict[str, float], workers: int) -> float:
-    return seconds[f"DataLoader, {workers} workers"] / seconds[MEMFEED]
 
 
 def _print(part: Part, batch: int, figures: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import memfeed
@@ -119,8 +119,7 @@ def test_columns_are_copied_whole(path, columns, monkeypatch):
 
 
 def test_columns_of_text_go_row_by_row(path):
-    td = TensorDict({"a": torch.arange(3)}, [3])
-    td["s"] = ["x", "yy", "z"]
+    td = TensorDict({"a": torch.arange(3), "s": NonTensorStack("x", "yy", "z")}, [3])
     store = cache(td, path)
     assert [store[i]["s"] for i in range(3)] == ["x", "yy", "z"]
 

@@ -125,9 +125,9 @@ class RaggedColumn:
         if bad.any():
             row = int(ids[int(bad.argmax())])
             raise CorruptStoreError(
-                f"{self.path}: found row {row} of field {self.field.name} at byte {all_starts[row] * item} with dims "
-                f"{all_dims[row].tolist()}; expected it inside {self.heap_bytes:,} bytes of {self.field.describe()}: "
-                "the store is damaged, run verify()"
+                f"{self.path}: found row {row} of field {self.field.name} at byte {int(all_starts[row]) * item} with "
+                f"dims {all_dims[row].tolist()}; expected it inside {self.heap_bytes:,} bytes of "
+                f"{self.field.describe()}: the store is damaged, run verify()"
             )
         lengths = lengths.astype(np.int64)
         lengths[none] = -1

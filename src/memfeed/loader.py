@@ -17,7 +17,8 @@ from memfeed.errors import LoaderError
 from memfeed.gather import Gather
 from memfeed.keyed import Keys
 from memfeed.order import Sequential, Shuffled
-from memfeed.store import Source, Store
+from memfeed.source import Source
+from memfeed.store import Store
 from memfeed.transfer import check_device, to_device
 
 

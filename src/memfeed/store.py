@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +17,15 @@ from tensordict import TensorDict, TensorDictBase
 from memfeed import format, memmap_dir, order
 from memfeed.buffers import Fresh
 from memfeed.columns import Column, FixedColumn, Ints, RaggedColumn, Values
-from memfeed.errors import CorruptStoreError, FieldError, RowError, StoreError
+from memfeed.errors import FieldError, RowError, StoreError
 from memfeed.format import Manifest
 from memfeed.gather import Gather, read_row
-from memfeed.schema import Field, Schema
 from memfeed.schema import Path as FieldPath
+from memfeed.schema import Schema
+from memfeed.source import Source, open_source
 from memfeed.tree import assembler
+from memfeed.verify import verify
+from memfeed.views import RaggedView, rows_of
 
 
 class Samples(list[Any]):
@@ -31,31 +33,6 @@ class Samples(list[Any]):
 
     ids: Ints
     batch: Any
-
-
-class Source:
-    """What the views of one store share: where it lies, its schema, its columns (mapped on first use)."""
-
-    def __init__(
-        self,
-        path: Path | None,
-        schema: Schema,
-        rows: int | None,
-        digest: str,
-        make: Callable[[int], Column],
-        manifest: Manifest | None = None,
-        owner: object = None,
-    ) -> None:
-        self.path, self.schema, self.rows, self.digest = path, schema, rows, digest
-        self.manifest, self.owner = manifest, owner
-        self._make = make
-        self._columns: dict[int, Column] = {}
-
-    def column(self, number: int) -> Column:
-        """The column of a field of the whole schema."""
-        if number not in self._columns:
-            self._columns[number] = self._make(number)
-        return self._columns[number]
 
 
 class Store:
@@ -223,7 +200,7 @@ class Store:
         rows = self._ids(list(ids))
         base = self.base_rows(rows)
         leaves = self._gather(base)
-        columns = [_rows_of(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
+        columns = [rows_of(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
         samples = Samples(self.assemble_sample(row) for row in zip(*columns, strict=True))
         samples.ids, samples.batch = base, self.assemble_batch(leaves)
         return samples
@@ -314,116 +291,17 @@ class Store:
 
         ``progress`` is called with (bytes done, bytes in all).
         """
-        manifest = self._source.manifest
-        if manifest is None:
+        if self._source.manifest is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
                 "its sizes were checked when it was opened: cache(..., copy_existing=True) makes a store that has them"
             )
-        sums = (self.path / format.CHECKSUMS).read_bytes()
-        if format.digest(sums) != manifest.checksums:
-            raise CorruptStoreError(
-                f"{self.path / format.CHECKSUMS}: found other bytes than the manifest says; damaged"
-            )
-        expected = iter(np.frombuffer(sums, "<u8").tolist())
-        chunks = [
-            (name, first, min(manifest.chunk_bytes, size - first), next(expected))
-            for name, size in manifest.files.items()
-            for first in range(0, size, manifest.chunk_bytes)
-        ]
-        done, total = 0, sum(manifest.files.values())
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            hashes = pool.map(lambda chunk: format.chunk_hash(self.path / chunk[0], chunk[1], chunk[2]), chunks)
-            for (name, first, size, want), have in zip(chunks, hashes, strict=True):
-                if have != want:
-                    raise CorruptStoreError(self._damage(manifest, name, first, size))
-                done += size
-                if progress:
-                    progress(done, total)
-
-    def _damage(self, manifest: Manifest, name: str, first: int, size: int) -> str:
-        field = next(f for f in manifest.schema if name in format.column_files(f, 0))
-        record = format.column_files(field, 1)[name]
-        where = f"rows {first // record} to {(first + size - 1) // record}" if record else "some of its rows"
-        return (
-            f"{self.path / name}: found other bytes than were written, in {size:,} bytes from {first:,} "
-            f"(field {field.name}, {where}); restore the file from a copy, or make the store anew"
-        )
-
-
-class RaggedView(Sequence[Any]):
-    """The rows of a ragged column, each a view of the map (str, bytes and json: decoded)."""
-
-    def __init__(self, column: Column, rows: Ints) -> None:
-        self._column, self._rows = column, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, slice):
-            return RaggedView(self._column, self._rows[which])
-        try:
-            row = int(self._rows[which])
-        except IndexError:
-            raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
-        column = self._column
-        if isinstance(column, FixedColumn | Values) or not _is_array(column.field):
-            return read_row(column, row)
-        starts, lengths, dims = column.extents(np.array([row]))
-        if lengths[0] < 0:
-            return None
-        shape = dims[0, : len(column.field.shape)].tolist()
-        return column.view(int(starts[0]), int(lengths[0])).view(column.field.torch_dtype).view(shape)
-
-
-def _is_array(field: Field) -> bool:
-    return field.kind in ("fixed", "jagged", "list")
-
-
-def _rows_of(column: Column, leaf: Any) -> Iterable[Any]:
-    """A batch's leaf as one value per sample."""
-    if isinstance(leaf, list):
-        form = column.field.form
-        if form == "tensor":
-            return leaf
-        return [None if value is None else (value.item() if form == "scalar" else value.tolist()) for value in leaf]
-    if column.field.form == "tensor":
-        return list(leaf.unbind(0))
-    return leaf.tolist() if column.field.form == "scalar" else [row.tolist() for row in leaf.unbind(0)]
-
-
-def _own_source(path: Path, manifest: Manifest, digest: str, owner: object) -> Source:
-    def make(number: int) -> Column:
-        field = manifest.schema.fields[number]
-        if field.kind == "fixed":
-            return FixedColumn(field, path / f"{field.stem}.memmap", manifest.rows)
-        return RaggedColumn(field, path / field.stem, manifest.rows, manifest.files[f"{field.stem}/heap.bin"])
-
-    return Source(path, manifest.schema, manifest.rows, digest, make, manifest, owner)
+        verify(self.path, self._source.manifest, progress)
 
 
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
     """See ``memfeed.open``; ``owner`` lives as long as the store and all its views do."""
-    root = Path(path)
-    found = format.read_manifest(root)
-    if found is not None:
-        manifest, digest = found
-        return Store(_own_source(root.absolute(), manifest, digest, owner), types=tuple(types))
-    foreign = memmap_dir.read(root) if (root / "meta.json").exists() or any(root.glob("*meta.pt")) else None
-    if foreign is not None:
-        source = Source(root.absolute(), foreign.schema, foreign.rows, foreign.digest, foreign.column)
-        return Store(source, types=tuple(types))
-    raise StoreError(_not_a_store(root))
-
-
-def _not_a_store(root: Path) -> str:
-    if not root.exists():
-        build = format.build_path(root)
-        hint = f"; {build} is an unfinished build: call cache() again to go on with it" if build.exists() else ""
-        return f"{root}: found nothing there; expected a store{hint or ': make one with memfeed.cache(dataset, path)'}"
-    what = "a file" if root.is_file() else "a directory"
-    return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"
+    return Store(open_source(Path(path), owner), types=tuple(types))
 
 
 def open(

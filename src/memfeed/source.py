@@ -1,0 +1,67 @@
+"""Where the columns of a store come from: a directory of ours, one that tensordict wrote, or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memfeed import format, memmap_dir
+from memfeed.columns import Column, FixedColumn, RaggedColumn
+from memfeed.errors import StoreError
+from memfeed.format import Manifest
+from memfeed.schema import Schema
+
+
+class Source:
+    """What the views of one store share: where it lies, its schema, its columns (mapped on first use)."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        schema: Schema,
+        rows: int | None,
+        digest: str,
+        make: Callable[[int], Column],
+        manifest: Manifest | None = None,
+        owner: object = None,
+    ) -> None:
+        self.path, self.schema, self.rows, self.digest = path, schema, rows, digest
+        self.manifest, self.owner = manifest, owner
+        self._make = make
+        self._columns: dict[int, Column] = {}
+
+    def column(self, number: int) -> Column:
+        """The column of a field of the whole schema."""
+        if number not in self._columns:
+            self._columns[number] = self._make(number)
+        return self._columns[number]
+
+
+def _own(path: Path, manifest: Manifest, digest: str, owner: object) -> Source:
+    def make(number: int) -> Column:
+        field = manifest.schema.fields[number]
+        if field.kind == "fixed":
+            return FixedColumn(field, path / f"{field.stem}.memmap", manifest.rows)
+        return RaggedColumn(field, path / field.stem, manifest.rows, manifest.files[f"{field.stem}/heap.bin"])
+
+    return Source(path, manifest.schema, manifest.rows, digest, make, manifest, owner)
+
+
+def open_source(root: Path, owner: object = None) -> Source:
+    """The columns at ``root``; ``owner`` lives as long as they do. Raises StoreError, CorruptStoreError."""
+    found = format.read_manifest(root)
+    if found is not None:
+        return _own(root.absolute(), *found, owner)
+    if (root / "meta.json").exists() or any(root.glob("*meta.pt")):
+        foreign = memmap_dir.read(root)
+        return Source(root.absolute(), foreign.schema, foreign.rows, foreign.digest, foreign.column)
+    raise StoreError(_not_a_store(root))
+
+
+def _not_a_store(root: Path) -> str:
+    if not root.exists():
+        build = format.build_path(root)
+        hint = f"; {build} is an unfinished build: call cache() again to go on with it" if build.exists() else ""
+        return f"{root}: found nothing there; expected a store{hint or ': make one with memfeed.cache(dataset, path)'}"
+    what = "a file" if root.is_file() else "a directory"
+    return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"
