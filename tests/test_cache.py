@@ -585,3 +585,23 @@ def test_two_builders_make_one_store(path):
     assert [out.split()[-1] for out in outs] == ["60", "60"]
     read = Path(path.with_name("log")).read_text().split()
     assert len(read) < 60 + 3 * 20, "the second builder waited (each also probes)"
+
+
+def test_an_iterable_goes_on_with_the_workers_it_began_with(path):
+    """Where a worker's rows go depends on how many share the iterable: another number would mix them up."""
+
+    class Stops(Counting):
+        def __iter__(self):
+            for sample in super().__iter__():
+                if sample[1] == 250 and not path.with_name("again").exists():
+                    raise OSError("gone")
+                yield sample
+
+    for first, then in ((2, 0), (0, 2)):
+        path.with_name("again").unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        with pytest.raises(SampleError, match=r"the iterable raised OSError: gone"):
+            cache(Stops(300), path, workers=first)
+        path.with_name("again").touch()
+        store = cache(Stops(300), path, workers=then)
+        assert sorted(label for _, label in store) == list(range(300))

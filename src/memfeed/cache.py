@@ -27,8 +27,9 @@ from memfeed.convert import (
     note_skips,
     write_run,
 )
-from memfeed.errors import CopyError, MemfeedError, SchemaError, StaleStoreError, StoreError
+from memfeed.errors import MemfeedError, SchemaError, StaleStoreError, StoreError
 from memfeed.infer import Inferred, infer
+from memfeed.inputs import Input, refuse_copy, sort_input
 from memfeed.probe import Probed
 from memfeed.progress import Progress
 from memfeed.schema import Kind
@@ -36,14 +37,6 @@ from memfeed.store import Store, open_store
 from memfeed.tree import Flattener, types_of
 
 RecordClass: TypeAlias = type[Any]
-
-
-class _Input(msgspec.Struct, frozen=True):
-    """A dataset, sorted into how it is read; ``length`` is None where only iterating tells."""
-
-    dataset: Any
-    kind: Literal["columns", "map", "iterable"]
-    length: int | None
 
 
 class _Wishes(msgspec.Struct, frozen=True):
@@ -117,8 +110,8 @@ def cache(
         owner = _Temporary()
         path = owner.path / "store.mf"
     target = Path(path).absolute()
-    _refuse_copy(dataset, target, copy_existing)
-    given = _sorted_input(dataset)
+    refuse_copy(dataset, target, copy_existing)
+    given = sort_input(dataset)
     wishes = _Wishes(fields, dtypes, type, allow_random, on_error == "skip")
     if target.exists():
         existing = _existing(target, overwrite)
@@ -149,44 +142,6 @@ def _remove(path: str, pid: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
-    at = str(dataset.path) if isinstance(dataset, Store) else columnar.existing_path(dataset)
-    if at is None:
-        return
-    source = Path(at).resolve()
-    if target.resolve() == source or source in target.resolve().parents or target.resolve() in source.parents:
-        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
-    if not copy_existing:
-        raise CopyError(
-            f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
-            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
-        )
-
-
-def _sorted_input(dataset: Any) -> _Input:
-    columns = None if isinstance(dataset, Store) else columnar.as_columns(dataset)
-    if columns is not None:
-        given = _Input(columns, "columns", len(columns))
-    elif isinstance(dataset, str | bytes | dict):
-        raise SchemaError(
-            f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
-            "or tensors or arrays (or a tuple or dict of them) with one row per sample"
-        )
-    elif isinstance(dataset, IterableDataset):
-        given = _Input(dataset, "iterable", None)
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        given = _Input(dataset, "map", len(dataset))
-    elif hasattr(dataset, "__iter__"):
-        given = _Input(dataset, "iterable", None)
-    else:
-        raise SchemaError(
-            f"found {dataset.__class__.__name__}, which has neither len and [] nor iter; expected a dataset"
-        )
-    if given.length == 0:
-        raise SchemaError("found an empty dataset (0 samples); expected at least one")
-    return given
-
-
 def _existing(target: Path, overwrite: bool) -> Store | None:
     """The store at ``target``, or None where it is to be replaced; raises StoreError for anything else there."""
     if overwrite:
@@ -199,7 +154,7 @@ def _existing(target: Path, overwrite: bool) -> Store | None:
     return open_store(target)
 
 
-def _look(given: _Input, wishes: _Wishes, indices: Sequence[int] | None = None) -> _Look:
+def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None) -> _Look:
     """Reads samples and infers the schema; with ``indices``, those samples again, to compare."""
     rest = None
     random_ok = wishes.allow_random or indices is not None or given.kind == "columns"
@@ -226,19 +181,23 @@ def _look(given: _Input, wishes: _Wishes, indices: Sequence[int] | None = None) 
     return _Look(found, probed, types, rest)
 
 
-def _types_unseen(given: _Input, wishes: _Wishes) -> tuple[type, ...]:
+def _types_unseen(given: Input, wishes: _Wishes) -> tuple[type, ...]:
     """The record classes of a dataset whose store is opened unchecked: one sample tells."""
     if given.kind == "iterable":
         return (wishes.record,) if wishes.record else ()
-    return types_of([given.dataset[0]]) + ((wishes.record,) if wishes.record else ())
+    try:
+        first = [given.dataset[0]]
+    except Exception:  # unseen is unseen: the store opens without its classes
+        first = []
+    return types_of(first) + ((wishes.record,) if wishes.record else ())
 
 
-def _fingerprint(given: _Input, look: _Look, hashes: tuple[format.Probe, ...]) -> format.Fingerprint:
+def _fingerprint(given: Input, look: _Look, hashes: tuple[format.Probe, ...]) -> format.Fingerprint:
     source = given.dataset.source if isinstance(given.dataset, columnar.Columns) else given.dataset
     return probe.fingerprint(given.kind, source, given.length, hashes)
 
 
-def _checked(store: Store, given: _Input, wishes: _Wishes, owner: object) -> Store:
+def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Store:
     """The store that is there, once samples of the dataset have been compared with it."""
     old = store.manifest.fingerprint if store.manifest else None
     if old is None:
@@ -257,48 +216,49 @@ def _checked(store: Store, given: _Input, wishes: _Wishes, owner: object) -> Sto
 
 
 def _write(
-    target: Path, given: _Input, look: _Look, wishes: _Wishes, workers: int | None, overwrite: bool, progress: bool
+    target: Path, given: Input, look: _Look, wishes: _Wishes, workers: int | None, overwrite: bool, progress: bool
 ) -> None:
     """Builds the store at ``target``: from the start, or from where an earlier build of it stopped."""
-    found = look.found
+    found, seconds = look.found, look.probed.seconds
     packed = probe.pack_samples(found, look.probed)
-    row_bytes = probe.row_bytes(packed)
+    plan = Plan(
+        flattener=Flattener(found.structure, look.probed.samples[0]),
+        casts=found.casts,
+        held=found.held,
+        row_bytes=probe.row_bytes(packed),
+        skip_errors=wishes.skip_errors,
+    )
     hashes = () if wishes.allow_random else probe.probe_hashes(found.schema, look.probed.indices, packed)
-    root = format.build_path(target)
-    fingerprint = _fingerprint(given, look, hashes)
-    build = Build.resume(root)
-    if build is not None and not _same_dataset(build, root, fingerprint, look, overwrite):
-        build = None
     regular = given.kind == "columns" and all(field.kind == "fixed" for field in found.schema)
     if workers is None:
-        workers = 0 if given.length is None or regular else default_workers(given.length, look.probed.seconds)
+        workers = 0 if given.length is None or regular else default_workers(given.length, seconds)
+    fingerprint = _fingerprint(given, look, hashes)
+    build = _resumed(format.build_path(target), fingerprint, look, overwrite)
     if build is None:
-        cost = probe.budget(target, given.length, row_bytes, look.probed.seconds / max(workers, 1))
-        build = Build.begin(root, found.schema, given.length, fingerprint)
-        said = f"memfeed: {cost} -> {target}"
+        cost = probe.budget(target, given.length, plan.row_bytes, seconds / max(workers, 1))
+        shares = max(workers, 1) if given.kind == "iterable" else 1
+        build = Build.begin(format.build_path(target), found.schema, given.length, fingerprint, shares)
+        said, there = f"memfeed: {cost} -> {target}", 0
     else:
-        said = f"memfeed: going on with {root}: {int((build.presence() > 0).sum()):,} rows are there already"
-    flattener = Flattener(found.structure, look.probed.samples[0])
-    plan = Plan(flattener, found.casts, found.held, row_bytes, wishes.skip_errors)
+        there = int((build.presence() > 0).sum())
+        said = f"memfeed: going on with {build.root}: {there:,} rows are there already"
     try:
-        with Progress(target.name, given.length, unit=" rows", shown=progress) as bar:
+        with Progress(target.name, given.length, unit=" rows", shown=progress, done=there) as bar:
             bar.say(said)
 
             def report(done: Report) -> None:
                 bar.advance(done.rows + done.skipped, done.bytes)
 
-            there = int((build.presence() > 0).sum())
-            if there:
-                bar.advance(there)
             if given.kind == "iterable":
-                source = given.dataset if workers else itertools.chain(look.probed.samples, look.rest)
-                convert_stream(build, source, plan, workers=workers, on_report=report)
+                shares = build.settings.shares  # where a row goes depends on it: an earlier build's number stays
+                source = given.dataset if shares > 1 else itertools.chain(look.probed.samples, look.rest)
+                convert_stream(build, source, plan, workers=shares if shares > 1 else 0, on_report=report)
             elif regular:
                 convert_columns(build, given.dataset.tensors(found.structure), plan, report)
             else:
                 if not wishes.allow_random:
                     _write_probed(build, plan, look, report)
-                convert_map(build, given.dataset, plan, workers=workers, seconds=look.probed.seconds, on_report=report)
+                convert_map(build, given.dataset, plan, workers=workers, seconds=seconds, on_report=report)
         build.commit(target, overwrite=overwrite)
     except MemfeedError as error:
         _keep_or_drop(build, error)
@@ -319,17 +279,23 @@ def _write_probed(build: Build, plan: Plan, look: _Look, report: Any) -> None:
     report(Report(skipped=len(failed)))
 
 
-def _same_dataset(build: Build, root: Path, fingerprint: format.Fingerprint, look: _Look, overwrite: bool) -> bool:
-    """Whether a build that was found is one of this dataset; if not, overwrite=True discards it."""
+def _resumed(root: Path, fingerprint: format.Fingerprint, look: _Look, overwrite: bool) -> Build | None:
+    """The unfinished build at ``root``, to go on with; None without one, or if overwrite=True discards another's.
+
+    Raises StaleStoreError for the build of another dataset.
+    """
+    build = Build.resume(root)
+    if build is None:
+        return None
     try:
         if build.settings.fingerprint is None:
-            raise StaleStoreError(f"{root}: found the build of a Writer, not of this dataset")
+            raise stale.refuse(root, "found the build of a Writer")
         stale.check(root, build.schema, build.settings.fingerprint, fingerprint, look.found, look.probed, None)
     except StaleStoreError:
         if overwrite:
-            return False
+            return None
         raise
-    return True
+    return build
 
 
 def _keep_or_drop(build: Build, error: MemfeedError) -> None:

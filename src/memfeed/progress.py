@@ -15,10 +15,10 @@ class _Bar(tqdm):
 
 
 class Progress:
-    """A context manager around a progress bar on stderr; silent when not ``shown``."""
+    """A context manager around a progress bar on stderr; silent unless ``shown``; ``done`` units were there before."""
 
-    def __init__(self, what: str, total: int | None, *, unit: str, shown: bool) -> None:
-        self._what, self._total, self._unit, self._shown = what, total, unit, shown
+    def __init__(self, what: str, total: int | None, *, unit: str, shown: bool, done: int = 0) -> None:
+        self._what, self._total, self._unit, self._shown, self._done = what, total, unit, shown, done
         self._bar: tqdm[object] | None = None
         self.bytes = 0
 
@@ -26,6 +26,7 @@ class Progress:
         if self._shown:
             self._bar = _Bar(
                 total=self._total,
+                initial=self._done,
                 desc=self._what,
                 unit=self._unit,
                 unit_scale=True,
