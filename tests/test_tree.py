@@ -2,12 +2,14 @@ import pickle
 from collections import OrderedDict, defaultdict
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict
 
 from memfeed.errors import SchemaError
 from memfeed.infer import infer
-from memfeed.tree import Flattener, assembler, generated_namedtuple, types_of
+from memfeed.tree import Flattener, assembler, generated_namedtuple, make_tensordict, types_of
 from support import Labelled, Pair, Point, equal, rich_sample
 
 leaves = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=3), st.none(), st.booleans())
@@ -98,3 +100,25 @@ def test_types_must_have_the_stored_fields():
         SchemaError, match=r"found a namedtuple Point with the fields \('x', 'y'\), but the class given"
     ):
         assembler(found.schema.structure, (other,), batched=False)
+
+
+def test_a_dict_in_a_tensordict_keeps_its_values_as_they_are():
+    rows = [{"x": torch.full((2,), i), "n": i, "pair": [i, "b"], "deep": {"y": torch.ones(3), 4: "s"}} for i in (1, 2)]
+    samples = [TensorDict({"d": NonTensorData(row), "z": torch.zeros(1)}, []) for row in rows]
+    found = infer(samples)
+    taken = Flattener(found.structure, samples[0])(samples[1])
+    made = assembler(found.schema.structure, batched=False)(taken)
+    assert made["d", "x"].tolist() == [2, 2]
+    assert made["d"]["n"] == 2
+    assert type(made["d"]["n"]) is int
+    assert made["d"]["pair"] == [2, "b"]
+    assert made["d", "deep", "y"].tolist() == [1, 1, 1]
+    assert made["d", "deep"]["4"] == "s"
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_lists_in_a_tensordict_are_per_row_also_without_rows(n):
+    made = make_tensordict(["x", "words", "d"], [torch.zeros(n, 2), ["a"] * n, {"y": torch.ones(n), "t": ["b"] * n}], 1)
+    assert made.batch_size == made["d"].batch_size == (n,)
+    assert made["words"] == ["a"] * n
+    assert made["d"]["t"] == ["b"] * n

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch.utils.data import IterableDataset
 
-from memfeed import columnar, files, format, probe, stale
+from memfeed import files, format, probe, stale
 from memfeed.build import Build, claim, finish_interrupted
 from memfeed.convert import (
     Plan,
@@ -193,8 +193,9 @@ def _types_unseen(given: Input, wishes: _Wishes) -> tuple[type, ...]:
 
 
 def _fingerprint(given: Input, look: _Look, hashes: tuple[format.Probe, ...]) -> format.Fingerprint:
-    source = given.dataset.source if isinstance(given.dataset, columnar.Columns) else given.dataset
-    return probe.fingerprint(given.kind, source, given.length, hashes)
+    # columns in memory come from no code of a dataset that could change
+    source, name = ("", "") if given.kind == "columns" else probe.source_of(given.dataset)
+    return format.Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
 
 
 def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Store:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -235,11 +236,22 @@ def checksum_bytes(manifest: Manifest) -> int:
     return sum(8 * -(-size // manifest.chunk_bytes) for size in manifest.files.values())
 
 
+_local = threading.local()
+
+
+def _buffer() -> memoryview:
+    """Room for one chunk, one per thread: new memory for each chunk costs more than hashing it."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer: memoryview = _local.buffer
+    return buffer
+
+
 def chunk_hash(path: Path, first: int, size: int) -> int:
     """The xxh3-64 of one chunk of a file."""
+    buffer = _buffer()[:size]
     with open(path, "rb", buffering=0) as file:
         file.seek(first)
-        buffer = memoryview(bytearray(size))
         done = 0
         while done < size:
             read = file.readinto(buffer[done:])

@@ -117,17 +117,29 @@ def _check_bytes(path: Path, size: int, why: str) -> None:
         )
 
 
-def _place(directory: Path, key: str, suffix: str = "") -> Path:
-    """Where a key's file or directory lies: its name encoded, or as older versions wrote it if that is safe."""
+def _encode(key: str) -> str:
     if key in ("", ".", ".."):
-        encoded = "%2E" * len(key) or "%"
-    else:
-        encoded = _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
-    path = directory / (encoded + suffix)
-    raw_is_safe = key not in ("", ".", "..") and not re.search(r"[\x00/\\]", key)
-    if raw_is_safe and encoded != key and _status(path) is None and _status(directory / (key + suffix)) is not None:
-        return directory / (key + suffix)
-    return path
+        return "%2E" * len(key) or "%"
+    return _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
+
+
+def _places(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
+    """Where each key's file or directory lies: tensordict 0.8 named them as the keys, newer versions encode the names.
+
+    So a key is looked up encoded, then as it is if that is safe. In an older directory the encoded name may be another
+    key's own ("a%20b" beside "a b"). A key with a % that has a file, but none of its encoded name, tells it is older.
+    """
+    places: dict[str, Path] = {}
+    older: dict[str, Path] = {}
+    for key, entry in entries.items():
+        suffix = "" if "type" in entry else ".memmap"
+        encoded = _encode(key)
+        places[key] = directory / (encoded + suffix)
+        if encoded != key and key + suffix not in ("", ".", "..") and not re.search(r"[\x00/\\]", key):
+            older[key] = directory / (key + suffix)
+    older = {key: path for key, path in older.items() if _status(path) is not None}
+    only_older = {key: path for key, path in older.items() if _status(places[key]) is None}
+    return places | (older if any("%" in key for key in only_older) else only_older)
 
 
 def _dims(value: Any, where: str) -> tuple[int, ...]:
@@ -222,27 +234,26 @@ class Reader:
 
     def _tensordict(self, path: Path, meta: dict[str, Any], depth: int) -> Group:
         batch = _dims(meta["shape"], f"{path / METADATA}: batch_size")
+        # what is no dict is what tensordict notes of the directory itself: shape, device, names
+        entries = {key: entry for key, entry in meta.items() if isinstance(entry, dict)}
+        self._entries += len(entries)
+        if self._entries > MOST_ENTRIES:
+            raise StoreError(f"{path / METADATA}: found more than {MOST_ENTRIES:,} entries; expected fewer")
         children: dict[str, Entry] = {}
-        for key, entry in meta.items():
-            if not isinstance(entry, dict):
-                continue  # what tensordict notes of the directory itself: shape, device, names
-            self._entries += 1
-            if self._entries > MOST_ENTRIES:
-                raise StoreError(f"{path / METADATA}: found more than {MOST_ENTRIES:,} entries; expected fewer")
-            if "type" in entry:
-                children[key] = self.directory(_place(path, key), depth + 1)
+        for key, place in _places(path, entries).items():
+            where = f"{path / METADATA}: entry {key!r}"
+            if "type" in entries[key]:
+                children[key] = self.directory(place, depth + 1)
             else:
-                children[key] = self._tensor(path, key, entry)
-            _check_batch(children[key], batch, f"{path / METADATA}: entry {key!r}")
+                children[key] = self._tensor(place, entries[key], where)
+            _check_batch(children[key], batch, where)
         return Group("tensordict", "", batch, children)
 
-    def _tensor(self, path: Path, key: str, entry: dict[str, Any]) -> Tensor | Nested:
-        where = f"{path / METADATA}: entry {key!r}"
+    def _tensor(self, file: Path, entry: dict[str, Any], where: str) -> Tensor | Nested:
         dtype = str(entry.get("dtype")).removeprefix("torch.")
         if dtype not in DTYPES:
             raise StoreError(f"{where}: found dtype {dtype[:200]}; expected one of {', '.join(DTYPES)}: cast it")
         shape = _dims(entry.get("shape"), where)
-        file = _place(path, key, ".memmap")
         if entry.get("is_nested"):
             return self._nested(file, dtype, shape, where)
         size = _tensor_bytes(shape, dtype, where)

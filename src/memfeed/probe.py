@@ -20,7 +20,7 @@ import xxhash
 from memfeed import codec, files
 from memfeed.codec import Packed
 from memfeed.errors import RandomDataError, SampleError, SchemaError
-from memfeed.format import Fingerprint, Probe
+from memfeed.format import Probe
 from memfeed.infer import Inferred, infer
 from memfeed.schema import Field, Schema, display
 from memfeed.tree import NAMESPACE, Flattener
@@ -320,9 +320,3 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def fingerprint(kind: str, dataset: Any, length: int | None, probes: tuple[Probe, ...]) -> Fingerprint:
-    """What tells later whether the dataset is still the one the store was made from."""
-    source, name = source_of(dataset)
-    return Fingerprint(kind=kind, length=length, source=source, source_name=name, probes=probes)

@@ -202,18 +202,22 @@ def _is_kept(value: Any) -> bool:
 
 def _non_tensor(value: Any, batch: tuple[int, ...]) -> Any:
     """A value that is no tensor as TensorDict keeps it: a list as long as the batch is one value per row."""
-    if batch and isinstance(value, list) and len(value) == batch[0]:
+    if batch and isinstance(value, list) and len(value) == batch[0] > 0:  # tensordict 0.8 has no stack of nothing
         return NonTensorStack(*(_non_tensor(row, batch[1:]) for row in value))
     return NonTensorData(value, batch_size=batch)
+
+
+def _held(value: Any, batch: tuple[int, ...]) -> Any:
+    """A value as TensorDict keeps it: a dict with tensors becomes one too, and its other values stay what they are."""
+    if isinstance(value, dict) and _is_kept(value):
+        return TensorDict({str(key): _held(held, batch) for key, held in value.items()}, batch_size=batch)
+    return value if _is_kept(value) else _non_tensor(value, batch)
 
 
 def make_tensordict(keys: Sequence[Any], values: Sequence[Any], batch_dims: int) -> TensorDict:
     """A TensorDict whose batch_size is the first ``batch_dims`` dims of its tensors; a list is per-row data."""
     batch = _batch_size(values, batch_dims)
-    source = {
-        str(key): value if _is_kept(value) else _non_tensor(value, batch)
-        for key, value in zip(keys, values, strict=True)
-    }
+    source = {str(key): _held(value, batch) for key, value in zip(keys, values, strict=True)}
     return TensorDict(source, batch_size=batch)
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from memfeed import codec
-from memfeed.build import SKIPPED, Build, runs
+from memfeed.build import SKIPPED, WRITTEN, Build, runs
 from memfeed.convert.jobs import MapJob, StreamJob, Task
-from memfeed.convert.run import Plan, Report, promote_now
-from memfeed.errors import BuildError
+from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
+from memfeed.errors import BuildError, SchemaError
 
-TASK_SECONDS = 0.2
+TASK_SECONDS = 0.05
+REPORTS_AHEAD = 128  # reports are small: a worker must never wait for the builder to have read them
 MOST_ROWS_A_TASK = 4096
-COLUMN_CHUNK_BYTES = 64 << 20
+BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
 OnReport = Callable[[Report], None]
 
 
-def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) -> bool:
+def _run(job: IterableDataset[Report], build: Build, workers: int, on_report: OnReport) -> bool:
     """Runs all tasks of a job and promotes the columns that drifted; True when there was none and all is written.
 
     Raises what a task raised, and BuildError if a worker died.
@@ -35,7 +37,8 @@ def _run(job: Dataset[Report], build: Build, workers: int, on_report: OnReport) 
             batch_size=None,
             num_workers=workers,
             generator=torch.Generator(),  # else DataLoader draws from the user's own
-            prefetch_factor=4 if workers else None,
+            prefetch_factor=REPORTS_AHEAD if workers else None,
+            in_order=False,
         )
     )
     try:
@@ -103,18 +106,31 @@ def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers:
 
 
 def convert_columns(build: Build, tensors: Sequence[torch.Tensor], plan: Plan, on_report: OnReport) -> None:
-    """Copies whole columns in chunks of rows; no sample is ever made."""
+    """Copies whole columns, a block of rows at a time and a column to each thread; no sample is ever made."""
     rows = build.writer()
-    step = max(1, int(COLUMN_CHUNK_BYTES / max(plan.row_bytes, 1)))
-    for first, count in runs(build.absent()):
-        for at in range(first, first + count, step):
-            here = min(step, first + count - at)
-            packed = [
-                codec.pack_column(field, tensor[at : at + here], cast=number in plan.casts)
-                for number, (field, tensor) in enumerate(zip(build.schema.fields, tensors, strict=True))
-            ]
-            on_report(Report(rows=here, bytes=rows.write(at, here, packed)))
-            build.sync_if_due()
+    step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
+
+    def copy(number: int, first: int, last: int) -> int:
+        field, done = build.schema.fields[number], 0
+        part = max(1, WRITE_BYTES // max(field.row_bytes, 1))
+        for at in range(first, last, part):
+            end = min(at + part, last)
+            try:
+                packed = codec.pack_column(field, tensors[number][at:end], cast=number in plan.casts)
+            except SchemaError as error:
+                raise SchemaError(f"rows {at} to {end - 1}, field {field.name}: {error}") from None
+            done += rows.write_fixed(field, at, packed)
+        return done
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # a write waits for memory, not for Python
+        for first, count in runs(build.absent()):
+            for at in range(first, first + count, step):
+                last = min(at + step, first + count)
+                rows.check_generation()
+                written = sum(pool.map(lambda number, a=at, b=last: copy(number, a, b), range(len(tensors))))
+                rows.mark(at, last - at, WRITTEN)
+                on_report(Report(rows=last - at, bytes=written))
+                build.sync_if_due()
     rows.close()
 
 

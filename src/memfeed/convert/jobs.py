@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from memfeed.build import SKIPPED, Build, Rows
 from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
@@ -76,27 +77,33 @@ class _Writer:
         self._rows.mark(row, 1, SKIPPED)
 
 
-class MapJob(Dataset[Report]):
-    """Item k reads, packs and writes the rows of task k of a map-style dataset."""
+class MapJob(IterableDataset[Report]):
+    """Reads, packs and writes tasks of a map-style dataset, a report for each, until none is left.
+
+    Workers take the next task from one counter, so that they end together however long each sample takes.
+    """
 
     def __init__(self, dataset: Any, build: Build, plan: Plan, tasks: Sequence[Task]) -> None:
         self.dataset, self.build, self.plan, self.tasks = dataset, build, plan, list(tasks)
-        self._writer: _Writer | None = None
+        self._taken = torch.multiprocessing.Value("q", 0)
 
-    def __len__(self) -> int:
-        return len(self.tasks)
+    def _take(self) -> int:
+        with self._taken.get_lock():
+            number: int = self._taken.value
+            self._taken.value = number + 1
+        return number
 
-    def __getitem__(self, index: int) -> Report:
-        if self._writer is None:  # made in the process that writes
-            self._writer = _Writer(self.build, self.plan)
-        report, task, step = Report(), self.tasks[index], self.plan.rows_a_write
-        try:
-            for first in range(task.first, task.first + task.count, step):
-                if not self._some(self._writer, first, min(step, task.first + task.count - first), report):
-                    break
-        except Exception as error:
-            _carry(report, error)
-        return report
+    def __iter__(self) -> Iterator[Report]:
+        writer, step = _Writer(self.build, self.plan), self.plan.rows_a_write
+        while (number := self._take()) < len(self.tasks):
+            report, task = Report(), self.tasks[number]
+            try:
+                for first in range(task.first, task.first + task.count, step):
+                    if not self._some(writer, first, min(step, task.first + task.count - first), report):
+                        break
+            except Exception as error:
+                _carry(report, error)
+            yield report
 
     def _some(self, writer: _Writer, first: int, count: int, report: Report) -> bool:
         run: list[list[Any]] = []
