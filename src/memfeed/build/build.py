@@ -1,0 +1,292 @@
+"""The one builder of a store: it makes the files, promotes columns, syncs, and commits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import filelock
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from memfeed import files, format
+from memfeed.build import commit
+from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, Rows, heap_path
+from memfeed.errors import BuildError, StoreError
+from memfeed.format import WORK, Fingerprint, Manifest
+from memfeed.schema import Field, Schema
+
+SYNC_SECONDS = 30.0
+WAIT_SECONDS = 0.1
+_RANGES_SHOWN = 5
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build is of and who builds it; kept in the build, so that another process can go on.
+
+    ``shares`` is over how many workers the rows of an iterable are dealt.
+    """
+
+    schema: Schema
+    rows: int | None
+    fingerprint: Fingerprint | None
+    generation: int
+    host: str
+    boot_id: str
+    pid: int
+    shares: int = 1
+
+
+@contextlib.contextmanager
+def claim(path: Path, *, tell: bool = True) -> Iterator[Path]:
+    """Makes this process the one builder of the store at ``path``; yields the build's directory.
+
+    Waits while another process builds it, saying so once. The lock dies with its holder.
+    """
+    root = format.build_path(path)
+    lock = filelock.FileLock(root / WORK / "lock")
+    _wait_for(lock, root, path, tell)
+    try:
+        yield root
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):  # nothing was begun: leave nothing behind
+            if not (root / WORK / "settings.json").exists() and not (root / format.MANIFEST).exists():
+                (root / WORK / "lock").unlink(missing_ok=True)
+                (root / WORK).rmdir()
+                root.rmdir()
+
+
+def _wait_for(lock: filelock.FileLock, root: Path, path: Path, tell: bool) -> None:
+    tries = 0
+    while True:
+        # a root without its work directory is a commit's last moment, or what was left of one: give it time
+        if not root.exists() or tries > 20:
+            (root / WORK).mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+            return
+        except FileNotFoundError:
+            tries += 1
+        except filelock.Timeout:
+            if tell:
+                owner = _read_settings(root)
+                who = f"process {owner.pid} on {owner.host}" if owner else "another process"
+                print(f"memfeed: {who} is building {path}; waiting for it", file=sys.stderr, flush=True)
+            tell = False
+        time.sleep(WAIT_SECONDS)
+
+
+def _read_settings(root: Path) -> Settings | None:
+    try:
+        return msgspec.json.decode((root / WORK / "settings.json").read_bytes(), type=Settings)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise StoreError(
+            f"{root}: found a build that cannot be read ({error}); remove that directory to start over"
+        ) from None
+
+
+class Build:
+    """An unfinished store. Get one from ``begin`` or ``resume`` while ``claim`` is held."""
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        self.root, self.settings = root, settings
+        self._synced = time.monotonic()
+
+    @property
+    def schema(self) -> Schema:
+        """The schema as it is now; ``promote`` changes it."""
+        return self.settings.schema
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows there will be, where that is known."""
+        return self.settings.rows
+
+    @classmethod
+    def begin(
+        cls, root: Path, schema: Schema, rows: int | None, fingerprint: Fingerprint | None, shares: int = 1
+    ) -> Build:
+        """A new build in the claimed directory ``root``; what lay there is removed. Reserves the fixed columns.
+
+        Raises OSError (ENOSPC) if they don't fit on the disk.
+        """
+        for entry in root.iterdir():
+            if entry.name != WORK:
+                files.remove_tree(entry) if entry.is_dir() else entry.unlink()
+        for entry in (root / WORK).iterdir():
+            if entry.name != "lock":
+                entry.unlink()
+        build = cls(root, _settings(schema, rows, fingerprint, 1, shares))
+        try:
+            for field in schema:
+                build._create(field, rows or 0)
+        except OSError:
+            files.remove_tree(root)
+            raise
+        (root / WORK / "presence").write_bytes(b"")
+        if rows:
+            with open(root / WORK / "presence", "r+b") as file:
+                file.truncate(rows)
+        build._save()
+        return build
+
+    @classmethod
+    def resume(cls, root: Path) -> Build | None:
+        """The build that lies in the claimed directory, ready to go on; None if there is none.
+
+        Rows that were not synced count only if they were written on this host since it last started.
+        """
+        old = _read_settings(root)
+        if old is None:
+            return None
+        build = cls(root, _settings(old.schema, old.rows, old.fingerprint, old.generation + 1, old.shares))
+        for field in old.schema:
+            before = root / f"{field.stem}.memmap"
+            if field.kind != "fixed" and before.exists():
+                before.rename(heap_path(root, field))  # a promotion was cut short just before this step
+        if (old.host, old.boot_id) != (build.settings.host, build.settings.boot_id):
+            presence = build.presence()
+            presence[presence == WRITTEN] = ABSENT
+            (root / WORK / "presence").write_bytes(presence.tobytes())
+        build._save()
+        return build
+
+    def _create(self, field: Field, rows: int) -> None:
+        for name, size in format.column_files(field, rows).items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                files.preallocate(fd, size or 0)
+            finally:
+                os.close(fd)
+
+    def _save(self) -> None:
+        files.write_atomically(self.root / WORK / "settings.json", msgspec.json.encode(self.settings))
+        files.write_atomically(self.root / WORK / "generation", self.settings.generation.to_bytes(8, "little"))
+
+    def writer(self) -> Rows:
+        """What writes rows: one for each process (it is made from small values, so it travels to workers)."""
+        return Rows(self.root, self.schema, self.settings.generation)
+
+    def presence(self) -> npt.NDArray[np.uint8]:
+        """The state of every row, in memory of its own."""
+        return np.frombuffer(bytearray((self.root / WORK / "presence").read_bytes()), np.uint8)
+
+    def promote(self, number: int, field: Field) -> None:
+        """Makes a fixed column ragged (its file becomes the heap), or a jagged one a list; no row is written again.
+
+        No writer may be at work: make new ones afterwards.
+        """
+        old = self.schema.fields[number]
+        if old.kind == "fixed":
+            rows = self.rows if self.rows is not None else len(self.presence())
+            self._write_regular(old, rows)
+            if old.row_bytes:
+                Extents(self.root).grant(number, rows * old.row_bytes)
+        fields = [*self.schema.fields]
+        fields[number] = field
+        schema = Schema(fields=tuple(fields), structure=self.schema.structure)
+        self.settings = msgspec.structs.replace(self.settings, schema=schema)
+        self._save()
+        if old.kind == "fixed":
+            (self.root / f"{old.stem}.memmap").rename(heap_path(self.root, field))
+
+    def _write_regular(self, field: Field, rows: int) -> None:
+        """start and dims of a fixed column, as if it had been ragged from the first row."""
+        directory = self.root / field.stem
+        directory.mkdir(exist_ok=True)
+        shape = np.array(field.row_shape or (1,), np.int64)
+        with open(directory / "start.memmap", "wb") as starts, open(directory / "dims.memmap", "wb") as dims:
+            for first in range(0, rows, 1 << 20):
+                count = min(rows - first, 1 << 20)
+                starts.write((np.arange(first, first + count, dtype=np.int64) * field.row_elements).tobytes())
+                dims.write(np.tile(shape, count).tobytes())
+
+    def sync_if_due(self) -> None:
+        """A sync point if the last is ``SYNC_SECONDS`` old: what a power loss can cost."""
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """A sync point: rows that were written before it are on the disk after it."""
+        presence = self.presence()
+        written = np.flatnonzero(presence == WRITTEN)
+        for field in self.schema:
+            for name in format.column_files(field, 0):
+                files.sync_data(self.root / name)
+        with open(self.root / WORK / "presence", "r+b") as file:
+            for first, count in runs(written):
+                files.write_at(file.fileno(), bytes([DURABLE]) * count, first)
+        files.sync_data(self.root / WORK / "presence")
+        self._synced = time.monotonic()
+
+    def absent(self) -> npt.NDArray[np.int64]:
+        """The rows that are still to be written."""
+        return np.flatnonzero(self.presence() == ABSENT)
+
+    def require_complete(self) -> None:
+        """Raises BuildError naming the ranges of rows that were never written."""
+        missing = runs(self.absent())
+        if missing:
+            shown = ", ".join(f"{a}:{a + k}" for a, k in missing[:_RANGES_SHOWN])
+            more = f" and {len(missing) - _RANGES_SHOWN} more ranges" if len(missing) > _RANGES_SHOWN else ""
+            raise BuildError(
+                f"{self.root}: found rows {shown}{more} never written, of {self.rows}; expected all of them: "
+                'write them, or choose missing="zero"; the build is kept'
+            )
+
+    def commit(self, path: Path, *, overwrite: bool = False) -> Manifest:
+        """Makes the build the finished store at ``path``: all of it, or none of it.
+
+        Skipped rows are taken out. Raises BuildError while a row is absent, OSError where the disk refuses.
+        """
+        self.require_complete()
+        presence = self.presence()
+        skipped = np.flatnonzero(presence == SKIPPED)
+        rows = len(presence) - len(skipped)
+        if rows == 0:
+            raise BuildError(f"{self.root}: found no row to keep ({len(skipped)} were skipped); expected at least one")
+        if len(skipped):
+            self.sync()
+            commit.close_holes(self.root, self.schema, presence != SKIPPED)
+        # of an iterable only the place that a worker left free is skipped, not a sample
+        left_out = skipped.tolist() if self.rows is not None else []
+        manifest = commit.finish_files(self.root, self.schema, rows, self.settings.fingerprint, left_out)
+        commit.seal(self.root, manifest)
+        commit.publish(self.root, path, overwrite=overwrite)
+        return manifest
+
+
+def _settings(
+    schema: Schema, rows: int | None, fingerprint: Fingerprint | None, generation: int, shares: int
+) -> Settings:
+    return Settings(
+        schema=schema,
+        rows=rows,
+        fingerprint=fingerprint,
+        generation=generation,
+        host=files.host_name(),
+        boot_id=files.boot_id(),
+        pid=os.getpid(),
+        shares=shares,
+    )
+
+
+def runs(numbers: npt.NDArray[np.int64] | Sequence[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as (first, count) of each unbroken run."""
+    array = np.asarray(numbers, np.int64)
+    if not len(array):
+        return []
+    cuts = np.flatnonzero(np.diff(array) != 1) + 1
+    firsts = array[np.concatenate([[0], cuts])]
+    counts = np.diff(np.concatenate([[0], cuts, [len(array)]]))
+    return list(zip(firsts.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,213 @@
+"""The last steps of a build: from complete files to a finished store that readers can trust."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from tensordict import TensorDict
+
+from memfeed import files, format
+from memfeed.build.rows import element_bytes, heap_path
+from memfeed.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
+from memfeed.schema import Field, Schema
+
+_COPY_BYTES = 16 << 20
+_SYNC_THREADS = 4
+
+
+def _row_files(field: Field) -> dict[str, int]:
+    """The files of a column that hold one record per row, with the bytes of a record."""
+    return {name: size for name, size in format.column_files(field, 1).items() if size}
+
+
+def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
+    """Takes skipped rows out of every file that has a record per row, keeping the order.
+
+    One file at a time through a copy and a rename, so a crash leaves each either old or new; which it is shows in its
+    size, so that doing it again is safe.
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8))).reshape(-1, 2)
+    for field in schema:
+        for name, record in _row_files(field).items():
+            path = root / name
+            if path.stat().st_size == int(keep.sum()) * record:
+                continue
+            copy = path.with_suffix(".copy")
+            with open(path, "rb") as source, open(copy, "wb") as target:
+                for first, last in (edges * record).tolist():
+                    source.seek(first)
+                    while first < last:
+                        block = source.read(min(_COPY_BYTES, last - first))
+                        target.write(block)
+                        first += len(block)
+                target.flush()
+                os.fsync(target.fileno())
+            os.replace(copy, path)
+
+
+def finish_files(
+    root: Path, schema: Schema, rows: int, fingerprint: Fingerprint | None, skipped: Sequence[int]
+) -> Manifest:
+    """Cuts heaps to what is used, syncs and hashes every column, lets tensordict write its metadata."""
+    sizes: dict[str, int] = {}
+    for field in schema:
+        for name, size in format.column_files(field, rows).items():
+            path = root / name
+            size = _heap_end(root, field, rows) if size is None else size
+            if path.stat().st_size != size:
+                os.truncate(path, size)
+            sizes[name] = size
+    with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
+        synced = pool.map(lambda name: files.sync_data(root / name), sizes)
+        schema = _share_lengths(root, schema, rows)
+        write_metadata(root, schema, rows)
+        sums = checksums(root, sizes)
+        deque(synced, maxlen=0)  # raises what a sync raised
+    (root / format.CHECKSUMS).write_bytes(sums)
+    manifest = format.manifest_of(
+        rows=rows,
+        schema=schema,
+        files=sizes,
+        checksums=format.digest(sums),
+        fingerprint=fingerprint,
+        skipped=tuple(skipped),
+    )
+    return format.decode(format.encode(manifest), root)  # never publish what open() would refuse
+
+
+def _heap_end(root: Path, field: Field, rows: int) -> int:
+    if rows == 0 or heap_path(root, field).stat().st_size == 0:
+        return 0
+    width = max(field.rank, 1)
+    starts = np.memmap(root / field.stem / "start.memmap", np.int64, "r", shape=(rows,))
+    dims = np.memmap(root / field.stem / "dims.memmap", np.int64, "r", shape=(rows, width))
+    end = 0
+    for first in range(0, rows, 1 << 20):
+        part = dims[first : first + (1 << 20)]
+        ends = starts[first : first + (1 << 20)] + np.where(part[:, 0] < 0, 0, part.prod(axis=1))
+        end = max(end, int(ends.max()))
+    return end * element_bytes(field)
+
+
+def _share_lengths(root: Path, schema: Schema, rows: int) -> Schema:
+    """Notes which jagged fields have equal lengths in every row: their batches share one offsets tensor."""
+    leaders: dict[str, int] = {}
+    fields = []
+    for number, field in enumerate(schema.fields):
+        if field.kind == "jagged":
+            dims = np.memmap(root / field.stem / "dims.memmap", np.int64, "r", shape=(rows, field.rank))
+            hashed = xxhash.xxh3_128()
+            for first in range(0, rows, 1 << 20):
+                hashed.update(dims[first : first + (1 << 20), 0].tobytes())
+            field = msgspec.structs.replace(field, lengths_of=leaders.setdefault(hashed.hexdigest(), number))
+        fields.append(field)
+    return Schema(fields=tuple(fields), structure=schema.structure)
+
+
+def write_metadata(root: Path, schema: Schema, rows: int) -> None:
+    """Every meta.json, made by tensordict itself so that every version of it reads them.
+
+    tensordict writes them beside columns of its own making: sparse files in a directory that is removed again.
+    """
+    tree: dict[str, object] = {}
+    for field in schema:
+        *above, last = field.stem.split("/")
+        at = tree
+        for part in above:
+            at = at.setdefault(part, {})  # type: ignore[assignment]
+        if field.kind == "fixed":
+            # tensordict cannot load float8: the bytes are kept, the manifest knows the dtype
+            dtype = torch.uint8 if field.dtype.startswith("float8") else field.torch_dtype
+            at[last] = torch.empty((), dtype=dtype).expand(rows, *field.row_shape)
+        else:
+            cell = torch.empty((), dtype=torch.int64)
+            at[last] = {"start": cell.expand(rows), "dims": cell.expand(rows, max(field.rank, 1))}
+    scratch = root / WORK / "meta"
+    files.remove_tree(scratch)
+    _as_tensordict(tree, rows).memmap_like(str(scratch))
+    for path in scratch.rglob("meta.json"):
+        target = root / path.relative_to(scratch)
+        target.write_bytes(path.read_bytes())
+    files.remove_tree(scratch)
+
+
+def _as_tensordict(tree: dict[str, object], rows: int) -> TensorDict:
+    source = {key: _as_tensordict(value, rows) if isinstance(value, dict) else value for key, value in tree.items()}
+    return TensorDict(source, batch_size=[rows])
+
+
+def checksums(root: Path, sizes: dict[str, int]) -> bytes:
+    """The content of checksums.bin: xxh3-64 of every chunk of every file, little endian, in the files' order."""
+    chunks = [
+        (root / name, first, min(CHUNK_BYTES, size - first))
+        for name, size in sizes.items()
+        for first in range(0, size, CHUNK_BYTES)
+    ]
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        hashes = list(pool.map(lambda chunk: format.chunk_hash(*chunk), chunks))
+    return np.array(hashes, "<u8").tobytes()
+
+
+def seal(root: Path, manifest: Manifest) -> None:
+    """All else on the disk, then the manifest: a directory with a valid manifest is complete."""
+    small = [format.CHECKSUMS, *(str(path.relative_to(root)) for path in root.rglob("meta.json"))]
+    names = [*manifest.files, *small]
+    for name in small:
+        files.sync_data(root / name)
+    for name in names:
+        os.chmod(root / name, 0o444)  # tensordict maps files shared and writable where it can
+    for directory in {(root / name).parent for name in names}:
+        files.sync_directory(directory)
+    files.write_atomically(root / format.MANIFEST, format.encode(manifest))
+    os.chmod(root / format.MANIFEST, 0o444)
+
+
+def publish(root: Path, path: Path, *, overwrite: bool) -> None:
+    """Renames a complete build to its store's name; with ``overwrite`` it takes the place of what is there.
+
+    While the directory ``.build`` is inside, the build is the newer of the two: it goes last when a store is replaced,
+    so that whoever finds the leftovers of a crash knows which is which.
+    """
+    if overwrite and path.exists():
+        if not files.exchange(root, path):
+            old = path.with_name(path.name + ".old")
+            path.rename(old)
+            root.rename(path)
+            old.rename(root)
+        files.remove_tree(path / WORK)
+        files.remove_tree(root)
+    else:
+        files.remove_tree(root / WORK)
+        root.rename(path)
+    files.sync_directory(path.parent)
+
+
+def finish_interrupted(path: Path) -> None:
+    """Finishes a commit that was cut short after its manifest was written, or after the exchange.
+
+    Only for whoever has claimed the build.
+    """
+    root = format.build_path(path)
+    old = path.with_name(path.name + ".old")
+    if not path.exists() and old.exists() and (root / format.MANIFEST).exists():
+        root.rename(path)
+        files.remove_tree(path / WORK)
+        files.remove_tree(old)
+    elif (root / format.MANIFEST).exists():
+        if not path.exists():
+            publish(root, path, overwrite=False)
+        elif (root / WORK / "settings.json").exists():
+            publish(root, path, overwrite=True)
+        else:
+            files.remove_tree(root)
+    if path.exists():
+        files.remove_tree(old)
