@@ -2,7 +2,7 @@
 
 The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache looks at it, decodes, writes,
 hashes and commits; the DataLoader decodes, collates and hands batches over. Same dataset, same number of workers, in
-turns. What fsync takes is counted apart. CPU time, of all processes together, is given because it depends less on what
+turns. What fsync takes is counted apart, see columnar.py. CPU time, of all processes together, is given because it depends less on what
 else the machine does.
 
     python benchmarks/convert.py
@@ -26,7 +26,6 @@ from measure import (
     PHOTOS,
     Check,
     Seconds,
-    SyncClock,
     cpu_seconds,
     in_turns,
     medians,
@@ -34,7 +33,9 @@ from measure import (
     ratio,
     seconds_of,
     show,
+    sync_files,
     table,
+    without_sync,
     write,
 )
 
@@ -101,12 +102,11 @@ def main() -> None:
             return seconds_of(run)
 
         def cache(name: str, workers: int) -> float:
-            clock = SyncClock()
-            with clock.running():
+            with without_sync():
                 took = seconds_of(lambda: memfeed.cache(dataset, base / "store", workers=workers, progress=False))
-            syncs.setdefault(name, []).append(clock.seconds)
+            syncs.setdefault(name, []).append(sync_files(base / "store"))
             shutil.rmtree(base / "store")
-            return took - clock.seconds
+            return took
 
         def counted(name: str, run: Callable[[], float]) -> float:
             before = cpu_seconds()

@@ -10,7 +10,6 @@ import os
 import platform
 import resource
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -83,40 +82,20 @@ def medians(seconds: Seconds) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-class SyncClock:
-    """Counts the time during which fsync or fdatasync is at work in any thread of this process."""
+@contextlib.contextmanager
+def without_sync() -> Iterator[None]:
+    """fsync and fdatasync return at once within the block, so that what they take is counted apart, by ``sync_files``.
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._lock, self._active, self._since = threading.Lock(), 0, 0.0
-
-    def _counted(self, sync: Callable[[Any], None]) -> Callable[[Any], None]:
-        def counted(fd: Any) -> None:
-            with self._lock:
-                self._active += 1
-                if self._active == 1:
-                    self._since = time.perf_counter()
-            try:
-                sync(fd)
-            finally:
-                with self._lock:
-                    self._active -= 1
-                    if self._active == 0:
-                        self.seconds += time.perf_counter() - self._since
-
-        return counted
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[SyncClock]:
-        """Counts while the block runs."""
-        kept = {name: getattr(os, name) for name in ("fsync", "fdatasync") if hasattr(os, name)}
+    To subtract the time they took would flatter a program that does something else meanwhile.
+    """
+    kept = {name: getattr(os, name) for name in ("fsync", "fdatasync") if hasattr(os, name)}
+    for name in kept:
+        setattr(os, name, lambda fd: None)
+    try:
+        yield
+    finally:
         for name, sync in kept.items():
-            setattr(os, name, self._counted(sync))
-        try:
-            yield self
-        finally:
-            for name, sync in kept.items():
-                setattr(os, name, sync)
+            setattr(os, name, sync)
 
 
 def sync_files(root: Path) -> float:

@@ -73,8 +73,8 @@ def columnar(result: Result) -> str:
     return f"""## Columns in memory to a store
 
 A TensorDict of {about["tensors"]} tensors, {about["dtype"]} {about["shape"]}, {about["bytes"] / 1e6:,.0f} MB in all.
-memfeed's time includes the checksums of every byte and the commit. fsync is counted apart: memfeed.cache calls it
-before it commits, the others never do, so it was called for them afterwards.
+memfeed's time includes the checksums of every byte and the commit. fsync is counted apart, for
+all of them alike: it returned at once while they ran, and was called for all that was written afterwards.
 
 {table(["", "time without fsync", "fsync"], rows)}
 {targets(result)}"""

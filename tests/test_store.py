@@ -65,7 +65,7 @@ def test_a_mask_selects_rows(pairs):
         (10, RowError, r"found row 10; expected -10 to 9 \(the store has 10 rows\)"),
         (-11, RowError, "found row -11"),
         ([0, 10], RowError, r"found row 10; expected 0 to 9"),
-        ([0, -11], RowError, r"found row -1"),
+        ([0, -11], RowError, r"found row -11; expected -10 to 9"),
         ("x", FieldError, r"found the index 'x'; rows have numbers: for a field use column\('x'\)"),
         (1.5, RowError, "found float as an index"),
         ([1.5], RowError, "found indices float64"),

@@ -6,7 +6,11 @@ for images, labels in loader:
     ...
 """
 
+import sys as _sys
 from importlib.metadata import version as _version
+
+if _sys.platform == "win32":  # open files can be neither renamed nor mapped there as a store needs
+    raise ImportError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
 from memfeed import errors, transforms
 from memfeed.cache import cache

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -103,13 +103,18 @@ def cache(
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
-    if workers is not None and workers < 0:
-        raise ValueError(f"found workers={workers}; expected 0 or more, or None to choose")
+    if workers is not None and (not isinstance(workers, int) or workers < 0):
+        raise ValueError(f"found workers={workers!r}; expected 0 or more, or None to choose")
+    if workers and isinstance(dataset, Iterator):
+        raise ValueError(
+            f"found workers={workers} for an iterator, which every worker would iterate for itself; expected 0, or an "
+            "IterableDataset that shares itself out with torch.utils.data.get_worker_info"
+        )
     owner = None
     if path is None:
         owner = _Temporary()
         path = owner.path / "store.mf"
-    target = Path(path).absolute()
+    target = Path(path).resolve()
     refuse_copy(dataset, target, copy_existing)
     given = sort_input(dataset)
     wishes = _Wishes(fields, dtypes, type, allow_random, on_error == "skip")
@@ -125,7 +130,7 @@ def cache(
         finish_interrupted(target)
         if target.exists() and _existing(target, overwrite) is not None:  # another process was faster
             return open_store(target, types=look.types, owner=owner)
-        _write(target, given, look, wishes, workers, overwrite, progress)
+        _write(target, given, look, wishes, workers, overwrite, progress, temporary=owner is not None)
     return open_store(target, types=look.types, owner=owner)
 
 
@@ -154,14 +159,15 @@ def _existing(target: Path, overwrite: bool) -> Store | None:
     return open_store(target)
 
 
-def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None) -> _Look:
-    """Reads samples and infers the schema; with ``indices``, those samples again, to compare."""
+def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None, rows: int = 0) -> _Look:
+    """Reads samples and infers the schema; with ``indices``, those samples of a store of ``rows``, to compare."""
     rest = None
     random_ok = wishes.allow_random or indices is not None or given.kind == "columns"
     if given.kind == "iterable":
         if isinstance(given.dataset, IterableDataset) and not random_ok:
             probe.check_iterable(given.dataset)
-        probed, rest = probe.probe_iterable(given.dataset, probe.SAMPLES if indices is None else max(len(indices), 1))
+        count = probe.SAMPLES if not indices else len(indices) + (rows == len(indices))  # one more tells if it grew
+        probed, rest = probe.probe_iterable(given.dataset, count)
     else:
         assert given.length is not None
         wanted = probe.indices_of(given.length) if not indices else [i for i in indices if i < given.length]
@@ -171,7 +177,7 @@ def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None) -
             "found no sample to look at: "
             + (f"all {len(probed.failed)} that were probed raised" if probed.failed else "the iterable is empty")
             + "; expected at least one"
-        )
+        ) from next(iter(probed.failed.values()), None)
     found = infer(
         probed.samples, indices=probed.indices, fields=wishes.fields, dtypes=wishes.dtypes, record=wishes.record
     )
@@ -204,12 +210,14 @@ def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Stor
     if old is None:
         raise StaleStoreError(
             f"{store.path}: found a store that was not made from a dataset (Writer, or tensordict), so it cannot be "
-            f"compared with this one; open it with memfeed.open({str(store.path)!r}), or pass check=False or "
-            "overwrite=True"
+            f"compared with this one; open it with memfeed.open({str(store.path)!r}), or pass check=False"
+            + (" or overwrite=True" if store.manifest else "")
         )
     if old.length != given.length:
         raise stale.refuse(store.path, f"found {given.length} samples, expected {old.length}")
-    look = _look(given, wishes, [found.index for found in old.probes])
+    look = _look(given, wishes, [found.index for found in old.probes], len(store))
+    if given.kind == "iterable" and old.probes:
+        stale.check_count(store.path, len(look.probed.samples), len(old.probes), len(store))
     stale.check(
         store.path, store.schema, old, _fingerprint(given, look, ()), look.found, look.probed, store.stored_value
     )
@@ -217,13 +225,20 @@ def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Stor
 
 
 def _write(
-    target: Path, given: Input, look: _Look, wishes: _Wishes, workers: int | None, overwrite: bool, progress: bool
+    target: Path,
+    given: Input,
+    look: _Look,
+    wishes: _Wishes,
+    workers: int | None,
+    overwrite: bool,
+    progress: bool,
+    temporary: bool,
 ) -> None:
     """Builds the store at ``target``: from the start, or from where an earlier build of it stopped."""
     found, seconds = look.found, look.probed.seconds
     packed = probe.pack_samples(found, look.probed)
     plan = Plan(
-        flattener=Flattener(found.structure, look.probed.samples[0]),
+        flattener=Flattener(found.structure),
         casts=found.casts,
         held=found.held,
         row_bytes=probe.row_bytes(packed),
@@ -234,7 +249,7 @@ def _write(
     if workers is None:
         workers = 0 if given.length is None or regular else default_workers(given.length, seconds)
     fingerprint = _fingerprint(given, look, hashes)
-    build = _resumed(format.build_path(target), fingerprint, look, overwrite)
+    build = _resumed(format.build_path(target), fingerprint, look, wishes, overwrite)
     if build is None:
         cost = probe.budget(target, given.length, plan.row_bytes, seconds / max(workers, 1))
         shares = max(workers, 1) if given.kind == "iterable" else 1
@@ -255,14 +270,14 @@ def _write(
                 source = given.dataset if shares > 1 else itertools.chain(look.probed.samples, look.rest)
                 convert_stream(build, source, plan, workers=shares if shares > 1 else 0, on_report=report)
             elif regular:
-                convert_columns(build, given.dataset.tensors(found.structure), plan, report)
+                convert_columns(build, given.dataset.leaves(found.structure), plan, report)
             else:
                 if not wishes.allow_random:
                     _write_probed(build, plan, look, report)
                 convert_map(build, given.dataset, plan, workers=workers, seconds=seconds, on_report=report)
         build.commit(target, overwrite=overwrite)
     except MemfeedError as error:
-        _keep_or_drop(build, error)
+        _keep_or_drop(build, error, temporary)
         raise
 
 
@@ -280,7 +295,9 @@ def _write_probed(build: Build, plan: Plan, look: _Look, report: Any) -> None:
     report(Report(skipped=len(failed)))
 
 
-def _resumed(root: Path, fingerprint: format.Fingerprint, look: _Look, overwrite: bool) -> Build | None:
+def _resumed(
+    root: Path, fingerprint: format.Fingerprint, look: _Look, wishes: _Wishes, overwrite: bool
+) -> Build | None:
     """The unfinished build at ``root``, to go on with; None without one, or if overwrite=True discards another's.
 
     Raises StaleStoreError for the build of another dataset.
@@ -296,13 +313,15 @@ def _resumed(root: Path, fingerprint: format.Fingerprint, look: _Look, overwrite
         if overwrite:
             return None
         raise
+    if build.rows is not None:
+        build.retry_skipped()  # the dataset may have been mended, or on_error changed
     return build
 
 
-def _keep_or_drop(build: Build, error: MemfeedError) -> None:
-    """Says in the error that what was written is kept; a build without any row is removed."""
+def _keep_or_drop(build: Build, error: MemfeedError, temporary: bool) -> None:
+    """Says in the error that what was written is kept; a build without any row, or of no path, is removed."""
     there = int((build.presence() > 0).sum())
-    if not there:
+    if not there or temporary:
         files.remove_tree(build.root)
     elif len(error.args) == 1:
         error.args = (f"{error.args[0]} [{there:,} rows are kept in {build.root}; the same call goes on from there]",)

@@ -6,7 +6,9 @@ of rows at a time, so that a million Python ints cost one array, not a million.
 
 from __future__ import annotations
 
+import copy
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +16,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from tensordict import TensorDictBase, is_tensorclass
 
-from memfeed.errors import SchemaError
+from memfeed.errors import CorruptStoreError, SchemaError
 from memfeed.schema import DTYPES, HEAP_OF_BYTES, Field, Form, dtype_name
 
 Bytes = npt.NDArray[np.uint8]
+_SMALL = 1 << 16
 _SCALARS: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 _NATIVE = {name: np.dtype(name) for name in DTYPES if not name.startswith(("bfloat", "float8"))}
 
@@ -51,6 +55,7 @@ def _is_pil(value: Any) -> bool:
 def _pil_array(image: Any) -> npt.NDArray[Any]:
     """[c, h, w]; uint8 for the 8-bit modes (a palette image keeps its indices), as torchvision's pil_to_tensor."""
     array = np.asarray(image)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * 255
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -59,13 +64,17 @@ def _pil_array(image: Any) -> npt.NDArray[Any]:
 def as_tensor(value: Any) -> torch.Tensor | None:
     """A leaf as a dense CPU tensor (a copy only where needed), or None where it is none. Raises SchemaError."""
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            odd = ("nested", value.is_nested), ("quantized", value.is_quantized), ("meta", value.is_meta)
+            kind = next((name for name, is_it in odd if is_it), str(value.layout))
             raise SchemaError(
-                f"found a {'nested' if value.is_nested else value.layout} tensor; expected a dense one: "
+                f"found a {kind} tensor; expected a dense one with data: "
                 "return a dense tensor per sample (rows may have different lengths)"
             )
         plain = value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
         return plain.detach().cpu().resolve_conj().resolve_neg()
+    if isinstance(value, str | bytes):  # numpy has its own of both
+        return None
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.newbyteorder("=") not in _NATIVE.values():
@@ -73,8 +82,16 @@ def as_tensor(value: Any) -> torch.Tensor | None:
                 f"found a numpy value of dtype {array.dtype}; expected a bool or a number (no object, str or time): "
                 "convert it in the dataset"
             )
-        native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape)
-        return torch.from_numpy(native if native.flags.writeable else native.copy())
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        if array.flags.writeable:
+            return torch.from_numpy(array)
+        if array.nbytes < _SMALL:
+            return torch.from_numpy(array.copy())
+        with warnings.catch_warnings():  # nothing here writes to it, and it may be a map larger than memory
+            warnings.simplefilter("ignore")
+            return torch.from_numpy(array)
     if _is_pil(value):
         return torch.from_numpy(np.array(_pil_array(value), order="C"))
     return None
@@ -143,6 +160,11 @@ def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     cast = tensor.to(dtype)
     back = cast.to(tensor.dtype)
     same = back == tensor
+    if _is_integer(dtype) and _is_integer(tensor.dtype):
+        # there and back is no test between signed and unsigned: -1 becomes 255 and -1 again
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        numbers = tensor.numpy()  # which compares with Python ints of any size exactly
+        same &= torch.from_numpy(np.asarray((numbers >= low) & (numbers <= high)))
     if tensor.is_floating_point() or tensor.is_complex():
         same |= torch.isnan(back) & torch.isnan(tensor)
     if not bool(same.all()):
@@ -152,6 +174,21 @@ def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             "choose a wider dtype in dtypes=, or cast in the dataset"
         )
     return cast
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def own(leaf: Any) -> Any:
+    """A leaf in memory of its own: whoever made it may use theirs again."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    if isinstance(leaf, TensorDictBase) or is_tensorclass(type(leaf)):
+        return leaf.clone()
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or _is_pil(leaf) else leaf
 
 
 class Packed(NamedTuple):
@@ -168,7 +205,10 @@ def _value_tensor(field: Field, value: Any) -> torch.Tensor:
     if type(value) in _SCALARS:
         tensor = torch.tensor(value, dtype=DTYPES[_SCALARS[type(value)]])
     elif type(value) is list:
-        dtype = _is_number_list(value) or field.dtype
+        dtype = _is_number_list(value) or ("" if value else field.dtype)
+        if not dtype:
+            kinds = " and ".join(sorted({type(item).__name__ for item in value}))
+            raise SchemaError(f"found a list of {kinds}; expected {field.describe()}: numbers of one type")
         tensor = torch.tensor(value, dtype=DTYPES[dtype])
     else:
         found = as_tensor(value)
@@ -215,6 +255,13 @@ def _text(field: Field, value: Any) -> bytes:
 
 def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
     """The bytes of a run of rows. Raises Drift or SchemaError carrying, in ``at``, which of the values it was."""
+    if field.form == "scalar" and field.kind == "fixed" and not cast:
+        wanted = next(cls for cls, name in _SCALARS.items() if name == field.dtype)
+        if all(type(value) is wanted for value in values):
+            try:
+                return Packed([np.array(values, _NATIVE[field.dtype]).view(np.uint8)], None)
+            except OverflowError:
+                pass  # one by one, to say which
     at = 0
     try:
         if field.kind in HEAP_OF_BYTES:
@@ -223,10 +270,6 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
                 texts.append(None if value is None and field.optional else _text(field, value))
             dims = np.array([[-1 if text is None else len(text)] for text in texts], np.int64).reshape(-1, 1)
             return Packed([np.frombuffer(text, np.uint8) for text in texts if text], dims)
-        if field.form == "scalar" and field.kind == "fixed" and not cast:
-            wanted = next(cls for cls, name in _SCALARS.items() if name == field.dtype)
-            if all(type(value) is wanted for value in values):
-                return Packed([np.array(values, _NATIVE[field.dtype]).view(np.uint8)], None)
         buffers, shapes = [], []
         for at, value in enumerate(values):
             if value is None and field.optional:
@@ -238,13 +281,15 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         if field.kind == "fixed":
             return Packed(buffers, None)
         return Packed(buffers, np.array(shapes, np.int64).reshape(len(shapes), max(field.rank, 1)))
-    except OverflowError:
-        error = SchemaError(f"found the int {values[at]}; expected one that fits {field.dtype}: return a float or str")
-        error.at = at  # type: ignore[attr-defined]
-        raise error from None
     except SchemaError as error:
         error.at = at  # type: ignore[attr-defined]
         raise
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        found = values[at]
+        text = f"the int {found}" if type(found) is int else f"a {type(found).__name__}"
+        refused = SchemaError(f"found {text}; expected {field.describe()} ({error})")
+        refused.at = at  # type: ignore[attr-defined]
+        raise refused from error
 
 
 def unpack(field: Field, tensor: torch.Tensor) -> Any:
@@ -255,10 +300,15 @@ def unpack(field: Field, tensor: torch.Tensor) -> Any:
 
 
 def decode_bytes(field: Field, data: bytes) -> Any:
-    """One row of a str, bytes or json column."""
-    if field.kind == "str":
-        return data.decode()
-    return data if field.kind == "bytes" else msgspec.json.decode(data)
+    """One row of a str, bytes or json column; raises CorruptStoreError for bytes that are none."""
+    if field.kind == "bytes":
+        return data
+    try:
+        return data.decode() if field.kind == "str" else msgspec.json.decode(data)
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        raise CorruptStoreError(
+            f"field {field.name}: found bytes that are no {field.kind} ({error}); the store is damaged, run verify()"
+        ) from None
 
 
 def bytes_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -268,8 +318,8 @@ def bytes_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(np.array_equal(_bytes_of(one), _bytes_of(other)))
 
 
-def pack_column(field: Field, rows: torch.Tensor, *, cast: bool = False) -> Packed:
-    """Many rows of a fixed column at once, [k, *shape]; without a copy where they are contiguous on the CPU."""
+def pack_column(field: Field, rows: Any, *, cast: bool = False) -> Packed:
+    """Many rows of a fixed column at once, a tensor or array of [k, *shape]; copied only where it must be."""
     tensor = as_tensor(rows)
     assert tensor is not None
     if cast and tensor.dtype != field.torch_dtype:

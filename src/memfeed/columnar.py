@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,22 +39,22 @@ class Columns:
         """The record classes among the columns' containers."""
         return types_of([self.source])
 
-    def tensors(self, structure: Node) -> list[torch.Tensor]:
-        """The columns [n, ...] in the order of the leaves of ``structure``."""
-        found = Flattener(structure, self.source)(self.source)
-        return [tensor for leaf in found if (tensor := codec.as_tensor(leaf)) is not None]
+    def leaves(self, structure: Node) -> list[Any]:
+        """The columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
+        return Flattener(structure)(self.source)
 
     def in_memory(self) -> tuple[Schema, list[InMemory]]:
         """A schema and columns for these data, without a copy: what a loader reads."""
         found = infer([self[0]])
-        tensors = self.tensors(found.structure)
+        tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := codec.as_tensor(leaf)) is not None]
         columns = [InMemory(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
         return found.schema, columns
 
 
 def _row(value: Any, row: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(_row(part, row) for part in value)
+        parts = [_row(part, row) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, Mapping) and not isinstance(value, TensorDictBase):
         return {key: _row(part, row) for key, part in value.items()}
     return value[row]
@@ -85,16 +86,23 @@ def _collect(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -
     if collection:
         if isinstance(value, LazyStackedTensorDict) or value.batch_dims == 0:
             return False
-    elif not isinstance(value, Mapping) and type(value) is not tuple:
+    elif not isinstance(value, Mapping | tuple):
         return False  # a list is a dataset of samples
     opened = open_container(value)
     assert opened is not None
-    keys = opened[0].keys or range(len(opened[1]))
-    return all(_collect(held, (*path, key), lengths) for key, held in zip(keys, opened[1], strict=True))
+    parts = list(zip(opened[0].keys or range(len(opened[1])), opened[1], strict=True))
+    are_columns = [_collect(held, (*path, key), lengths) for key, held in parts]
+    if any(are_columns) and not all(are_columns) and not collection:
+        key, odd = parts[are_columns.index(False)]
+        raise SchemaError(
+            f"found columns of which {display((*path, key))} is a {type(odd).__name__}; expected a tensor or array with "
+            "a row per sample in each place (samples themselves come as a list or a dataset)"
+        )
+    return bool(parts) and all(are_columns)
 
 
 def existing_path(data: Any) -> str | None:
-    """Where data that is memory-mapped on disk already lies; None for anything else."""
+    """The directory where data that is memory-mapped on disk already lies; None for anything else."""
     if not isinstance(data, TensorDictBase) and not is_tensorclass(data):
         return None
     prefix = getattr(data, "saved_path", None) if data.is_memmap() else None
@@ -102,5 +110,8 @@ def existing_path(data: Any) -> str | None:
         return str(prefix)
     for leaf in data.values(include_nested=True, leaves_only=True):
         if getattr(leaf, "filename", None):
-            return str(leaf.filename)
+            above = [os.path.dirname(str(leaf.filename))]
+            while os.path.exists(os.path.join(os.path.dirname(above[-1]), "meta.json")):
+                above.append(os.path.dirname(above[-1]))
+            return above[-1]
     return None

@@ -9,18 +9,22 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from memfeed import files
 from memfeed.errors import CorruptStoreError
 from memfeed.schema import HEAP_OF_BYTES, Field
 
 Ints = npt.NDArray[np.int64]
+# before Python 3.13 every map keeps a descriptor of its own open, which none of ours needs
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 def map_file(path: Path, size: int) -> torch.Tensor:
@@ -31,13 +35,15 @@ def map_file(path: Path, size: int) -> torch.Tensor:
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = files.open_read(path)
     try:
         have = os.fstat(fd).st_size
         if have < size:  # touching a map beyond the file's end is a SIGBUS
             raise CorruptStoreError(f"{path}: found {have:,} bytes; expected {size:,}: the file was cut")
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-        mapped = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mapped = files.with_descriptors(
+            lambda: mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_UNTRACKED)
+        )
     finally:
         os.close(fd)
     return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -8,24 +8,19 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from memfeed.errors import SpaceError
 
+T = TypeVar("T")
 IOV_MAX = 1024
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-
-
-def refuse_windows() -> None:
-    """Raises NotImplementedError on Windows, where open files can be neither renamed nor mapped as a store needs."""
-    if sys.platform == "win32":
-        raise NotImplementedError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
 
 def write_at(fd: int, data: Any, offset: int) -> int:
@@ -159,6 +154,31 @@ def boot_id() -> str:
 def host_name() -> str:
     """This machine's name."""
     return socket.gethostname()
+
+
+def with_descriptors(action: Callable[[], T]) -> T:
+    """What ``action`` returns; if it runs out of file descriptors, once more with as many as the system grants.
+
+    A store may have ten thousand columns, and many systems start a process with 1,024 descriptors of a million allowed.
+    """
+    try:
+        return action()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft >= hard:
+            raise OSError(
+                errno.EMFILE,
+                f"found all {soft:,} file descriptors in use; raise the limit (ulimit -n), or select fields",
+            ) from error
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return action()
+
+
+def open_read(path: Path) -> int:
+    """A descriptor to read a file."""
+    return with_descriptors(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class Handles:

@@ -18,6 +18,7 @@ from memfeed.tree import open_container, record_names
 LONGEST_STRUCTURE = 16  # a longer list of numbers is data, even if every sample probed has the same length
 
 _LEAF = Node(kind="leaf")
+_COLLECTIONS = ("tensordict", "tensorclass")
 _NONE = Node(kind="none")
 
 
@@ -40,8 +41,8 @@ class _Inference:
         self.found.append(_Found(path, leaves))
         return _LEAF
 
-    def node(self, path: Path, values: list[Any]) -> Node:
-        """The structure at ``path``, given what each sample has there."""
+    def node(self, path: Path, values: list[Any], inside: str = "") -> Node:
+        """The structure at ``path``, given what each sample has there; ``inside`` is the kind of container it is in."""
         if len(path) > DEEPEST:
             raise SchemaError(
                 f"found containers nested more than {DEEPEST} deep at {display(path[:4])}...; flatten them"
@@ -49,7 +50,9 @@ class _Inference:
         if all(value is None for value in values):
             return _NONE
         forced = self.kinds.get(path)
-        if forced == "json":
+        # a TensorDict holds lists and dicts as values of their own, not as structure
+        opaque = inside in _COLLECTIONS and any(isinstance(value, list | tuple | dict) for value in values)
+        if forced == "json" or opaque:
             return self.leaf(path, [self.json(path, i, value) for i, value in enumerate(values)])
         described = [self.describe(path, i, value) for i, value in enumerate(values)]
         if all(leaf is not None or value is None for leaf, value in zip(described, values, strict=True)):
@@ -59,6 +62,8 @@ class _Inference:
             node = self.numbers(path, values, [leaf for leaf in lists if leaf], lists, forced)
             if node is not None:
                 return node
+        if all(value is None or _is_numbers(value) for value in values) and not _agree_by_place(values):
+            return self.leaf(path, [self.json(path, i, value) for i, value in enumerate(values)])
         return self.container(path, values)
 
     def describe(self, path: Path, which: int, value: Any) -> Leaf | None:
@@ -66,6 +71,8 @@ class _Inference:
             return None if value is None else codec.describe(value)
         except SchemaError as error:
             raise self.fail(path, which, str(error)) from None
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise self.fail(path, which, f"found a {type(value).__name__} that cannot be read ({error})") from error
 
     def agree(self, path: Path, leaves: list[Leaf | None]) -> list[Leaf | None]:
         """Checks that all samples have one kind, dtype and number of dims here."""
@@ -129,7 +136,8 @@ class _Inference:
             columns = [self._child(content, i, node) for i, content in enumerate(opened)]
             keys = node.keys or range(len(first[1]))
             children = tuple(
-                self.node((*path, key), [column[position] for column in columns]) for position, key in enumerate(keys)
+                self.node((*path, key), [column[position] for column in columns], node.kind)
+                for position, key in enumerate(keys)
             )
             return msgspec.structs.replace(node, children=children)
         try:
@@ -141,7 +149,7 @@ class _Inference:
                 f"and holds more than JSON values ({error}); expected one structure in every sample"
             ) from None
 
-    def _child(self, content: tuple[Node, list[Any]] | None, which: int, node: Node) -> list[Any]:
+    def _child(self, content: tuple[Node, Sequence[Any]] | None, which: int, node: Node) -> Sequence[Any]:
         assert content is not None
         if content[0].keys == node.keys:
             return content[1]
@@ -156,6 +164,17 @@ class _Inference:
         except SchemaError as error:
             raise self.fail(path, which, str(error)) from None
         return Leaf("json")
+
+
+def _is_numbers(value: Any) -> bool:
+    return type(value) is list and all(type(item) in (bool, int, float) for item in value)
+
+
+def _agree_by_place(values: list[Any]) -> bool:
+    """Whether lists of numbers of mixed types are short, and alike enough to be structure: ``[id, score]``."""
+    if any(value is None or len(value) > LONGEST_STRUCTURE for value in values):
+        return False
+    return len({tuple(map(type, value)) for value in values}) == 1
 
 
 def _spell(leaf: Leaf) -> str:
@@ -259,6 +278,8 @@ def infer(
     names = [display(found.path) for found in inference.found]
     aliases: list[str | None] = [None] * len(names)
     if fields is not None and not isinstance(fields, Mapping):
+        if isinstance(fields, str) or not all(isinstance(name, str) and name for name in fields):
+            raise FieldError(f"fields= gives {fields!r}; expected a name (a str) for each leaf, in order")
         if len(fields) != len(names) or len(set(fields)) != len(fields):
             raise FieldError(
                 f"fields= gives {len(fields)} names ({', '.join(map(str, fields))}), but a sample has {len(names)} "
@@ -266,9 +287,10 @@ def infer(
             )
         aliases = list(fields)
         names = list(fields)
-    forced = _keyed(kinds, inference.found, names, "fields")
-    casts = {path: dtype_name(dtype) for path, dtype in _keyed(dtypes, inference.found, names, "dtypes").items()}
     outer = _as_record(structure, record) if record is not None else structure
+    shown = names if record is None or aliases[0] else [display(path) for path in outer.leaves()]
+    forced = _keyed(kinds, inference.found, shown, "fields")
+    casts = {path: dtype_name(dtype) for path, dtype in _keyed(dtypes, inference.found, shown, "dtypes").items()}
     stems, columns = Stems(), []
     for found, path, name, alias in zip(inference.found, outer.leaves(), names, aliases, strict=True):
         kind, dtype, dims, first, optional = _column(found, forced.get(found.path), casts.get(found.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -13,7 +14,7 @@ from memfeed import columnar
 from memfeed.augment import UserTransform, bind
 from memfeed.buffers import Pool
 from memfeed.columns import Ints
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, RowError
 from memfeed.gather import Gather
 from memfeed.keyed import Keys
 from memfeed.order import Sequential, Shuffled
@@ -67,14 +68,16 @@ class Loader:
         device: torch.device | str | None = None,
         transform: UserTransform = None,
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise LoaderError(f"found batch_size={batch_size!r}; expected an int of at least 1")
+        if not isinstance(seed, int | np.integer):
+            raise LoaderError(f"found seed={seed!r}; expected an int")
         if sampler is not None and shuffle:
             raise LoaderError("found a sampler and shuffle=True; a sampler has its own order: leave one of them out")
         if batch_sampler is not None and (batch_size != 1 or shuffle or drop_last or sampler is not None):
             raise LoaderError("found a batch_sampler; expected no batch_size, shuffle, sampler or drop_last beside it")
         self.store = _as_store(source)
-        self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
+        self.batch_size, self.shuffle, self.seed, self.drop_last = int(batch_size), shuffle, int(seed), drop_last
         self.sampler, self.batch_sampler = sampler, batch_sampler
         self.device, self.transform = check_device(device), transform
         self.epoch = -1
@@ -132,21 +135,29 @@ class Loader:
         size = self.batch_size
         if self.batch_sampler is not None:
             for rows in self.batch_sampler:
-                yield np.array(list(rows), np.int64)
+                yield _numbers(rows)
         elif self.sampler is not None:
-            held: list[int] = []
+            held: list[Any] = []
             for row in self.sampler:
-                held.append(int(row))
+                held.append(row)
                 if len(held) == size:
-                    yield np.array(held, np.int64)
+                    yield _numbers(held)
                     held = []
             if held and not self.drop_last:
-                yield np.array(held, np.int64)
+                yield _numbers(held)
         else:
             order = Shuffled(self._rows, self.seed, epoch) if self.shuffle else Sequential(self._rows)
             end = self._rows - self._rows % size if self.drop_last else self._rows
             for start in range(0, end, size):
                 yield order(start, min(start + size, end))
+
+
+def _numbers(rows: Any) -> Ints:
+    """What a sampler yielded, as int64 [k]. Raises RowError for anything but ints."""
+    try:
+        return np.array([operator.index(row) for row in rows], np.int64)
+    except (TypeError, OverflowError) as error:
+        raise RowError(f"found {rows!r} from a sampler; expected row numbers ({error})") from None
 
 
 def _as_store(source: Any) -> Store:

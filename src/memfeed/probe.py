@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import optree
 import torch
 import xxhash
 
@@ -23,7 +22,7 @@ from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.format import Probe
 from memfeed.infer import Inferred, infer
 from memfeed.schema import Field, Schema, display
-from memfeed.tree import NAMESPACE, Flattener
+from memfeed.tree import Flattener, map_leaves, open_container
 
 SAMPLES = 16
 MOST_SECONDS = 2.0
@@ -39,7 +38,7 @@ class Probed(msgspec.Struct):
     indices: list[int]
     samples: list[Any]
     seconds: float = 0.0
-    failed: list[int] = []
+    failed: dict[int, SampleError] = {}
 
 
 def indices_of(n: int) -> list[int]:
@@ -89,26 +88,29 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
     when it is read again under another seed.
     """
     probed, spent, started = Probed([], []), 0, time.monotonic()
+    clock = started
     with kept_generators():
         for index in indices:
-            if probed.indices and (time.monotonic() - started > MOST_SECONDS or spent > MOST_BYTES):
+            if probed.indices and (time.monotonic() - clock > MOST_SECONDS or spent > MOST_BYTES):
                 break
             if not allow_random:
                 _seed(_SEEDS[0])
             before = _states()
             try:
                 sample = read(dataset, index)
-            except SampleError:
+            except SampleError as error:
                 if not skip_errors:
                     raise
-                probed.failed.append(index)
+                probed.failed[index] = error
                 continue
             after = _states()
             drew = [which for which in _GENERATORS if before[which] != after[which]]
             if not allow_random and (drew or len(probed.indices) < REPEATED):
                 _check_repeatable(dataset, index, sample, {which: after[which] for which in drew})
+            if not probed.indices:
+                clock = time.monotonic()  # the first sample of a dataset may open its files
             probed.indices.append(index)
-            probed.samples.append(sample)
+            probed.samples.append(map_leaves(codec.own, sample))  # the dataset may use its memory for the next one
             spent += sample_bytes(sample)
     probed.seconds = (time.monotonic() - started) / max(len(probed.indices) + min(len(probed.indices), REPEATED), 1)
     return probed
@@ -128,7 +130,7 @@ def probe_iterable(dataset: Any, count: int = SAMPLES) -> tuple[Probed, Iterator
                 f"sample {len(probed.samples)}: the iterable raised {type(error).__name__}: {error}"
             ) from error
         probed.indices.append(len(probed.samples))
-        probed.samples.append(sample)
+        probed.samples.append(map_leaves(codec.own, sample))
         spent += sample_bytes(sample)
     probed.seconds = (time.monotonic() - started) / max(len(probed.samples), 1)
     return probed, samples
@@ -136,11 +138,20 @@ def probe_iterable(dataset: Any, count: int = SAMPLES) -> tuple[Probed, Iterator
 
 def check_iterable(dataset: Any) -> None:
     """Raises RandomDataError if an iterable that can start anew gives other samples under another seed."""
+    one_pass, another = iter(dataset), iter(dataset)
+    if one_pass is another:
+        return  # it can be iterated once only
     with kept_generators():
         _seed(_SEEDS[0])
-        first = list(itertools.islice(iter(dataset), REPEATED))
+        first = list(itertools.islice(one_pass, REPEATED))
         _seed(_SEEDS[1])
-        for index, (one, other) in enumerate(zip(first, itertools.islice(iter(dataset), REPEATED), strict=False)):
+        second = list(itertools.islice(another, REPEATED))
+        if len(second) < len(first):
+            raise SchemaError(
+                f"found {len(first)} samples or more in the first pass over the iterable and {len(second)} in another; "
+                "expected each iter() to start anew: make __iter__ open its source itself"
+            )
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
             different = differing(one, other)
             if different is not None:
                 raise _random(dataset, f"iterating twice gave different values in field {different} of sample {index}")
@@ -184,7 +195,7 @@ def differing(one: Any, other: Any) -> str | None:
         structure = infer([one, other]).structure
     except SchemaError:
         return "(its structure)"
-    flattener = Flattener(structure, one)
+    flattener = Flattener(structure)
     for path, a, b in zip(structure.leaves(), flattener(one), flattener(other), strict=True):
         if not same(a, b):
             return display(path)
@@ -214,20 +225,21 @@ def describe_transforms(dataset: Any) -> str:
 
 def sample_bytes(sample: Any) -> int:
     """About how many bytes of data a sample is."""
-    total = 0
-    for leaf in optree.tree_leaves(sample, namespace=NAMESPACE):
-        if isinstance(leaf, torch.Tensor | np.ndarray):
-            total += leaf.nbytes
-        elif hasattr(leaf, "size") and hasattr(leaf, "getbands"):
-            total += leaf.size[0] * leaf.size[1] * len(leaf.getbands())
-        else:
-            total += len(leaf) if isinstance(leaf, str | bytes) else 8
-    return total
+    opened = open_container(sample)
+    if opened is not None:
+        return sum(map(sample_bytes, opened[1]))
+    if isinstance(sample, torch.Tensor):
+        return sample.numel() * sample.element_size()
+    if isinstance(sample, np.ndarray):
+        return sample.nbytes
+    if hasattr(sample, "getbands"):  # a PIL image
+        return int(sample.size[0] * sample.size[1] * len(sample.getbands()))
+    return len(sample) if isinstance(sample, str | bytes) else 8
 
 
 def pack_samples(found: Inferred, probed: Probed) -> list[tuple[Packed, ...]]:
     """Each sample packed by itself, one ``Packed`` per field; raises SchemaError naming the sample and the field."""
-    flattener, rows = Flattener(found.structure, probed.samples[0]), []
+    flattener, rows = Flattener(found.structure), []
     for index, sample in zip(probed.indices, probed.samples, strict=True):
         row = []
         for number, (field, leaf) in enumerate(zip(found.schema.fields, flattener(sample), strict=True)):

@@ -50,15 +50,21 @@ def check(
     """
     if old.length != new.length:
         raise refuse(path, f"found {new.length} samples, expected {old.length}")
-    problem = schema_difference(found.schema, stored)
+    # few samples may not show what the store was made from many: they are taken apart as those were
+    same_paths = [field.path for field in found.schema] == [field.path for field in stored]
+    flattener = Flattener(stored.structure if found.structure == found.schema.structure else found.structure)
+    try:
+        leaves = [flattener(sample) for sample in probed.samples]
+    except SchemaError as error:
+        raise refuse(path, schema_difference(found.schema, stored) or str(error)) from None
+    problem = schema_difference(found.schema, stored) if same_paths else ""
     if problem:
         raise refuse(path, problem)
     wanted = {one.index: one.hashes for one in old.probes}
-    flattener = Flattener(found.structure, probed.samples[0])
-    for index, sample in zip(probed.indices, probed.samples, strict=True):
+    for index, row in zip(probed.indices, leaves, strict=True):
         if index not in wanted:
             continue
-        for number, (field, leaf) in enumerate(zip(stored.fields, flattener(sample), strict=True)):
+        for number, (field, leaf) in enumerate(zip(stored.fields, row, strict=True)):
             try:
                 packed = codec.pack(field, [leaf], cast=number in found.casts)
             except (Drift, SchemaError) as error:
@@ -73,6 +79,14 @@ def check(
             "are the same; if the change matters for others, make the store anew with overwrite=True",
             stacklevel=4,
         )
+
+
+def check_count(path: Path, found: int, probed: int, rows: int) -> None:
+    """Raises StaleStoreError for an iterable that ended before the samples that were probed, or goes on after all."""
+    if found < probed:
+        raise refuse(path, f"found an iterable of {found} samples, expected {rows}")
+    if rows == probed < found:
+        raise refuse(path, f"found more than {rows} samples in the iterable, expected {rows}")
 
 
 def schema_difference(found: Schema, stored: Schema) -> str:

@@ -120,6 +120,11 @@ class Store:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: where it is and which view; the other process maps the files itself
+        if self._source.path is None:
+            raise TypeError(
+                "found columns in memory, which a pickle would copy; make the loader in the process that uses it, or "
+                "cache() them and send the store"
+            )
         rows = None if self._rows is None else self._rows.tobytes()
         return _reopen, (str(self.path), self._source.digest, tuple(self._numbers), rows, self._types)
 
@@ -182,7 +187,10 @@ class Store:
         return self.assemble_sample([read_row(column, int(base[0])) for column in self.columns])
 
     def _ids(self, which: Any) -> Ints:
-        array = np.asarray(which)
+        try:
+            array = np.asarray(which)
+        except ValueError:
+            raise RowError("found indices of unequal lengths; expected ints in one dimension") from None
         if array.dtype == np.bool_:
             if array.shape != (len(self),):
                 raise RowError(f"found a mask of shape {array.shape}; expected ({len(self)},), one bool per row")
@@ -190,6 +198,9 @@ class Store:
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise RowError(f"found indices {array.dtype} {list(array.shape)}; expected ints in one dimension")
         array = array.astype(np.int64)
+        low = int(array.min()) if len(array) else 0
+        if low < -len(self):
+            raise RowError(f"found row {low}; expected {-len(self)} to {len(self) - 1}")
         return np.where(array < 0, array + len(self), array)
 
     def __iter__(self) -> Iterator[Any]:
@@ -223,7 +234,7 @@ class Store:
         if isinstance(column, Values) and self._rows is None:
             return column.values
         rows = np.arange(column.rows, dtype=np.int64) if self._rows is None else self._rows
-        return RaggedView(column, rows)
+        return RaggedView(column, rows, self._source)
 
     def tensordict(self) -> TensorDictBase:
         """The store as a TensorDict of batch_size [n] over the private maps; ragged columns as their start and dims.
@@ -260,7 +271,7 @@ class Store:
 
         As `torch.utils.data.random_split`: a remainder of rounding goes to the first parts, one row each.
         """
-        n = len(self)
+        n, parts = len(self), [getattr(part, "item", lambda part=part: part)() for part in parts]
         total = sum(parts)
         if not parts or min(parts) < 0:
             raise ValueError(f"found parts {list(parts)}; expected fractions or counts, none negative")
@@ -301,7 +312,7 @@ class Store:
 
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
     """See ``memfeed.open``; ``owner`` lives as long as the store and all its views do."""
-    return Store(open_source(Path(path), owner), types=tuple(types))
+    return Store(open_source(Path(path), owner), types=(types,) if isinstance(types, type) else tuple(types))
 
 
 def open(
@@ -321,7 +332,7 @@ def open(
     for a field that is not there.
     """
     store = open_store(path, types=types)
-    return store if fields is None else store.select(*fields)
+    return store if fields is None else store.select(*([fields] if isinstance(fields, str) else fields))
 
 
 def _reopen(path: str, digest: str, numbers: tuple[int, ...], rows: bytes | None, types: tuple[type, ...]) -> Store:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-import optree
 import torch
 from tensordict import TensorDictBase, is_tensorclass
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import get_worker_info
 
 from memfeed.errors import LoaderError
-
-
-def _is_leaf(value: Any) -> bool:
-    """What is moved in one piece, or by its own fields."""
-    cls = type(value)
-    return (
-        isinstance(value, TensorDictBase) or is_tensorclass(cls) or (dataclasses.is_dataclass(cls) and value is not cls)
-    )
+from memfeed.tree import map_leaves
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
     """The device meant; raises LoaderError if it is not there, or cannot be used in a DataLoader worker."""
     if device is None:
         return None
-    found = torch.device(device)
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise LoaderError(
+            f"found device {device!r}; expected one that torch knows, as cpu or cuda:0 ({error})"
+        ) from None
     if found.type == "cuda":
         if get_worker_info() is not None:
             raise LoaderError(
@@ -54,18 +51,10 @@ def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = Tru
     target = torch.device(device)
 
     def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor | TensorDictBase) or is_tensorclass(type(value)):
+        if isinstance(value, torch.Tensor | TensorDictBase | PackedSequence) or is_tensorclass(type(value)):
             return value.to(target, non_blocking=non_blocking)
-        if _is_leaf(value):
-            moved = object.__new__(type(value))
-            for field in dataclasses.fields(value):
-                object.__setattr__(moved, field.name, walk(getattr(value, field.name)))
-            return moved
         if strict:
             raise TypeError(f"found {type(value).__name__}, which is no tensor; expected only tensors with strict=True")
         return value
 
-    def walk(value: Any) -> Any:
-        return optree.tree_map(move, value, is_leaf=_is_leaf)
-
-    return walk(tree)
+    return map_leaves(move, tree)

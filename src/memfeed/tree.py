@@ -1,7 +1,8 @@
-"""Sample <-> ordered leaves: optree does the work, this module says what its nodes are.
+"""Sample <-> ordered leaves.
 
-A structure becomes two optree specs for putting together: one gives samples as the dataset returned them, one gives
-batches, where `torch.utils.data.default_collate`'s rule holds that a tuple becomes a list.
+Samples are taken apart by the structure that was inferred. A structure becomes two optree specs for putting together:
+one gives samples as the dataset returned them, one gives batches, where `torch.utils.data.default_collate`'s rule
+holds that a tuple becomes a list.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 import optree
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_tensorclass
+from torch.nn.utils.rnn import PackedSequence
 
 from memfeed.errors import SchemaError
-from memfeed.schema import Node
+from memfeed.schema import Node, Path, display
 
 NAMESPACE = "memfeed"  # optree keeps registrations apart by it, so nothing of the user's own is touched
 _registered: set[type] = set()
@@ -31,62 +33,33 @@ def record_names(cls: type) -> tuple[str, ...]:
     return tuple(getattr(cls, "_fields", ()))
 
 
-def _flatten_tensordict(td: TensorDictBase) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
-    keys = tuple(sorted(td.keys()))  # as optree does with dicts: two samples may have set their keys in another order
-    return [td[key] for key in keys], (keys, td.batch_dims), keys
-
-
-def _flatten_tensorclass(value: Any) -> tuple[list[Any], tuple[Any, ...], tuple[str, ...]]:
-    names = record_names(type(value))
-    return [getattr(value, name) for name in names], (names, value.batch_dims), names
-
-
-def _flatten_dataclass(value: Any) -> tuple[list[Any], tuple[str, ...], tuple[str, ...]]:
-    names = record_names(type(value))
-    return [getattr(value, name) for name in names], names, names
-
-
-def _flatten_mapping(value: Mapping[Any, Any]) -> tuple[list[Any], tuple[Any, ...], tuple[Any, ...]]:
-    keys = tuple(sorted(value, key=lambda key: (type(key).__name__, key)))
-    return [value[key] for key in keys], keys, keys
-
-
-def _register(cls: type, flatten: Callable[[Any], Any]) -> None:
-    if cls not in _registered:
-        _registered.add(cls)
-        # samples are only taken apart through these; what is put together comes from a _Maker
-        optree.register_pytree_node(cls, flatten, lambda meta, children: list(children), namespace=NAMESPACE)
-
-
-def open_container(value: Any) -> tuple[Node, list[Any]] | None:
+def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     """What kind of container ``value`` is (a Node without children) and what it holds; None for a leaf."""
     cls = type(value)
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor | str | bytes):
         return None
-    if is_tensorclass(cls):
-        _register(cls, _flatten_tensorclass)
-        held, (names, batch_dims), _ = _flatten_tensorclass(value)
-        return Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=batch_dims), held
+    if isinstance(value, tuple):
+        if hasattr(cls, "_fields"):
+            return Node(kind="namedtuple", name=cls.__name__, keys=tuple(cls._fields)), value
+        return Node(kind="tuple"), value
+    if isinstance(value, list):
+        return Node(kind="list"), value
     if isinstance(value, TensorDictBase):
-        _register(cls, _flatten_tensordict)
-        held, (keys, batch_dims), _ = _flatten_tensordict(value)
-        return Node(kind="tensordict", keys=keys, batch_dims=batch_dims), held
+        keys = tuple(value.keys())
+        return Node(kind="tensordict", keys=keys, batch_dims=value.batch_dims), [value[key] for key in keys]
     if isinstance(value, Mapping):
-        if cls not in (dict, collections.OrderedDict, collections.defaultdict):
-            _register(cls, _flatten_mapping)
         for key in value:
             if type(key) not in (str, int):
                 raise SchemaError(f"found the dict key {key!r} of type {type(key).__name__}; expected str or int keys")
         return Node(kind="dict", keys=tuple(value)), list(value.values())
-    if isinstance(value, tuple):
-        if hasattr(cls, "_fields"):
-            return Node(kind="namedtuple", name=cls.__name__, keys=tuple(cls._fields)), list(value)
-        return Node(kind="tuple"), list(value)
-    if isinstance(value, list):
-        return Node(kind="list"), value
     if dataclasses.is_dataclass(cls):
-        _register(cls, _flatten_dataclass)
-        held, names, _ = _flatten_dataclass(value)
+        names = record_names(cls)
+        unset = [name for name in names if not hasattr(value, name)]
+        if unset:
+            raise SchemaError(f"found a {cls.__name__} whose field {unset[0]} was never set; expected a value in each")
+        held = [getattr(value, name) for name in names]
+        if is_tensorclass(cls):
+            return Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims), held
         return Node(kind="dataclass", name=cls.__name__, keys=names), held
     return None
 
@@ -94,53 +67,48 @@ def open_container(value: Any) -> tuple[Node, list[Any]] | None:
 class Flattener:
     """Takes samples of one structure apart into their leaves, in the order of the schema's fields.
 
-    ``exemplar`` is one sample of that structure. A leaf may stand where the sample has a whole container (a json
-    value, a list of numbers of any length).
+    A leaf may stand where a sample has a whole container (a json value, a list of numbers of any length): that is why
+    the walk follows the structure and not, as optree would, the sample.
     """
 
-    def __init__(self, structure: Node, exemplar: Any) -> None:
-        whole: set[int] = set()
-        order: dict[tuple[Any, ...], int] = {}
-        constants: set[tuple[Any, ...]] = set()
-
-        def walk(node: Node, value: Any, at: tuple[Any, ...]) -> None:
-            if node.kind == "none":
-                constants.add(at)
-            elif node.kind == "leaf":
-                order[at] = len(order)
-                whole.add(id(value))
-            else:
-                opened = open_container(value)
-                if opened is None or len(opened[1]) != len(node.children):
-                    raise SchemaError(f"found {type(value).__name__} at {at}; expected a {node.kind}")
-                # optree's own paths give the position, not the name, for a namedtuple
-                keys = node.keys if node.keys and node.kind != "namedtuple" else range(len(node.children))
-                for key, child, held in zip(keys, node.children, opened[1], strict=True):
-                    walk(child, held, (*at, key))
-
-        walk(structure, exemplar, ())
-        paths, _, self._spec = optree.tree_flatten_with_path(
-            exemplar,
-            is_leaf=lambda value: id(value) in whole and value is not None,
-            none_is_leaf=True,
-            namespace=NAMESPACE,
-        )
-        self._take = [paths.index(path) for path in order]
-        self._constants = [(paths.index(path), path) for path in constants]
+    def __init__(self, structure: Node) -> None:
+        self.structure = structure
 
     def __call__(self, sample: Any) -> list[Any]:
         """The leaves of ``sample``; raises SchemaError where its structure differs."""
-        try:
-            leaves = self._spec.flatten_up_to(sample)
-        except (ValueError, TypeError) as error:
-            raise SchemaError(f"found another structure than in the samples probed: {error}") from None
-        for number, path in self._constants:
-            if leaves[number] is not None:
-                raise SchemaError(
-                    f"found {type(leaves[number]).__name__} at {'.'.join(map(str, path))}; "
-                    "expected None, as in the samples probed"
-                )
-        return [leaves[number] for number in self._take]
+        leaves: list[Any] = []
+        self._walk(self.structure, sample, (), leaves)
+        return leaves
+
+    def _walk(self, node: Node, value: Any, at: Path, leaves: list[Any]) -> None:
+        if node.kind == "leaf":
+            leaves.append(value)
+            return
+        if node.kind == "none":
+            if value is not None:
+                raise self._other(at, f"{type(value).__name__}", "None")
+            return
+        opened = open_container(value)
+        if opened is None or opened[0].kind != node.kind:
+            raise self._other(at, type(value).__name__, f"a {node.kind}")
+        found, held = opened
+        if node.kind in ("tuple", "list"):
+            if len(held) != len(node.children):
+                raise self._other(at, f"a {node.kind} of {len(held)}", f"one of {len(node.children)}")
+        elif found.keys != node.keys:
+            by_key = dict(zip(found.keys, held, strict=True))
+            if set(by_key) != set(node.keys):
+                raise self._other(at, f"the keys {list(by_key)}", f"{list(node.keys)}")
+            held = [by_key[key] for key in node.keys]
+        for (key, child), part in zip(node.items(), held, strict=True):
+            if child.kind == "leaf":
+                leaves.append(part)
+            else:
+                self._walk(child, part, (*at, key), leaves)
+
+    def _other(self, at: Path, found: str, expected: str) -> SchemaError:
+        where = f" at {display(at)}" if at else ""
+        return SchemaError(f"found {found}{where}; expected {expected}, as in the samples probed")
 
 
 class _Maker:
@@ -184,19 +152,16 @@ def _batch_size(values: Sequence[Any], batch_dims: int) -> tuple[int, ...]:
     known: list[tuple[int, ...]] = []
     for value in values:
         if isinstance(value, list):
-            known.append((len(value),) if any(map(_is_kept, value)) else ())
-        elif isinstance(value, torch.Tensor) and value.is_nested:
-            known.append((value.shape[0],))
-        elif _is_kept(value) and not isinstance(value, dict):
-            known.append(tuple(value.shape))
+            known.append((len(value),) if any(map(_is_tensors, value)) else ())
+        elif _is_tensors(value):
+            known.append(
+                (value.shape[0],) if isinstance(value, torch.Tensor) and value.is_nested else tuple(value.shape)
+            )
     known = [dims for dims in known if dims] or [(len(value),) for value in values if isinstance(value, list)]
     return min((dims[:batch_dims] for dims in known), key=len, default=())
 
 
-def _is_kept(value: Any) -> bool:
-    """Whether TensorDict takes a value for what it is; others it must be told to keep (3 would become a tensor)."""
-    if isinstance(value, dict):
-        return any(map(_is_kept, value.values()))
+def _is_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor | TensorDictBase) or is_tensorclass(value)
 
 
@@ -207,18 +172,12 @@ def _non_tensor(value: Any, batch: tuple[int, ...]) -> Any:
     return NonTensorData(value, batch_size=batch)
 
 
-def _held(value: Any, batch: tuple[int, ...]) -> Any:
-    """A value as TensorDict keeps it: a dict with tensors becomes one too, and its other values stay what they are."""
-    if isinstance(value, dict) and _is_kept(value):
-        return TensorDict({str(key): _held(held, batch) for key, held in value.items()}, batch_size=batch)
-    return value if _is_kept(value) else _non_tensor(value, batch)
-
-
 def make_tensordict(keys: Sequence[Any], values: Sequence[Any], batch_dims: int) -> TensorDict:
     """A TensorDict whose batch_size is the first ``batch_dims`` dims of its tensors; a list is per-row data."""
     batch = _batch_size(values, batch_dims)
-    source = {str(key): _held(value, batch) for key, value in zip(keys, values, strict=True)}
-    return TensorDict(source, batch_size=batch)
+    # told to keep a number, it does; left alone, TensorDict would make a tensor of it
+    held = (value if _is_tensors(value) else _non_tensor(value, batch) for value in values)
+    return TensorDict(dict(zip(map(str, keys), held, strict=True)), batch_size=batch)
 
 
 def _make_dataclass(cls: type, keys: Sequence[str], values: Sequence[Any]) -> Any:
@@ -229,12 +188,26 @@ def _make_dataclass(cls: type, keys: Sequence[str], values: Sequence[Any]) -> An
     return made
 
 
+def _register_dataclass(cls: type) -> None:
+    names = record_names(cls)
+
+    def flatten(made: Any) -> Any:
+        return [getattr(made, name) for name in names], None, names
+
+    if cls not in _registered:
+        _registered.add(cls)
+        optree.register_pytree_node(
+            cls, flatten, lambda _, values: _make_dataclass(cls, names, tuple(values)), namespace=NAMESPACE
+        )
+
+
 def _make_tensorclass(cls: Any, keys: Sequence[str], values: Sequence[Any], batch_dims: int) -> Any:
     td = make_tensordict(keys, values, batch_dims)
-    present = dict.fromkeys(record_names(cls)) | {
-        key: td.get(key) for key, value in zip(keys, values, strict=True) if value is not None
-    }
-    return cls(**present, batch_size=td.batch_size)
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            del td[key]
+    # as with dataclasses: the values are final, __post_init__ has run already
+    return cls._from_tensordict(td, dict.fromkeys(set(record_names(cls)) - set(td.keys())))
 
 
 def _restored(node: Node, types: Mapping[str, type]) -> type | None:
@@ -269,7 +242,9 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, numbers: Ite
     if node.kind == "namedtuple":
         return (cls or generated_namedtuple(node.name, keys))(*children)
     if node.kind == "dataclass" and cls:
-        return _Maker(functools.partial(_make_dataclass, cls, keys), children)  # type: ignore[arg-type]
+        make = functools.partial(_make_dataclass, cls, record_names(cls))
+        _register_dataclass(cls)  # transforms look into batches with optree
+        return _Maker(make, children)
     if node.kind == "tensorclass" and cls:
         return _Maker(lambda values: _make_tensorclass(cls, keys, values, dims), children)  # type: ignore[arg-type]
     if node.kind in ("tensordict", "tensorclass"):
@@ -291,17 +266,50 @@ def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> 
 
 
 def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
-    """The namedtuple, dataclass and tensorclass classes in some samples: what ``types=`` would have to name."""
+    """The namedtuple, dataclass and tensorclass classes in some samples: what ``types=`` would have to name.
+
+    Raises SchemaError for two classes of one name, which a store could not tell apart.
+    """
     found: dict[str, type] = {}
 
     def look(value: Any) -> None:
         opened = open_container(value)
         if opened is not None:
-            if opened[0].name:
-                found[opened[0].name] = type(value)
+            name, cls = opened[0].name, type(value)
+            if name and found.setdefault(name, cls) is not cls:
+                other = found[name]
+                raise SchemaError(
+                    f"found two classes named {name} ({other.__module__}.{other.__qualname__} and "
+                    f"{cls.__module__}.{cls.__qualname__}); expected one, because a store tells them apart by name: "
+                    "rename one"
+                )
             for held in opened[1]:
                 look(held)
 
     for sample in samples:
         look(sample)
     return tuple(found.values())
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and not is_tensorclass(type(value))
+
+
+def _is_whole(value: Any) -> bool:
+    """What is moved in one piece, or by its own fields."""
+    cls = type(value)
+    return isinstance(value, TensorDictBase | PackedSequence) or is_tensorclass(cls) or _is_record(value)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same structure with ``function`` of every leaf; a TensorDict or tensorclass is one leaf."""
+
+    def walk(value: Any) -> Any:
+        if not _is_record(value):
+            return function(value)
+        made = object.__new__(type(value))
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, map_leaves(function, getattr(value, field.name)))
+        return made
+
+    return optree.tree_map(walk, tree, is_leaf=_is_whole, none_is_leaf=True)

@@ -16,15 +16,15 @@ from memfeed.schema import HEAP_OF_BYTES
 class RaggedView(Sequence[Any]):
     """The rows of a ragged column, each a view of the map (str, bytes and json: decoded)."""
 
-    def __init__(self, column: Column, rows: Ints) -> None:
-        self._column, self._rows = column, rows
+    def __init__(self, column: Column, rows: Ints, owner: object) -> None:
+        self._column, self._rows, self._owner = column, rows, owner  # a temporary store lives as long as its views
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
-            return RaggedView(self._column, self._rows[which])
+            return RaggedView(self._column, self._rows[which], self._owner)
         try:
             row = int(self._rows[which])
         except IndexError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from memfeed.errors import BuildError, RowError, SchemaError, StoreError
 from memfeed.infer import infer
 from memfeed.probe import SAMPLES
 from memfeed.schema import Field, Node, Schema
-from memfeed.tree import Flattener, open_container
+from memfeed.tree import Flattener, map_leaves, open_container
 
 
 class Writer:
@@ -60,13 +61,13 @@ class Writer:
     ) -> None:
         if missing not in ("error", "zero"):
             raise ValueError(f'found missing={missing!r}; expected "error" or "zero"')
-        columns = None if like is None else columnar.as_columns(like)
+        columns = columnar.as_columns(like) if getattr(like, "batch_dims", 0) else None
         sample = like
-        if columns is not None and (length is None or length == len(columns)) and _has_rows(like):
+        if columns is not None and (length is None or length == len(columns)):
             length, sample = len(columns), columns[0]
         if length is not None and length < 1:
             raise ValueError(f"found length={length}; expected at least 1 row")
-        self.path, self.length, self.missing = Path(path).absolute(), length, missing
+        self.path, self.length, self.missing = Path(path).resolve(), length, missing
         self._sample = sample
         self._stack = contextlib.ExitStack()
         self._pending: list[Any] = []  # samples that wait for the schema
@@ -74,6 +75,7 @@ class Writer:
         self._rows: Any = None
         self._plan: Plan | None = None
         self._at = 0
+        self._open = self._numbered = False
 
     def __enter__(self) -> Writer:
         if self.path.exists():
@@ -91,20 +93,25 @@ class Writer:
                         f"{root}: found an unfinished build of {self._build.rows} rows; expected one of this Writer "
                         f"({self.length}): remove that directory to start over"
                     )
-                self._at = int((self._build.presence() != ABSENT).sum())
+                presence = self._build.presence() != ABSENT
+                self._at = int(presence.argmin()) if not presence.all() else len(presence)
+                self._numbered = bool(presence[self._at :].any())
             if self._sample is not None:
                 self._begin([self._sample])
         except BaseException:
             self._stack.close()
             raise
+        self._open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._open = False
         with self._stack:
             if kind is not None:
+                with contextlib.suppress(Exception):  # the first error is the one to be told
+                    self._flush()
                 return
-            if self._pending:
-                self._flush()
+            self._flush()
             if self._build is None:
                 raise BuildError(f"{self.path}: found no row written; expected at least one")
             if self.missing == "zero":
@@ -125,30 +132,38 @@ class Writer:
     # --- writing
 
     def append(self, sample: Any) -> None:
-        """The next row. Keeps no reference to ``sample`` once 16 of them have shown the schema."""
+        """The next row. What ``sample`` holds is copied: its memory may be used again at once."""
+        self._check_open(in_turn=True)
         if self.length is not None and self._at + len(self._pending) >= self.length:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
-        self._pending.append(sample)
+        self._pending.append(map_leaves(codec.own, sample))
         if self._plan is None and len(self._pending) < SAMPLES:
             return
-        if self._plan is None or len(self._pending) >= self._plan.rows_a_write or self.length is not None:
+        if self._plan is None or len(self._pending) >= self._plan.rows_a_write:
             self._flush()
 
     def extend(self, batch: Any) -> None:
         """The next rows, from a batch: the structure of a sample with a leading dim (or a list) at every leaf."""
-        if self._plan is None and self._pending:
-            self._flush()
+        self._check_open(in_turn=True)
+        self._flush()
         self._write_batch(self._at, None, batch)
 
     def __setitem__(self, where: int | slice, batch: Any) -> None:
         if self.length is None:
             raise RowError("found an assignment to rows; expected length= (or like= with rows) for that: use append")
+        self._check_open(in_turn=False)
+        self._flush()
+        self._numbered = True
         if isinstance(where, slice):
             first, last, step = where.indices(self.length)
             if step != 1:
                 raise RowError(f"found a slice with step {step}; expected one run of rows")
             self._write_batch(first, last - first, batch)
             return
+        try:
+            where = operator.index(where)
+        except TypeError:
+            raise RowError(f"found {type(where).__name__} as a row; expected an int or a slice") from None
         row = where + self.length if where < 0 else where
         if not 0 <= row < self.length:
             raise RowError(f"found row {where}; expected {-self.length} to {self.length - 1}")
@@ -162,7 +177,6 @@ class Writer:
         """Fixes the schema and, unless an earlier build is gone on with, makes the files."""
         schema, structure, _, _ = infer(samples)
         held = frozenset(range(len(schema))) if self._sample is not None else frozenset()
-        flattener = Flattener(structure, samples[0])
         if self._build is None:
             row_bytes = sum(field.row_bytes for field in schema if field.kind == "fixed")
             if self.length is not None:
@@ -174,7 +188,7 @@ class Writer:
                 f"{schema.names()}: remove that directory to start over"
             )
         every = frozenset(range(len(schema)))
-        self._plan = Plan(flattener, every, held, max(sum(field.row_bytes for field in schema), 1))
+        self._plan = Plan(Flattener(structure), every, held, max(sum(field.row_bytes for field in schema), 1))
         self._rows = self._build.writer()
 
     def _started(self) -> tuple[Build, Plan]:
@@ -182,8 +196,19 @@ class Writer:
             raise BuildError("found a Writer that is not open; expected it in a with-block")
         return self._build, self._plan
 
+    def _check_open(self, *, in_turn: bool) -> None:
+        if not self._open:
+            raise BuildError("found a Writer that is not open; expected it in a with-block")
+        if in_turn and self._numbered:
+            raise RowError(
+                "found append or extend after rows were assigned by number; expected one or the other, because there "
+                "is no next row then: use w[i] or w[i:j] (w.absent has the rows still to be written)"
+            )
+
     def _flush(self) -> None:
         samples, self._pending = self._pending, []
+        if not samples:
+            return
         if self._plan is None:
             self._begin(samples)
         plan = self._started()[1]
@@ -205,9 +230,6 @@ class Writer:
     def _write_batch(self, first: int, count: int | None, batch: Any) -> None:
         if self._plan is None:
             self._begin(_first_samples(batch))
-        elif self._pending:
-            self._flush()
-            first = first if count is not None else self._at
         build, _ = self._started()
         schema = build.schema
         columns = _columns(schema.structure, batch)
@@ -250,11 +272,6 @@ class Writer:
             for at in range(first, first + count, 4096):
                 here = min(4096, first + count - at)
                 self._rows.write(at, here, [_zeros(field, here) for field in build.schema])
-
-
-def _has_rows(like: Any) -> bool:
-    """Whether ``like`` stands for rows (a TensorDict or tensorclass with a batch_size) rather than for one sample."""
-    return bool(getattr(like, "batch_dims", 0))
 
 
 def _columns(node: Node, batch: Any) -> list[Any]:

@@ -229,6 +229,12 @@ class Build:
         files.sync_data(self.root / WORK / "presence")
         self._synced = time.monotonic()
 
+    def retry_skipped(self) -> None:
+        """Rows that were skipped are absent again."""
+        presence = self.presence()
+        presence[presence == SKIPPED] = ABSENT
+        (self.root / WORK / "presence").write_bytes(presence.tobytes())
+
     def absent(self) -> npt.NDArray[np.int64]:
         """The rows that are still to be written."""
         return np.flatnonzero(self.presence() == ABSENT)

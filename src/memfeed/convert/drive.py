@@ -67,9 +67,9 @@ def _collect(
         except RuntimeError as error:
             if workers and "DataLoader worker" in str(error):
                 raise BuildError(
-                    f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}). "
-                    f"The {int((build.presence() > 0).sum()):,} rows that were written are kept: call cache() again to "
-                    "go on. If memory ran out, use fewer workers="
+                    f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
+                    "expected it to live: rows that were written are kept: call cache() again to go on. "
+                    "If memory ran out, use fewer workers="
                 ) from error
             raise
         if report is None:
@@ -105,7 +105,7 @@ def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers:
     note_skips(build, build.absent())  # the shares of the workers need not end together
 
 
-def convert_columns(build: Build, tensors: Sequence[torch.Tensor], plan: Plan, on_report: OnReport) -> None:
+def convert_columns(build: Build, columns: Sequence[Any], plan: Plan, on_report: OnReport) -> None:
     """Copies whole columns, a block of rows at a time and a column to each thread; no sample is ever made."""
     rows = build.writer()
     step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
@@ -116,7 +116,7 @@ def convert_columns(build: Build, tensors: Sequence[torch.Tensor], plan: Plan, o
         for at in range(first, last, part):
             end = min(at + part, last)
             try:
-                packed = codec.pack_column(field, tensors[number][at:end], cast=number in plan.casts)
+                packed = codec.pack_column(field, columns[number][at:end], cast=number in plan.casts)
             except SchemaError as error:
                 raise SchemaError(f"rows {at} to {end - 1}, field {field.name}: {error}") from None
             done += rows.write_fixed(field, at, packed)
@@ -127,7 +127,7 @@ def convert_columns(build: Build, tensors: Sequence[torch.Tensor], plan: Plan, o
             for at in range(first, first + count, step):
                 last = min(at + step, first + count)
                 rows.check_generation()
-                written = sum(pool.map(lambda number, a=at, b=last: copy(number, a, b), range(len(tensors))))
+                written = sum(pool.map(lambda number, a=at, b=last: copy(number, a, b), range(len(columns))))
                 rows.mark(at, last - at, WRITTEN)
                 on_report(Report(rows=last - at, bytes=written))
                 build.sync_if_due()

@@ -12,9 +12,11 @@ import msgspec
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from memfeed import codec
 from memfeed.build import SKIPPED, Build, Rows
 from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
 from memfeed.errors import MemfeedError, SampleError
+from memfeed.tree import map_leaves
 
 STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
 _SKIP = object()
@@ -37,6 +39,11 @@ def _survives(error: BaseException | None) -> Exception | None:
     except Exception:  # any class can break pickling in its own way
         pass
     return RuntimeError("".join(traceback.format_exception(error)))
+
+
+def _of_worker() -> str:
+    info = get_worker_info()
+    return f" of worker {info.id}" if info else ""
 
 
 def _carry(report: Report, error: Exception) -> None:
@@ -124,7 +131,7 @@ class MapJob(IterableDataset[Report]):
         many = getattr(self.dataset, "__getitems__", None)
         if callable(many) and not self.plan.skip_errors:
             try:
-                found = many(list(wanted))
+                found = list(many(list(wanted)))
             except Exception:  # read one by one instead, to say which sample it was
                 found = []
             if len(found) == count:
@@ -180,10 +187,11 @@ class StreamJob(IterableDataset[Report]):
     def _read(self, samples: Iterator[Any], count: int, number: int) -> list[Any]:
         block: list[Any] = []
         try:
-            block.extend(islice(samples, count))
+            # an iterator may yield one buffer again and again
+            block.extend(map_leaves(codec.own, sample) for sample in islice(samples, count))
         except Exception as error:
             raise SampleError(
-                f"sample {number + len(block)}: the iterable raised {type(error).__name__}: {error}; "
+                f"sample {number + len(block)}{_of_worker()}: the iterable raised {type(error).__name__}: {error}; "
                 "an iterator that raised cannot go on: catch the error inside it and yield the next sample"
             ) from error
         return block
