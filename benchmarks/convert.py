@@ -2,8 +2,8 @@
 
 The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache looks at it, decodes, writes,
 hashes and commits; the DataLoader decodes, collates and hands batches over. Same dataset, same number of workers, in
-turns. What fsync takes is counted apart, see columnar.py. CPU time, of all processes together, is given because it depends less on what
-else the machine does.
+turns. What fsync takes is counted apart, see columnar.py. CPU time, of all processes together, is given because it
+depends less on what else the machine does.
 
     python benchmarks/convert.py
 """

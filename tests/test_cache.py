@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -605,3 +606,175 @@ def test_an_iterable_goes_on_with_the_workers_it_began_with(path):
         path.with_name("again").touch()
         store = cache(Stops(300), path, workers=then)
         assert sorted(label for _, label in store) == list(range(300))
+
+
+# --- what an attack once got past
+
+
+def test_lists_of_mixed_numbers_are_never_cut_to_integers(path):
+    ragged = Made(lambda i: {"a": [1] * (i % 5 + 1) if i != 19 else [1, 2.5]}, 100)
+    with pytest.raises(SchemaError, match=r"sample 19, field a: found a list of float and int; expected jagged int64"):
+        cache(ragged, path)
+    shutil.rmtree(path.with_name("a.mf.build"))
+    boxes = Made(lambda i: {"bbox": [1, 2.5, i] if i % 2 else [1.5, 2, i]}, 40)
+    store = cache(boxes, path)
+    assert store.schema.fields[0].kind == "json"
+    assert all(equal(store[i], boxes[i]) for i in range(40))
+
+
+def test_a_buffer_that_is_used_again_does_not_change_what_was_read(path):
+    buffer = torch.zeros(3)
+
+    def fill(i):
+        buffer.fill_(i)
+        return buffer
+
+    for dataset in (Made(fill, 50), (fill(i) for i in range(50))):
+        store = cache(dataset, path, overwrite=path.exists(), workers=0)
+        if isinstance(dataset, Made):
+            probed = probe.indices_of(50)
+            assert [int(store[i][0]) for i in probed] == probed
+        else:
+            assert [int(row[0]) for row in store] == list(range(50))
+
+
+def test_an_iterator_is_not_shared_by_workers(path):
+    with pytest.raises(ValueError, match=r"found workers=2 for an iterator, which every worker would iterate"):
+        cache((i for i in range(100)), path, workers=2)
+
+
+def test_an_iterable_that_can_be_iterated_once(path):
+    class Once(IterableDataset):
+        def __init__(self):
+            self.g = iter(range(50))
+
+        def __iter__(self):
+            return self.g
+
+    assert [int(x) for x in cache(Once(), path)] == list(range(50))
+
+
+@pytest.mark.parametrize(("before", "after"), [(100, 5), (5, 8), (5, 4)])
+def test_an_iterable_that_shrank_or_grew_is_stale(path, before, after):
+    cache(Counting(before), path)
+    assert len(cache(Counting(before), path)) == before
+    with pytest.raises(StaleStoreError, match=rf"samples.*expected {before}"):
+        cache(Counting(after), path)
+
+
+def test_namedtuples_of_columns_and_tuples_that_are_half_columns(path):
+    pair = namedtuple("pair", "x y")
+    store = cache(pair(torch.arange(9), torch.rand(9, 2)), path)
+    assert len(store) == 9
+    assert (type(store[3]).__name__, int(store[3].x)) == ("pair", 3)
+    with pytest.raises(SchemaError, match="found columns of which 1 is a list; expected tensors or arrays"):
+        cache((torch.arange(3), ["a", "b", "c"]), path.with_name("b.mf"))
+
+
+def test_two_classes_of_one_name_are_refused(path):
+    one, other = namedtuple("Item", "a"), namedtuple("Item", "b")
+    with pytest.raises(SchemaError, match=r"found two classes named Item .* rename one"):
+        cache(Made([(one(1), other(2))] * 3), path)
+
+
+def test_skipped_rows_are_tried_again(path):
+    class Mended(Made):
+        bad = (5, 71)
+
+        def __getitem__(self, index):
+            if index in self.bad:
+                raise (KeyboardInterrupt if index == 71 else ValueError)("broken")
+            return index
+
+    dataset = Mended(None, 200)
+    with pytest.raises(KeyboardInterrupt):
+        cache(dataset, path, on_error="skip", workers=0)
+    dataset.bad = ()
+    store = cache(dataset, path, workers=0)
+    assert [int(x) for x in store] == list(range(200))
+    assert store.skipped == ()
+
+
+def test_links_are_followed_once(path, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.mf").symlink_to(tmp_path / "real" / "b.mf")
+    cache(torch.arange(5), tmp_path / "link.mf")
+    cache(torch.arange(6), tmp_path / "link.mf", overwrite=True)
+    assert (tmp_path / "link.mf").is_symlink()
+    assert len(memfeed.open(tmp_path / "link.mf")) == 6
+    assert [p.name for p in (tmp_path / "real").iterdir()] == ["b.mf"]
+
+
+def test_a_read_only_map_is_not_copied_into_memory(path, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(200_000))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    loader = memfeed.Loader(mapped, 100)
+    assert loader.store.column(()).data_ptr() == mapped.ctypes.data
+    assert torch.equal(cache(mapped, path).column(()), torch.arange(200_000))
+
+
+def test_numpy_text_of_hugging_face(path):
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"t": ["a", "bé"], "x": [1, 2]}).with_format("numpy")
+    store = cache(dataset, path)
+    assert [row["t"] for row in store] == ["a", "bé"]
+
+
+def test_a_slow_first_sample_does_not_hide_the_others(path, monkeypatch):
+    monkeypatch.setattr(probe, "MOST_SECONDS", 0.2)
+
+    def slow(i):
+        if i == 0:
+            time.sleep(0.3)
+        return {"o": None if i % 2 else torch.ones(2), "r": torch.arange(i % 3)}
+
+    dataset = Made(slow, 20)
+    assert cache(dataset, path).schema.fields[0].optional
+    assert len(cache(dataset, path)) == 20
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(2).to_sparse(), "found a torch.sparse_coo tensor"),
+        (torch.zeros(2, device="meta"), "found a meta tensor"),
+        (2**70, "found the int 1180591620717411303424; expected one that fits int64"),
+    ],
+)
+def test_odd_leaves_name_sample_and_field(path, value, message):
+    with pytest.raises(SchemaError, match=f"sample 0, field a: {message}"):
+        cache(Made([{"a": value}] * 3), path)
+
+
+def test_tuples_and_lists_of_other_classes_are_tuples_and_lists(path):
+    class Mine(list):
+        pass
+
+    shared = {"k": 1}
+    dataset = Made(lambda i: {"size": torch.zeros(i, 2).shape, "l": Mine([i, 2]), "p": shared, "q": shared}, 5)
+    assert equal(cache(dataset, path)[3], {"size": (3, 2), "l": [3, 2], "p": {"k": 1}, "q": {"k": 1}})
+
+
+def test_workers_may_be_spawned(path):
+    code = f"""
+        import sys, multiprocessing
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        import memfeed
+        from support import Made, rich_sample, equal
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("spawn")
+            store = memfeed.cache(Made(rich_sample, 40), {str(path)!r}, workers=1, progress=False)
+            assert all(equal(store[i], rich_sample(i)) for i in range(40))
+    """
+    path.with_name("spawned.py").write_text(textwrap.dedent(code))
+    subprocess.run([sys.executable, str(path.with_name("spawned.py"))], check=True, timeout=120)
+
+
+def test_more_columns_than_file_descriptors(path):
+    code = f"""
+        import resource, torch, memfeed
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+        store = memfeed.cache({{f"c{{i}}": torch.arange(3) + i for i in range(400)}}, {str(path)!r}, progress=False)
+        assert int(store[2]["c399"]) == 401
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)

@@ -101,6 +101,9 @@ def test_lone_surrogates_are_refused_as_text():
         (torch.tensor([0.1], dtype=torch.float64), torch.float32, "found the value 0.1"),
         (torch.tensor([float("nan")]), torch.int32, "found the value nan"),
         (torch.tensor([2**53 + 1]), torch.float64, "found the value 9007199254740993"),
+        (torch.tensor([200], dtype=torch.uint8), torch.int8, "found the value 200"),
+        (torch.tensor([-1]), torch.uint64, "found the value -1"),
+        (torch.tensor([2**63], dtype=torch.uint64), torch.int64, "found the value 9223372036854775808"),
     ],
 )
 def test_a_lossy_cast_is_refused(value, dtype, message):

@@ -212,3 +212,45 @@ def test_the_builds_of_others_are_left_alone(path):
         with pytest.raises(BuildError, match="remove that directory to start over"), Writer(path, **other):
             pass
     assert np.frombuffer((build_of(path) / ".build" / "presence").read_bytes(), np.uint8).sum() == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"like": {"a": torch.zeros(2)}}, {"like": {"a": torch.zeros(2)}, "length": 50}]
+)
+def test_a_buffer_may_be_used_again_after_append(path, options):
+    buffer = torch.zeros(2)
+    with Writer(path, **options) as w:
+        for i in range(50):
+            buffer.fill_(i)
+            w.append({"a": buffer})
+    assert memfeed.open(path).column("a")[:, 0].tolist() == list(range(50))
+
+
+def test_append_does_not_overwrite_rows_assigned_by_number(path):
+    with Writer(path, like=0, length=4, missing="zero") as w:
+        w[0:2] = torch.tensor([10, 11])
+        for use in (lambda: w.append(99), lambda: w.extend(torch.tensor([99]))):
+            with pytest.raises(RowError, match="found append or extend after rows were assigned by number"):
+                use()
+    assert memfeed.open(path).column(()).tolist() == [10, 11, 0, 0]
+
+
+def test_pending_rows_survive_an_exception(path):
+    with pytest.raises(KeyError), Writer(path) as w:
+        for i in range(100):
+            w.append({"x": i})
+        raise KeyError
+    with Writer(path) as w:
+        assert len(w) == 100
+        w.append({"x": 100})
+    assert memfeed.open(path).column("x").tolist() == list(range(101))
+
+
+def test_a_writer_that_is_not_open(path):
+    w = Writer(path)
+    with pytest.raises(BuildError, match="found a Writer that is not open"):
+        w.append(1)
+    with w:
+        w.append(1)
+    with pytest.raises(BuildError, match="found a Writer that is not open"):
+        w.append(2)
