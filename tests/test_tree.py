@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict, tensorclass
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from memfeed.errors import SchemaError
 from memfeed.infer import infer
@@ -140,20 +140,3 @@ def test_lists_in_a_tensordict_are_per_row_also_without_rows(n):
     made = make_tensordict(["x", "words"], [torch.zeros(n, 2), ["a"] * n], 1)
     assert made.batch_size == (n,)
     assert made["words"] == ["a"] * n
-
-
-@tensorclass
-class Doubles:
-    x: torch.Tensor
-    note: str = None
-
-    def __post_init__(self):
-        self.x = self.x * 2
-
-
-def test_a_tensorclass_is_restored_without_its_post_init():
-    samples = [Doubles(x=torch.ones(2), note=None, batch_size=[]) for _ in range(2)]
-    found = infer(samples)
-    made = assembler(found.schema.structure, (Doubles,), batched=False)(Flattener(found.structure)(samples[0]))
-    assert made.x.tolist() == samples[0].x.tolist() == [2, 2]
-    assert made.note is None

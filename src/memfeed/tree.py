@@ -206,7 +206,7 @@ def _make_tensorclass(cls: Any, keys: Sequence[str], values: Sequence[Any], batc
     for key, value in zip(keys, values, strict=True):
         if value is None:
             del td[key]
-    # as with dataclasses: the values are final, __post_init__ has run already
+    # a rebuild, as tensordict's own indexing is: whether __post_init__ runs again is for the class to say
     return cls._from_tensordict(td, dict.fromkeys(set(record_names(cls)) - set(td.keys())))
 
 
