@@ -95,8 +95,8 @@ def _collect(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -
     if any(are_columns) and not all(are_columns) and not collection:
         key, odd = parts[are_columns.index(False)]
         raise SchemaError(
-            f"found columns of which {display((*path, key))} is a {type(odd).__name__}; expected tensors or arrays with "
-            "a row per sample in each place (samples themselves come as a list or a dataset)"
+            f"found columns of which {display((*path, key))} is a {type(odd).__name__}; expected tensors or "
+            "arrays with a row per sample in each place (samples themselves come as a list or a dataset)"
         )
     return bool(parts) and all(are_columns)
 
