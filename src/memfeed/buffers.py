@@ -37,15 +37,28 @@ class Pool:
             return torch.empty(tuple(shape), dtype=dtype)
         if self._pid != os.getpid():  # a forked child shares no buffers with its parent's pool
             self._idle, self._pid = deque(maxlen=IDLE), os.getpid()
-        try:
-            slab = self._idle.pop()
-        except IndexError:
-            slab = np.empty(size, np.uint8)
-        if not size <= slab.size <= 2 * size:  # ragged batches differ: a slab serves sizes near its own
-            slab = np.empty(size + size // 8, np.uint8)
+        slab = self._fitting(size)
+        if slab is None:  # ragged batches differ: a slab serves sizes near its own
+            slab = np.empty(size + size // 8 if self._idle else size, np.uint8)
         lent = slab[:size]
         weakref.finalize(lent, self._idle.append, slab).atexit = False
         return torch.from_numpy(lent).view(dtype).view(tuple(shape))
+
+    def _fitting(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """An idle slab that holds ``size`` bytes and is not far larger; None if there is none.
+
+        Those of other sizes stay, the next to go when there are too many: the last batch of an epoch is smaller, and
+        thrown away they would be paged in anew in each epoch, its first batch's too.
+        """
+        for _ in range(len(self._idle)):
+            try:
+                slab = self._idle.pop()
+            except IndexError:  # another thread took it
+                return None
+            if size <= slab.size <= 2 * size:
+                return slab
+            self._idle.appendleft(slab)
+        return None
 
 
 class Fresh:

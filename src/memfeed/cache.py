@@ -170,7 +170,9 @@ def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None, r
         probed, rest = probe.probe_iterable(given.dataset, count)
     else:
         assert given.length is not None
-        wanted = probe.indices_of(given.length) if not indices else [i for i in indices if i < given.length]
+        wanted = [i for i in indices if i < given.length] if indices else probe.indices_of(given.length)
+        if given.kind == "columns" and indices is None:
+            wanted = wanted[:1]  # the rows of a column are all of one kind
         probed = probe.probe_map(given.dataset, wanted, allow_random=random_ok, skip_errors=wishes.skip_errors)
     if not probed.samples:
         raise SchemaError(
@@ -244,10 +246,15 @@ def _write(
         row_bytes=probe.row_bytes(packed),
         skip_errors=wishes.skip_errors,
     )
-    hashes = () if wishes.allow_random else probe.probe_hashes(found.schema, look.probed.indices, packed)
-    regular = given.kind == "columns" and all(field.kind == "fixed" for field in found.schema)
+    columns = given.dataset.leaves(found.structure) if given.kind == "columns" else None
+    if columns is not None and any(field.kind != "fixed" for field in found.schema):
+        columns = None  # kept as ragged by wish: sample by sample
+    if columns is not None:
+        hashes = probe.column_hashes(found.schema, columns, found.casts, len(given.dataset))
+    else:
+        hashes = () if wishes.allow_random else probe.probe_hashes(found.schema, look.probed.indices, packed)
     if workers is None:
-        workers = 0 if given.length is None or regular else default_workers(given.length, seconds)
+        workers = 0 if given.length is None or columns is not None else default_workers(given.length, seconds)
     fingerprint = _fingerprint(given, look, hashes)
     build = _resumed(format.build_path(target), fingerprint, look, wishes, overwrite)
     if build is None:
@@ -269,8 +276,8 @@ def _write(
                 shares = build.settings.shares  # where a row goes depends on it: an earlier build's number stays
                 source = given.dataset if shares > 1 else itertools.chain(look.probed.samples, look.rest)
                 convert_stream(build, source, plan, workers=shares if shares > 1 else 0, on_report=report)
-            elif regular:
-                convert_columns(build, given.dataset.leaves(found.structure), plan, report)
+            elif columns is not None:
+                convert_columns(build, columns, plan, report)
             else:
                 if not wishes.allow_random:
                     _write_probed(build, plan, look, report)

@@ -271,6 +271,17 @@ def probe_hashes(schema: Schema, indices: Sequence[int], packed: Sequence[tuple[
     )
 
 
+def column_hashes(schema: Schema, columns: Sequence[Any], casts: frozenset[int], rows: int) -> tuple[Probe, ...]:
+    """``probe_hashes`` of columns in memory, a column at a time: for many columns that is faster."""
+    indices = indices_of(rows)
+    hashes = []
+    for number, (field, column) in enumerate(zip(schema.fields, columns, strict=True)):
+        packed = codec.pack_column(field, column[indices], cast=number in casts)
+        parts = packed.buffers[0].reshape(len(indices), field.row_bytes)
+        hashes.append([hash_packed(field, Packed([part], None)) for part in parts])
+    return tuple(Probe(index=index, hashes=row) for index, row in zip(indices, zip(*hashes, strict=True), strict=True))
+
+
 def source_of(dataset: Any) -> tuple[str, str]:
     """The hash of the source text of a dataset's class (and of those it wraps), and the class's name."""
     hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"

@@ -68,9 +68,10 @@ def finish_files(
             sizes[name] = size
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
-        schema = _share_lengths(root, schema, rows)
-        write_metadata(root, schema, rows)
+        metadata = pool.submit(write_metadata, root, schema, rows)
         sums = checksums(root, sizes)
+        schema = _share_lengths(root, schema, rows)
+        metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
     (root / format.CHECKSUMS).write_bytes(sums)
     manifest = format.manifest_of(
