@@ -37,6 +37,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
+	$(BIN)/python benchmarks/report.py
 
 # The oldest torch and tensordict that pyproject.toml allows, in an environment of their own.
 test-oldest:

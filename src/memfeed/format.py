@@ -236,6 +236,29 @@ def checksum_bytes(manifest: Manifest) -> int:
     return sum(8 * -(-size // manifest.chunk_bytes) for size in manifest.files.values())
 
 
+class ChunkHasher:
+    """The hashes of a file's chunks, taken from its bytes as they are written from the first to the last."""
+
+    def __init__(self) -> None:
+        self._hash, self._filled, self._done = xxhash.xxh3_64(), 0, list[int]()
+
+    def update(self, data: Any) -> None:
+        """The next bytes (a C-contiguous buffer)."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            part = view[: CHUNK_BYTES - self._filled]
+            self._hash.update(part)
+            self._filled += len(part)
+            view = view[len(part) :]
+            if self._filled == CHUNK_BYTES:
+                self._done.append(self._hash.intdigest())
+                self._hash, self._filled = xxhash.xxh3_64(), 0
+
+    def hashes(self) -> list[int]:
+        """One for each chunk of what has been given."""
+        return [*self._done, self._hash.intdigest()] if self._filled else list(self._done)
+
+
 _local = threading.local()
 
 

@@ -99,6 +99,8 @@ class Build:
     def __init__(self, root: Path, settings: Settings) -> None:
         self.root, self.settings = root, settings
         self._synced = time.monotonic()
+        self._has_metadata = False
+        self.hashes: dict[str, list[int]] = {}  # of files that were hashed as they were written
 
     @property
     def schema(self) -> Schema:
@@ -211,6 +213,11 @@ class Build:
                 starts.write((np.arange(first, first + count, dtype=np.int64) * field.row_elements).tobytes())
                 dims.write(np.tile(shape, count).tobytes())
 
+    def write_metadata(self) -> None:
+        """tensordict's metadata before the commit: for a schema that is final and rows of which none is skipped."""
+        commit.write_metadata(self.root, self.schema, self.rows or 0)
+        self._has_metadata = True
+
     def sync_if_due(self) -> None:
         """A sync point if the last is ``SYNC_SECONDS`` old: what a power loss can cost."""
         if time.monotonic() - self._synced > SYNC_SECONDS:
@@ -266,7 +273,9 @@ class Build:
             commit.close_holes(self.root, self.schema, presence != SKIPPED)
         # of an iterable only the place that a worker left free is skipped, not a sample
         left_out = skipped.tolist() if self.rows is not None else []
-        manifest = commit.finish_files(self.root, self.schema, rows, self.settings.fingerprint, left_out)
+        manifest = commit.finish_files(
+            self.root, self.schema, rows, self.settings.fingerprint, left_out, self.hashes, self._has_metadata
+        )
         commit.seal(self.root, manifest)
         commit.publish(self.root, path, overwrite=overwrite)
         return manifest

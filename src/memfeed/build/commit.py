@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -55,9 +56,18 @@ def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None
 
 
 def finish_files(
-    root: Path, schema: Schema, rows: int, fingerprint: Fingerprint | None, skipped: Sequence[int]
+    root: Path,
+    schema: Schema,
+    rows: int,
+    fingerprint: Fingerprint | None,
+    skipped: Sequence[int],
+    hashes: Mapping[str, Sequence[int]],
+    has_metadata: bool,
 ) -> Manifest:
-    """Cuts heaps to what is used, syncs and hashes every column, lets tensordict write its metadata."""
+    """Cuts heaps to what is used, syncs and hashes every column, lets tensordict write its metadata.
+
+    ``hashes`` are those of files that were hashed as they were written.
+    """
     sizes: dict[str, int] = {}
     for field in schema:
         for name, size in format.column_files(field, rows).items():
@@ -68,10 +78,11 @@ def finish_files(
             sizes[name] = size
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
-        metadata = pool.submit(write_metadata, root, schema, rows)
-        sums = checksums(root, sizes)
+        metadata = None if has_metadata else pool.submit(write_metadata, root, schema, rows)
+        sums = checksums(root, sizes, hashes)
         schema = _share_lengths(root, schema, rows)
-        metadata.result()
+        if metadata is not None:
+            metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
     (root / format.CHECKSUMS).write_bytes(sums)
     manifest = format.manifest_of(
@@ -146,16 +157,21 @@ def _as_tensordict(tree: dict[str, object], rows: int) -> TensorDict:
     return TensorDict(source, batch_size=[rows])
 
 
-def checksums(root: Path, sizes: dict[str, int]) -> bytes:
+def checksums(root: Path, sizes: Mapping[str, int], known: Mapping[str, Sequence[int]]) -> bytes:
     """The content of checksums.bin: xxh3-64 of every chunk of every file, little endian, in the files' order."""
     chunks = [
         (root / name, first, min(CHUNK_BYTES, size - first))
         for name, size in sizes.items()
+        if name not in known
         for first in range(0, size, CHUNK_BYTES)
     ]
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        hashes = list(pool.map(lambda chunk: format.chunk_hash(*chunk), chunks))
-    return np.array(hashes, "<u8").tobytes()
+        read = pool.map(lambda chunk: format.chunk_hash(*chunk), chunks)
+        hashes = [
+            known[name] if name in known else list(islice(read, -(-size // CHUNK_BYTES)))
+            for name, size in sizes.items()
+        ]
+    return np.array([one for of_file in hashes for one in of_file], "<u8").tobytes()
 
 
 def seal(root: Path, manifest: Manifest) -> None:

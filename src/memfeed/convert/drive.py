@@ -16,6 +16,7 @@ from memfeed.build import SKIPPED, WRITTEN, Build, runs
 from memfeed.convert.jobs import MapJob, StreamJob, Task
 from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
 from memfeed.errors import BuildError, SchemaError
+from memfeed.format import ChunkHasher
 
 TASK_SECONDS = 0.05
 REPORTS_AHEAD = 128  # reports are small: a worker must never wait for the builder to have read them
@@ -109,6 +110,8 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: Plan, on_report:
     """Copies whole columns, a block of rows at a time and a column to each thread; no sample is ever made."""
     rows = build.writer()
     step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
+    hashers = [ChunkHasher() for _ in columns]
+    whole = len(build.absent()) == build.rows
 
     def copy(number: int, first: int, last: int) -> int:
         field, done = build.schema.fields[number], 0
@@ -120,9 +123,12 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: Plan, on_report:
             except SchemaError as error:
                 raise SchemaError(f"rows {at} to {end - 1}, field {field.name}: {error}") from None
             done += rows.write_fixed(field, at, packed)
+            for buffer in packed.buffers if whole else ():
+                hashers[number].update(buffer)  # while it is in the cache
         return done
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # a write waits for memory, not for Python
+        metadata = pool.submit(build.write_metadata)
         for first, count in runs(build.absent()):
             for at in range(first, first + count, step):
                 last = min(at + step, first + count)
@@ -131,7 +137,11 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: Plan, on_report:
                 rows.mark(at, last - at, WRITTEN)
                 on_report(Report(rows=last - at, bytes=written))
                 build.sync_if_due()
+        metadata.result()
     rows.close()
+    if whole:
+        files = (f"{field.stem}.memmap" for field in build.schema)
+        build.hashes = {file: hasher.hashes() for file, hasher in zip(files, hashers, strict=True)}
 
 
 def note_skips(build: Build, numbers: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
