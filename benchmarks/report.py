@@ -18,8 +18,8 @@ Result = dict[str, Any]
 
 PREFACE = """# Benchmarks
 
-Written by `benchmarks/report.py` from the JSON files in `benchmarks/results/`: measure anew with `make bench`, then run
-`python benchmarks/report.py`. Within a benchmark the contenders ran in turns, in one run, after being shown to give
+Written by `benchmarks/report.py` from the JSON files in `benchmarks/results/`; `make bench` measures anew and writes
+both. Within a benchmark the contenders ran in turns, in one run, after being shown to give
 equal results; times are medians, ratios are medians of the rounds' ratios. Compare the ratios: absolute times are those
 of one machine, named under each title.
 """

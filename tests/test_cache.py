@@ -164,6 +164,13 @@ def test_names_and_dtypes(path):
         )
 
 
+def test_other_names_than_the_stored_ones_are_told(path):
+    cache(Made([(1, 2)] * 3), path, fields=("a", "b"))
+    assert len(cache(Made([(1, 2)] * 3), path)) == 3
+    with pytest.raises(StaleStoreError, match=r"found fields=\['c', 'd'\], expected \['a', 'b'\]"):
+        cache(Made([(1, 2)] * 3), path, fields=("c", "d"))
+
+
 def test_a_temporary_store_goes_with_its_last_user():
     store = cache(torch.arange(10))
     where, view = store.path, store[2:4]
@@ -176,6 +183,7 @@ def test_a_temporary_store_goes_with_its_last_user():
     assert view.tolist() == [2, 3]
 
 
+@pytest.mark.real_data
 def test_photographs(photos, path):
     torchvision = pytest.importorskip("torchvision")
     from torchvision.transforms import v2

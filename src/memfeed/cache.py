@@ -217,6 +217,9 @@ def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Stor
         )
     if old.length != given.length:
         raise stale.refuse(store.path, f"found {given.length} samples, expected {old.length}")
+    names = [field.name for field in store.schema]
+    if wishes.fields is not None and not isinstance(wishes.fields, Mapping) and list(wishes.fields) != names:
+        raise stale.refuse(store.path, f"found fields={list(wishes.fields)}, expected {names}")
     look = _look(given, wishes, [found.index for found in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
         stale.check_count(store.path, len(look.probed.samples), len(old.probes), len(store))
