@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from memfeed import files, format, probe, stale
 from memfeed.build import Build, claim, finish_interrupted
 from memfeed.convert import (
+    OnReport,
     Plan,
     Report,
     convert_columns,
@@ -249,9 +250,7 @@ def _write(
         row_bytes=probe.row_bytes(packed),
         skip_errors=wishes.skip_errors,
     )
-    columns = given.dataset.leaves(found.structure) if given.kind == "columns" else None
-    if columns is not None and any(field.kind != "fixed" for field in found.schema):
-        columns = None  # kept as ragged by wish: sample by sample
+    columns = _whole_columns(given, look)
     if columns is not None:
         hashes = probe.column_hashes(found.schema, columns, found.casts, len(given.dataset))
     else:
@@ -275,12 +274,10 @@ def _write(
             def report(done: Report) -> None:
                 bar.advance(done.rows + done.skipped, done.bytes)
 
-            if given.kind == "iterable":
-                shares = build.settings.shares  # where a row goes depends on it: an earlier build's number stays
-                source = given.dataset if shares > 1 else itertools.chain(look.probed.samples, look.rest)
-                convert_stream(build, source, plan, workers=shares if shares > 1 else 0, on_report=report)
-            elif columns is not None:
+            if columns is not None:
                 convert_columns(build, columns, plan, report)
+            elif given.kind == "iterable":
+                _convert_iterable(build, given, look, plan, report)
             else:
                 if not wishes.allow_random:
                     _write_probed(build, plan, look, report)
@@ -291,7 +288,24 @@ def _write(
         raise
 
 
-def _write_probed(build: Build, plan: Plan, look: _Look, report: Any) -> None:
+def _whole_columns(given: Input, look: _Look) -> list[Any] | None:
+    """The columns to copy whole; None for samples, and for columns that fields= wants to be ragged."""
+    if given.kind != "columns" or any(field.kind != "fixed" for field in look.found.schema):
+        return None
+    columns: list[Any] = given.dataset.leaves(look.found.structure)
+    return columns
+
+
+def _convert_iterable(build: Build, given: Input, look: _Look, plan: Plan, report: OnReport) -> None:
+    """In this process the samples probed come first: an iterator gives them only once."""
+    shares = build.settings.shares  # where a row goes depends on it: an earlier build's number stays
+    if shares > 1:
+        convert_stream(build, given.dataset, plan, workers=shares, on_report=report)
+    else:
+        convert_stream(build, itertools.chain(look.probed.samples, look.rest), plan, workers=0, on_report=report)
+
+
+def _write_probed(build: Build, plan: Plan, look: _Look, report: OnReport) -> None:
     """The samples probed are rows already: nothing is decoded twice."""
     absent = set(build.absent().tolist())
     rows = build.writer()

@@ -275,22 +275,16 @@ def infer(
     structure = inference.node((), list(samples))
     if not inference.found:
         raise SchemaError("found samples without any value; expected at least one tensor, number, str or the like")
-    names = [display(found.path) for found in inference.found]
-    aliases: list[str | None] = [None] * len(names)
-    if fields is not None and not isinstance(fields, Mapping):
-        if isinstance(fields, str) or not all(isinstance(name, str) and name for name in fields):
-            raise FieldError(f"fields= gives {fields!r}; expected a name (a str) for each leaf, in order")
-        if len(fields) != len(names) or len(set(fields)) != len(fields):
-            raise FieldError(
-                f"fields= gives {len(fields)} names ({', '.join(map(str, fields))}), but a sample has {len(names)} "
-                f"leaves ({', '.join(names)}); expected one name each, in that order"
-            )
-        aliases = list(fields)
-        names = list(fields)
     outer = _as_record(structure, record) if record is not None else structure
-    shown = names if record is None or aliases[0] else [display(path) for path in outer.leaves()]
-    forced = _keyed(kinds, inference.found, shown, "fields")
-    casts = {path: dtype_name(dtype) for path, dtype in _keyed(dtypes, inference.found, shown, "dtypes").items()}
+    names = [display(path) for path in outer.leaves()]
+    aliases: Sequence[str | None] = [None] * len(names)
+    if fields is not None and not isinstance(fields, Mapping):
+        names = _checked_names(fields, [display(found.path) for found in inference.found])
+        aliases = names
+    forced = _keyed(kinds, inference.found, names, "fields")
+    casts = {path: dtype_name(dtype) for path, dtype in _keyed(dtypes, inference.found, names, "dtypes").items()}
+    # a tensorclass made of a tuple holds its numbers as tensors
+    as_tensors = outer.kind == "tensorclass" != structure.kind
     stems, columns = Stems(), []
     for found, path, name, alias in zip(inference.found, outer.leaves(), names, aliases, strict=True):
         kind, dtype, dims, first, optional = _column(found, forced.get(found.path), casts.get(found.path))
@@ -299,15 +293,12 @@ def infer(
         columns.append(
             Field(
                 path=path,
-                name=alias or (display(path) if record is not None else name),
+                name=name,
                 stem=stems.stem(path, alias),
                 kind=kind,
                 dtype=dtype,
                 shape=dims,
-                # a tensorclass holds numbers as tensors
-                form="tensor"
-                if first.form == "scalar" and outer.kind == "tensorclass" != structure.kind
-                else first.form,
+                form="tensor" if as_tensors and first.form == "scalar" else first.form,
                 optional=optional,
             )
         )
@@ -318,6 +309,18 @@ def infer(
         frozenset(paths.index(path) for path in casts),
         frozenset(paths.index(path) for path in forced),
     )
+
+
+def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
+    """The names that fields= gives; raises FieldError unless there is one for each leaf."""
+    if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
+        raise FieldError(f"fields= gives {given!r}; expected a name (a str) for each leaf, in order")
+    if len(given) != len(leaves) or len(set(given)) != len(given):
+        raise FieldError(
+            f"fields= gives {len(given)} names ({', '.join(given)}), but a sample has {len(leaves)} "
+            f"leaves ({', '.join(leaves)}); expected one name each, in that order"
+        )
+    return list(given)
 
 
 def _as_path(key: Any) -> Path:
