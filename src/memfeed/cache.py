@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed import files, format, probe, stale
+from memfeed.budget import budget_of, row_bytes
 from memfeed.build import Build, claim, finish_interrupted
 from memfeed.convert import (
     OnReport,
@@ -247,7 +248,7 @@ def _write(
         flattener=Flattener(found.structure),
         casts=found.casts,
         held=found.held,
-        row_bytes=probe.row_bytes(packed),
+        row_bytes=row_bytes(packed),
         skip_errors=wishes.skip_errors,
     )
     columns = _whole_columns(given, look)
@@ -260,7 +261,7 @@ def _write(
     fingerprint = _fingerprint(given, look, hashes)
     build = _resumed(format.build_path(target), fingerprint, look, wishes, overwrite)
     if build is None:
-        cost = probe.budget(target, given.length, plan.row_bytes, seconds / max(workers, 1))
+        cost = budget_of(target, given.length, plan.row_bytes, seconds / max(workers, 1))
         shares = max(workers, 1) if given.kind == "iterable" else 1
         build = Build.begin(format.build_path(target), found.schema, given.length, fingerprint, shares)
         said, there = f"memfeed: {cost} -> {target}", 0

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 
-from memfeed import codec, files
+from memfeed import codec
 from memfeed.codec import Packed
 from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.format import Probe
@@ -293,53 +292,3 @@ def source_of(dataset: Any) -> tuple[str, str]:
             hashed.update(type(dataset).__qualname__.encode())
         dataset = getattr(dataset, "dataset", None)
     return hashed.hexdigest(), name
-
-
-class Budget(msgspec.Struct, frozen=True):
-    """What a conversion will cost: rows, bytes on disk, seconds; None where the length is not known."""
-
-    rows: int | None
-    row_bytes: float
-    bytes: int | None
-    seconds: float | None
-    free: int
-
-    def __str__(self) -> str:
-        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
-        size = f"{format_bytes(self.row_bytes)} a row" if self.bytes is None else format_bytes(self.bytes)
-        time_ = "" if self.seconds is None else f", about {format_seconds(self.seconds)}"
-        return f"{rows}, {size}{time_}; {format_bytes(self.free)} free"
-
-
-def row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
-    """The bytes that one of these samples takes on disk, on average."""
-    sizes = [
-        sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
-    ]
-    return float(np.mean(sizes))
-
-
-def budget(path: Path, rows: int | None, row_bytes: float, seconds_a_row: float) -> Budget:
-    """The cost of a store of ``rows`` such samples. Raises SpaceError if it cannot fit beside what is on the disk."""
-    total = None if rows is None else int(row_bytes * rows)
-    if total is not None:
-        files.check_room(path, total, f"{rows:,} rows of {format_bytes(row_bytes)}")
-    return Budget(rows, row_bytes, total, None if rows is None else rows * seconds_a_row, files.free_bytes(path))
-
-
-def format_bytes(count: float) -> str:
-    """1536 -> "1.5 KB": powers of 1000, as disks are sold."""
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def format_seconds(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

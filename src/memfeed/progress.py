@@ -7,7 +7,7 @@ from types import TracebackType
 
 from tqdm.auto import tqdm
 
-from memfeed.probe import format_bytes
+from memfeed.units import format_bytes
 
 
 class _Bar(tqdm):

@@ -24,6 +24,7 @@ from memfeed.schema import Path as FieldPath
 from memfeed.schema import Schema
 from memfeed.source import Source, open_source
 from memfeed.tree import assembler
+from memfeed.units import format_bytes
 from memfeed.verify import verify
 from memfeed.views import RaggedView, rows_of
 
@@ -111,7 +112,7 @@ class Store:
         size = "no rows" if self._source.rows is None else f"{len(self):,} rows"
         shown = [f"  {field.name}: {field.describe()}" for field in self.schema.fields[:20]]
         more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
-        return "\n".join([f"Store({str(self.path)!r}, {size}, {self.nbytes / 1e6:,.1f} MB)", *shown, *more])
+        return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Store) and self.__reduce__() == other.__reduce__()

@@ -16,9 +16,9 @@ from memfeed import codec, format, memmap_dir
 from memfeed.cli.pictures import write_pictures
 from memfeed.errors import StoreError
 from memfeed.gather import read_row
-from memfeed.probe import format_bytes
 from memfeed.schema import HEAP_OF_BYTES, Field
 from memfeed.store import Store
+from memfeed.units import format_bytes
 
 WIDTH_OF_A_PIPE = 200
 """Columns of a table that no terminal shows; rich would cut it to 80."""

@@ -1,0 +1,21 @@
+"""Numbers for people to read."""
+
+from __future__ import annotations
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> "1.5 KB": powers of 1000, as disks are sold."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def format_seconds(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
