@@ -786,3 +786,13 @@ def test_more_columns_than_file_descriptors(path):
         assert int(store[2]["c399"]) == 401
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+
+
+def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
+    dataset = Made(lambda i: {"t": [1, 2, 3] if i != 71 else [1, 2, 3, 4]}, 200)
+    with pytest.raises(SchemaError, match=r"sample 71: found a list of 4 at t.* pass fields=\{'t': 'jagged'\}"):
+        cache(dataset, path, workers=0)
+    with pytest.raises(StaleStoreError, match="found the fields t; expected t.0, t.1, t.2"):
+        cache(dataset, path, fields={"t": "jagged"})
+    store = cache(dataset, path, fields={"t": "jagged"}, overwrite=True)
+    assert [store[i]["t"] for i in (70, 71)] == [[1, 2, 3], [1, 2, 3, 4]]

@@ -23,7 +23,7 @@ def test_the_readme_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "jagged" in done.stdout.lower() or "NestedTensor" in done.stdout
-    for name in ("squares.mf", "images.mf", "replay", "steps.mf"):
+    for name in ("squares.mf", "images.mf", "replay", "steps.mf", "filled.mf"):
         assert (tmp_path / name).is_dir()
 
 

@@ -333,6 +333,8 @@ def _resumed(
     try:
         if build.settings.fingerprint is None:
             raise stale.refuse(root, "found the build of a Writer")
+        if [field.path for field in look.found.schema] != [field.path for field in build.schema]:
+            raise stale.refuse(root, stale.schema_difference(look.found.schema, build.schema))  # or other wishes
         stale.check(root, build.schema, build.settings.fingerprint, fingerprint, look.found, look.probed, None)
     except StaleStoreError:
         if overwrite:

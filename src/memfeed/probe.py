@@ -211,12 +211,13 @@ def same(a: Any, b: Any) -> bool:
 
 def describe_transforms(dataset: Any) -> str:
     """The transforms of a dataset and of those it wraps, as they print."""
-    shown, seen = [], set[int]()
+    shown: list[str] = []
+    seen: set[int] = set()
     while dataset is not None and id(dataset) not in seen:
         seen.add(id(dataset))
-        for name in ("transform", "transforms", "target_transform"):
+        for name in ("transform", "target_transform", "transforms"):
             value = getattr(dataset, name, None)
-            if value is not None and repr(value) not in shown:
+            if value is not None and not (shown and name == "transforms"):  # torchvision's holds the other two again
                 shown.append(repr(value))
         dataset = getattr(dataset, "dataset", None)
     return " ".join(" ".join(shown).split())

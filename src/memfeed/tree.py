@@ -94,7 +94,11 @@ class Flattener:
         found, held = opened
         if node.kind in ("tuple", "list"):
             if len(held) != len(node.children):
-                raise self._other(at, f"a {node.kind} of {len(held)}", f"one of {len(node.children)}")
+                error = self._other(at, f"a {node.kind} of {len(held)}", f"one of {len(node.children)}")
+                if node.kind == "list" and at:
+                    hint = f"if its length may vary, pass fields={{{display(at)!r}: 'jagged'}} and overwrite=True"
+                    error.args = (f"{error.args[0]}; {hint}",)
+                raise error
         elif found.keys != node.keys:
             by_key = dict(zip(found.keys, held, strict=True))
             if set(by_key) != set(node.keys):

@@ -79,7 +79,9 @@ class Writer:
 
     def __enter__(self) -> Writer:
         if self.path.exists():
-            raise StoreError(f"{self.path}: found something there; expected a new path: a Writer replaces nothing")
+            raise StoreError(
+                f"{self.path}: found something there; expected a new path: a Writer replaces nothing; remove it first"
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         root = self._stack.enter_context(claim(self.path))
         try:
