@@ -796,3 +796,15 @@ def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
         cache(dataset, path, fields={"t": "jagged"})
     store = cache(dataset, path, fields={"t": "jagged"}, overwrite=True)
     assert [store[i]["t"] for i in (70, 71)] == [[1, 2, 3], [1, 2, 3, 4]]
+
+
+def test_columns_that_changed_do_not_go_on_with_the_build_of_others(path, monkeypatch):
+    with monkeypatch.context() as m:
+        m.setattr("memfeed.build.Build.commit", lambda *a, **k: (_ for _ in ()).throw(BuildError("stopped")))
+        with pytest.raises(BuildError, match="stopped"):
+            cache(torch.arange(1000), path)
+    changed = torch.arange(1000)
+    changed[-1] = 7
+    with pytest.raises(StaleStoreError, match=r"field value, sample 999: found another value than was stored"):
+        cache(changed, path)
+    assert torch.equal(cache(torch.arange(1000), path).column(()), torch.arange(1000))

@@ -73,6 +73,10 @@ def check(
                 expected = value(index, number) if value is not None else None
                 what = f"field {field.name}, sample {index}: {_difference(leaf, expected)}"
                 raise refuse(path, what, _IN_INIT)
+    for one in new.probes:  # of columns all are hashed though few are read as samples
+        for field, hashed, then in zip(stored.fields, one.hashes, wanted.get(one.index, one.hashes), strict=True):
+            if hashed != then:
+                raise refuse(path, f"field {field.name}, sample {one.index}: found another value than was stored")
     if old.source != new.source and old.source_name == new.source_name:
         warnings.warn(
             f"{path}: the source of {new.source_name} has changed since this store was made, but the samples compared "
