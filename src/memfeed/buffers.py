@@ -11,6 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +19,28 @@ import torch
 
 IDLE = 4  # idle buffers kept per pool; what is lent out is not bounded, so list(loader) works
 
+# what numpy can lay over a buffer at once; other dtypes (bfloat16, float8) are viewed by torch, which takes longer
+_BY_NUMPY = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32)
+_NUMPY = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in (*_BY_NUMPY, torch.float64, torch.complex64)}
+
 
 class Pool:
     """Buffers for batches of one column. ``lease`` never blocks and takes no lock.
 
-    A slab comes back by one ``deque.append`` in a finalizer: a lock there would deadlock when the garbage collector
-    runs inside it.
+    A slab comes back by one ``deque.append`` in a weak reference's callback: a lock there would deadlock when the
+    garbage collector runs inside it.
     """
 
     def __init__(self) -> None:
-        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=IDLE)
         self._pid = os.getpid()
+        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=IDLE)
+        self._lent: dict[int, tuple[Any, npt.NDArray[np.uint8]]] = {}
+        idle, lent = self._idle, self._lent
+
+        def give_back(reference: Any) -> None:
+            idle.append(lent.pop(id(reference))[1])
+
+        self._give_back = give_back
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised CPU tensor; its memory returns when nothing shares it any more."""
@@ -36,13 +48,20 @@ class Pool:
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
         if self._pid != os.getpid():  # a forked child shares no buffers with its parent's pool
-            self._idle, self._pid = deque(maxlen=IDLE), os.getpid()
-        slab = self._fitting(size)
+            self.__init__()  # type: ignore[misc]
+        try:
+            slab = self._idle.pop() if self._idle[-1].size == size else self._fitting(size)  # mostly the last one fits
+        except IndexError:
+            slab = None
         if slab is None:  # ragged batches differ: a slab serves sizes near its own
             slab = np.empty(size + size // 8 if self._idle else size, np.uint8)
-        lent = slab[:size]
-        weakref.finalize(lent, self._idle.append, slab).atexit = False
-        return torch.from_numpy(lent).view(dtype).view(tuple(shape))
+        known = _NUMPY.get(dtype)
+        array: npt.NDArray[Any] = slab[:size] if known is None else np.ndarray(shape, known, slab)
+        # every tensor that shares the memory keeps the array alive; weakref.finalize takes three times as long
+        reference = weakref.ref(array, self._give_back)
+        self._lent[id(reference)] = reference, slab
+        tensor = torch.from_numpy(array)
+        return tensor if known is not None else tensor.view(dtype).view(tuple(shape))
 
     def _fitting(self, size: int) -> npt.NDArray[np.uint8] | None:
         """An idle slab that holds ``size`` bytes and is not far larger; None if there is none.

@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -143,12 +144,40 @@ def check_room(path: Path, needed: int, what: str) -> None:
         )
 
 
-def boot_id() -> str:
-    """Names this boot of this machine: after another one, writes that were not synced may be gone."""
+def memory_limit() -> int:
+    """Bytes of memory that this process can expect to have, page cache included: what is available, or its cgroup's."""
+    limits = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")]
+    found = [int(limit) * 1024 for limit in limits] or [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        names = {"": "/sys/fs/cgroup{}/memory.max", "memory": "/sys/fs/cgroup/memory{}/memory.limit_in_bytes"}
+        for at in (group.rstrip("/"), ""):  # inside a container the group's own directory is the root
+            limit = _read(names.get(controllers, "").format(at)).strip()
+            found += [int(limit)] if limit.isdigit() else []
+    return min(found)
+
+
+def page_out(address: int, size: int) -> None:
+    """Takes whole pages of a map out of this process and, where nobody else maps them, out of the page cache.
+
+    Pages that the process has changed are kept (in swap). Does nothing where the system cannot (before Linux 5.4).
+    """
+    page, pageout = os.sysconf("SC_PAGE_SIZE"), 21
+    first, last = -(-address // page) * page, (address + size) // page * page
+    if sys.platform == "linux" and last > first:
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), pageout)
+
+
+def _read(path: str) -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path(path).read_text()
     except OSError:
         return ""
+
+
+def boot_id() -> str:
+    """Names this boot of this machine: after another one, writes that were not synced may be gone."""
+    return _read("/proc/sys/kernel/random/boot_id").strip()
 
 
 def host_name() -> str:

@@ -5,15 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from memfeed import codec
-from memfeed.columns import Column, FixedColumn, Ints, Ragged, Values
+from memfeed.columns import Column, FixedColumn, Ints, JoinedFixed, Ragged, RaggedColumn, Values
+from memfeed.jagged import Shared, jagged
 from memfeed.schema import HEAP_OF_BYTES
+
+# several batches come from one gather up to these sizes; more gains nothing, and one batch that is kept keeps them all
+SMALL_BYTES = 256 * 1024
+SMALL_RAGGED_BYTES = 4 << 20  # a nested tensor takes Python longer to make than to fill; several in a row do better
+MOST_AT_ONCE = 64
+RUN_BYTES = 64 * 1024  # below this, to find out that rows lie together takes longer than it saves
 
 
 class Lender(Protocol):
@@ -30,6 +37,9 @@ def read_row(column: Column, row: int) -> Any:
         return codec.unpack(field, column.data[row].clone())
     if isinstance(column, Values):
         return column.values[row]
+    if isinstance(column, JoinedFixed):
+        ((part, _, rows),) = column.by_part(np.array([row]))
+        return read_row(part, int(rows[0]))
     starts, lengths, dims = column.extents(np.array([row]))
     if lengths[0] < 0:
         return None
@@ -55,63 +65,121 @@ class Gather:
     def __init__(self, columns: Sequence[Column], lenders: Sequence[Lender]) -> None:
         self._columns, self._lenders = list(columns), list(lenders)
         self._fixed = [
-            (number, column.data, lender, column.field.torch_dtype, column.field.row_shape)
+            (number, column, lender.lease, column.field.torch_dtype, column.field.row_shape)
             for number, (column, lender) in enumerate(zip(columns, lenders, strict=True))
             if isinstance(column, FixedColumn)
         ]
-        self._others = [number for number, column in enumerate(columns) if not isinstance(column, FixedColumn)]
+        self._others = [(number, c) for number, c in enumerate(columns) if isinstance(c, Values | JoinedFixed)]
+        known = {number for number, *_ in [*self._fixed, *self._others]}
+        self._ragged: list[tuple[int, Ragged]] = [
+            (number, c)  # type: ignore[misc]
+            for number, c in enumerate(columns)
+            if number not in known
+        ]
+        self._jagged = {number for number, column in self._ragged if column.field.kind == "jagged"}
+        self._row_bytes = sum(column.field.row_bytes for _, column, *_ in self._fixed)
+        self.bytes = 0  # gathered so far
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of all columns, on average where they differ, as far as that is known."""
+        heaps = sum(c.heap_bytes // max(c.rows, 1) for _, c in self._ragged if isinstance(c, RaggedColumn))
+        return self._row_bytes + heaps + sum(c.field.row_bytes for _, c in self._others if isinstance(c, JoinedFixed))
+
+    def batches_at_once(self, batch_size: int) -> int:
+        """How many batches one gather is best made for: several, where they are small."""
+        most = SMALL_BYTES if len(self._fixed) == len(self._columns) else SMALL_RAGGED_BYTES
+        return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
+
+    def split(self, ids: Ints, batch_size: int) -> Iterator[Sequence[Any]]:
+        """The leaves of several whole batches, from one gather.
+
+        They share memory, which is used again when the last of them has died.
+        """
+        leaves = self._gather(ids, [column.extents(ids) for _, column in self._ragged], batch_size)
+        # plain split would tie the batches together for autograd: changing one would forbid the others' backward
+        return zip(
+            *(
+                torch.unsafe_split(leaf, batch_size)
+                if isinstance(leaf, torch.Tensor)
+                else leaf
+                if number in self._jagged
+                else [leaf[start : start + batch_size] for start in range(0, len(ids), batch_size)]
+                for number, leaf in enumerate(leaves)
+            ),
+            strict=True,
+        )
+
+    def several(self, ids: Ints, batch_size: int) -> Iterator[list[Any]]:
+        """The leaves of several batches, each gathered when it is asked for."""
+        extents = [column.extents(ids) for _, column in self._ragged]
+        for start in range(0, len(ids), batch_size):
+            part = slice(start, start + batch_size)
+            leaves = self._gather(ids[part], [(a[part], b[part], c[part]) for a, b, c in extents], None)
+            yield leaves
+            del leaves  # hold nothing that the caller may have let go
 
     def __call__(self, ids: Ints) -> list[Any]:
-        """The leaves of one batch; ``ids`` (int64 [k], rows of the columns) must be in range."""
+        """The leaves of one batch; ``ids`` (int64 or int32 [k], rows of the columns) must be in range."""
+        return self._gather(ids, [column.extents(ids) for _, column in self._ragged], None)
+
+    def _gather(self, ids: Ints, extents: Sequence[tuple[Ints, Ints, Ints]], each: int | None) -> list[Any]:
+        """The leaves of these rows; jagged ones as one nested tensor, or a list of those for ``each`` so many rows."""
         leaves: list[Any] = [None] * len(self._columns)
-        index = torch.from_numpy(ids)
         k = len(ids)
-        for number, data, lender, dtype, row_shape in self._fixed:
-            leaves[number] = torch.index_select(data, 0, index, out=lender.lease((k, *row_shape), dtype))
-        offsets: dict[int, tuple[Ints, torch.Tensor]] = {}
-        for number in self._others:
-            column = self._columns[number]
-            if isinstance(column, Values):
-                leaves[number] = [column.values[row] for row in ids]
+        size = k * self._row_bytes
+        self.bytes += size
+        # rows that lie together are copied as one piece, almost twice as fast
+        if size >= RUN_BYTES and ids[-1] - ids[0] == k - 1 and (ids[1:] - ids[:-1] == 1).all():
+            run = slice(int(ids[0]), int(ids[-1]) + 1)
+            for number, column, lease, dtype, row_shape in self._fixed:
+                leaves[number] = lease((k, *row_shape), dtype).copy_(column.data[run])
+        else:
+            index = torch.from_numpy(ids)
+            for number, column, lease, dtype, row_shape in self._fixed:
+                leaves[number] = torch.index_select(column.data, 0, index, out=lease((k, *row_shape), dtype))
+        for number, other in self._others:
+            if isinstance(other, Values):
+                leaves[number] = [other.values[row] for row in ids]
             else:
-                leaves[number] = self._ragged(column, ids, self._lenders[number], offsets)  # type: ignore[arg-type]
+                shape = (k, *other.field.row_shape)
+                leaves[number] = other.select(ids, self._lenders[number].lease(shape, other.field.torch_dtype))
+                self.bytes += leaves[number].nbytes
+        if extents:
+            shared: Shared = {}
+            for (number, ragged), (starts, lengths, dims) in zip(self._ragged, extents, strict=True):
+                leaf = self._rows(ragged, starts, lengths, dims, self._lenders[number])
+                if number in self._jagged:
+                    leaf = jagged(leaf, dims[:, 0], k if each is None else each, ragged.field, shared)
+                    leaf = leaf[0] if each is None else leaf
+                leaves[number] = leaf
         return leaves
 
-    def _ragged(self, column: Ragged, ids: Ints, lender: Lender, offsets: dict[int, tuple[Ints, torch.Tensor]]) -> Any:
+    def _rows(self, column: Ragged, starts: Ints, lengths: Ints, dims: Ints, lender: Lender) -> Any:
+        """The rows at these places of a ragged column: a list, or for a jagged one all of them in one flat tensor."""
         field = column.field
-        starts, lengths, dims = column.extents(ids)
         if field.kind in HEAP_OF_BYTES:
             texts = [
                 None if n < 0 else column.view(at, n).numpy().tobytes()
                 for at, n in zip(starts.tolist(), lengths.tolist(), strict=True)
             ]
+            self.bytes += int(lengths.clip(0).sum())
             return [None if text is None else codec.decode_bytes(field, text) for text in texts]
-        present = lengths >= 0
-        total = int(lengths[present].sum())
+        if field.optional:
+            present = lengths >= 0
+            starts, sizes = starts[present], lengths[present]
+        else:
+            present, sizes = None, lengths
+        total = int(sizes.sum())
+        self.bytes += total
         flat = lender.lease((total // field.itemsize,), field.torch_dtype)
         if total:
-            column.copy(starts[present], lengths[present], flat.view(torch.uint8).numpy())
+            column.copy(starts, sizes, flat.view(torch.uint8).numpy())
         if field.kind == "fixed":  # rows of one shape, in pieces
-            return flat.view(len(ids), *field.row_shape)
+            return flat.view(len(lengths), *field.row_shape)
         if field.kind == "list":
-            sizes = np.where(present, lengths, 0) // field.itemsize
+            parts = iter(torch.split(flat, (sizes // field.itemsize).tolist()))
             shapes = dims[:, : len(field.shape)].tolist()
-            parts = torch.split(flat, sizes.tolist())
-            return [
-                part.view(shape) if here else None
-                for part, shape, here in zip(parts, shapes, present.tolist(), strict=True)
-            ]
-        rows = dims[:, 0]
-        group = field.lengths_of
-        shared = offsets.get(group) if group is not None else None
-        if shared is None or not np.array_equal(shared[0], rows):
-            ends = np.zeros(len(rows) + 1, np.int64)
-            np.cumsum(rows, out=ends[1:])
-            shared = (rows, torch.from_numpy(ends))
-            if group is not None:
-                offsets[group] = shared
-        tail = [dim for dim in field.shape[1:] if dim is not None]
-        longest, shortest = (int(rows.max()), int(rows.min())) if len(rows) else (0, 0)
-        return torch.nested.nested_tensor_from_jagged(
-            flat.view(int(rows.sum()), *tail), shared[1], min_seqlen=shortest, max_seqlen=longest
-        )
+            here = [True] * len(shapes) if present is None else present.tolist()
+            return [next(parts).view(shape) if there else None for shape, there in zip(shapes, here, strict=True)]
+        return flat

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from memfeed import memmap_layout as layout
-from memfeed.columns import Column, FixedColumn, Ints, Pieces, RaggedColumn, Values, map_file
+from memfeed.columns import Column, FixedColumn, Ints, JoinedFixed, Pieces, RaggedColumn, Values
 from memfeed.errors import StoreError
 from memfeed.schema import Field, Kind, Node, Schema, display
 from memfeed.schema import Path as FieldPath
@@ -42,10 +41,10 @@ class NestedColumn(RaggedColumn):
         super().__init__(field, file, len(dims), int(elements.sum()) * field.itemsize)
         self.start, self.dims = torch.from_numpy(np.cumsum(elements) - elements), torch.from_numpy(dims)
 
-    @cached_property
-    def heap(self) -> torch.Tensor:
-        """The bytes of all rows: uint8 [heap_bytes]."""
-        return map_file(self.path, self.heap_bytes)
+    @property
+    def heap_path(self) -> Path:
+        """The file that holds the bytes of all rows."""
+        return self.path
 
 
 def column_bytes(column: Column) -> int:
@@ -54,6 +53,8 @@ def column_bytes(column: Column) -> int:
         return (1 if column.rows is None else column.rows) * column.field.row_bytes
     if isinstance(column, Values):
         return 0
+    if isinstance(column, JoinedFixed):
+        return column.rows * column.field.row_bytes
     return int(column.extents(np.arange(column.rows))[1].sum())
 
 
@@ -64,6 +65,9 @@ def whole_column(column: Column) -> Any:
     if isinstance(column, Values):
         return column.values
     field = column.field
+    if isinstance(column, JoinedFixed):
+        out = torch.empty((column.rows, *field.row_shape), dtype=field.torch_dtype)
+        return column.select(np.arange(column.rows), out)
     starts, lengths, dims = column.extents(np.arange(column.rows))
     raw = torch.empty(int(lengths.sum()), dtype=torch.uint8)
     column.copy(starts, lengths, raw.numpy())  # read, not mapped: a process may have 65,530 maps, a stack more pieces

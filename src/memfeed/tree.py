@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,6 +185,23 @@ def make_tensordict(keys: Sequence[Any], values: Sequence[Any], batch_dims: int)
     return TensorDict(dict(zip(map(str, keys), held, strict=True)), batch_size=batch)
 
 
+_PLAIN = {torch.Tensor}
+
+
+def _tensordicts(keys: Sequence[Any], batch_dims: int) -> Callable[[Sequence[Any]], TensorDict]:
+    """``make_tensordict`` for these keys; batches of plain tensors, the common case, in a fifth of the time."""
+    names = list(map(str, keys))
+    # what tensordict itself makes the results of indexing with; it checks nothing
+    unchecked: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+    def make(values: Sequence[Any]) -> TensorDict:
+        if batch_dims == 1 and {*map(type, values)} == _PLAIN:
+            return unchecked(dict(zip(names, values, strict=True)), batch_size=values[0].shape[:1])
+        return make_tensordict(names, values, batch_dims)
+
+    return make
+
+
 def _make_dataclass(cls: type, keys: Sequence[str], values: Sequence[Any]) -> Any:
     # as copy and pickle do: the values are an instance's final ones, __init__ and __post_init__ have run already
     made: Any = object.__new__(cls)
@@ -252,16 +270,18 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, numbers: Ite
     if node.kind == "tensorclass" and cls:
         return _Maker(lambda values: _make_tensorclass(cls, keys, values, dims), children)  # type: ignore[arg-type]
     if node.kind in ("tensordict", "tensorclass"):
-        return _Maker(lambda values: make_tensordict(keys, values, dims), children)
+        return _Maker(_tensordicts(keys, dims), children)
     return dict(zip(keys, children, strict=True))
 
 
 def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> Callable[[Sequence[Any]], Any]:
     """Plan once: a function that puts leaves (in the order of the fields) together as a sample or as a batch."""
     if structure.kind == "leaf":
-        return lambda leaves: leaves[0]
+        return operator.itemgetter(0)
     if structure.kind in ("tuple", "list") and all(child.kind == "leaf" for child in structure.children):
         return list if structure.kind == "list" or batched else tuple  # the common case, at no cost
+    if structure.kind == "tensordict" and all(child.kind == "leaf" for child in structure.children):
+        return _tensordicts(structure.keys, structure.batch_dims + batched)
     template = _template(structure, {cls.__name__: cls for cls in types}, batched, itertools.count())
     order, spec = optree.tree_flatten(template, namespace=NAMESPACE)
     if order == sorted(order):

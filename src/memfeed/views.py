@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memfeed.columns import Column, FixedColumn, Ints, Values
+from memfeed.columns import Column, FixedColumn, Ints, JoinedFixed, Values
 from memfeed.errors import RowError
 from memfeed.gather import read_row
 from memfeed.schema import HEAP_OF_BYTES
@@ -30,7 +30,7 @@ class RaggedView(Sequence[Any]):
         except IndexError:
             raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
         column = self._column
-        if isinstance(column, FixedColumn | Values) or column.field.kind in HEAP_OF_BYTES:
+        if isinstance(column, FixedColumn | JoinedFixed | Values) or column.field.kind in HEAP_OF_BYTES:
             return read_row(column, row)
         starts, lengths, dims = column.extents(np.array([row]))
         if lengths[0] < 0:
