@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfeed.errors import TransformError
-from memfeed.keyed import Keys, _mix, bernoulli, derive, integers, uniform
+from memfeed.keyed import Keys, bernoulli, derive, integers, mix, uniform
 
 MANY = 1 << 16
 EVERY_ROW = torch.arange(MANY)
@@ -45,7 +45,7 @@ def test_values_are_pinned():
 def test_the_mixer_is_splitmix64s():
     # The first outputs for seed 1234567, as published for the reference implementation.
     states = 1234567 + np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert _mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_derive_is_pinned():

@@ -72,14 +72,14 @@ def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64
     True
     """
     row_key, draw_key = _stream_keys(keys.seed, keys.epoch, stream)
-    state = _mix(keys.rows.numpy().view(np.uint64) + row_key)
+    state = mix(keys.rows.numpy().view(np.uint64) + row_key)
     if isinstance(keys.occurrence, torch.Tensor):
         state += keys.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP
     else:
         # In Python's ints: a numpy scalar would warn about the overflow that is meant.
         draw_key += keys.occurrence * int(_OCCURRENCE_STEP)
     steps = [(draw_key + j * _DRAW_STEP) & _MASK for j in range(draws)]
-    bits = _mix(state[:, None] + np.array(steps, np.uint64))
+    bits = mix(state[:, None] + np.array(steps, np.uint64))
     bits >>= _TO_DOUBLE
     numbers = bits.astype(np.float64)
     numbers *= 2.0**-53
@@ -135,8 +135,8 @@ def _digest(parts: tuple[int | str, ...], size: int) -> bytes:
     return hasher.digest()
 
 
-def _mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Stafford's Mix13, in place: each bit of the input flips each bit of the output with probability 1/2."""
+def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Stafford's Mix13 of uint64, in place: each bit of the input flips each bit of the output with probability 1/2."""
     bits ^= bits >> _SHIFTS[0]
     bits *= _MULTIPLIERS[0]
     bits ^= bits >> _SHIFTS[1]

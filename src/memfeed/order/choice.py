@@ -1,0 +1,38 @@
+"""Which order each epoch has, as a loader's arguments say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from memfeed.keyed import derive
+from memfeed.order.draws import Draws
+from memfeed.order.mixture import Mixed
+from memfeed.order.order import Blocks, Order, Sequential, Shuffled
+
+Shuffle = bool | Literal["blocks"]
+BLOCK_BYTES = 1 << 20  # of one block of rows: enough for a disk to read it at full speed
+BLOCK_ROWS = 1024  # at most
+
+
+def default_block_rows(row_bytes: int) -> int:
+    """Rows of a block that make 1 MiB, at most 1,024."""
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(row_bytes, 1)))
+
+
+def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> Draws:
+    """The orders of ``n`` rows, by epoch."""
+    if shuffle == "blocks":
+        return Draws(lambda epoch: Blocks(n, seed, epoch, block_rows), None)
+    return Draws(partial(Shuffled, n, seed), n) if shuffle else Draws(lambda epoch: Sequential(n), None)
+
+
+def mixed_orders(sizes: Sequence[int], counts: Sequence[int], shuffle: Shuffle, seed: int, block_rows: int) -> Draws:
+    """The orders that mix sources of ``sizes`` rows, ``counts[i]`` rows of source i in each epoch."""
+    passes = [orders_of(n, shuffle, derive("source", seed, i), block_rows) for i, n in enumerate(sizes)]
+
+    def make(epoch: int) -> Order:
+        return Mixed(sizes, counts, epoch, passes, derive("mixture", seed, epoch) if shuffle else None)
+
+    return Draws(make, None)

@@ -1,0 +1,65 @@
+"""The order of each epoch, the next one's drawn in the background while an epoch runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from memfeed.order.order import Order
+
+KEPT_BYTES = 30 << 20
+WORTH_A_THREAD = 10_000  # rows: fewer are drawn in less time than a thread takes to start
+
+
+class _Draw(threading.Thread):
+    def __init__(self, make: Callable[[int], Order], epoch: int) -> None:
+        super().__init__(name="memfeed", daemon=True)
+        self._make, self._epoch = make, epoch
+        self._order: Order | None = None
+        self.start()
+
+    def run(self) -> None:
+        self._order = self._make(self._epoch)
+
+    def result(self) -> Order:
+        self.join()
+        # what failed in the thread is done again here, where its exception can be seen
+        return self._make(self._epoch) if self._order is None else self._order
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Lets the C library keep blocks as large as an order when they are freed, for the next one.
+
+    glibc returns such a block to the system, and pages it in anew, byte by byte, for each epoch, until it has seen a
+    larger one freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). To page in 2 MB takes as long as to shuffle them.
+    """
+    np.empty(KEPT_BYTES, np.uint8)
+
+
+class Draws:
+    """Calls ``make`` for the epoch that comes next before it is asked for: epoch -> order.
+
+    ``n`` says how many rows that is; None for orders that take no time to make.
+    """
+
+    def __init__(self, make: Callable[[int], Order], n: int | None) -> None:
+        self._make = make
+        self._ahead = n is not None and n >= WORTH_A_THREAD
+        self._next: tuple[int, _Draw] | None = None
+        self._pid = os.getpid()
+
+    def __call__(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        if self._pid != os.getpid():  # threads do not survive a fork
+            self._next, self._pid = None, os.getpid()
+        coming, self._next = self._next, None
+        order = coming[1].result() if coming is not None and coming[0] == epoch else self._make(epoch)
+        if self._ahead:
+            _keep_freed_memory()
+            self._next = epoch + 1, _Draw(self._make, epoch + 1)
+        return order

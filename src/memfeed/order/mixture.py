@@ -1,0 +1,104 @@
+"""Rows of several sources mixed by weight: an order over all of them, a pure function of (seed, epoch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from memfeed.errors import LoaderError
+from memfeed.keyed import derive
+from memfeed.order.draws import Draws
+from memfeed.order.order import Rows
+
+WINDOW = 4096  # positions within which each source has its exact share
+
+
+def shares(weights: Sequence[float], sources: int, n: int) -> list[int]:
+    """How many of ``n`` rows each source gets: n times its weight, the rows left over to the largest remainders.
+
+    Raises LoaderError unless there is one weight per source, none negative, and they sum to 1.
+    """
+    given = [float(weight) for weight in weights]
+    if len(given) != sources:
+        raise LoaderError(f"found {len(given)} weights for {sources} stores; expected one for each")
+    if not all(0 <= weight <= 1 for weight in given) or abs(sum(given) - 1) > 1e-6:
+        raise LoaderError(f"found weights {given}, which sum to {sum(given):g}; expected none negative, and a sum of 1")
+    exact = [weight * n for weight in given]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(sources), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: n - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+class Mixed:
+    """An epoch of ``sum(counts)`` rows, ``counts[i]`` of them from source i, spread evenly over it.
+
+    Every window of 4,096 positions holds each source's exact share, in random order within the window where ``key`` is
+    given, else evenly spaced. Each source goes through its own rows in its own orders, pass after pass: an epoch takes
+    up a pass where the epoch before left it, so that over the epochs each row of a source comes equally often.
+
+    Args:
+        sizes: rows of each source; source i has the rows from ``sum(sizes[:i])`` on.
+        counts: how many rows of each an epoch has.
+        epoch: its number.
+        passes: for each source, its order by the number of the pass.
+        key: of the arrangement; None spaces the sources evenly.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], counts: Sequence[int], epoch: int, passes: Sequence[Draws], key: int | None
+    ) -> None:
+        self.n = sum(counts)
+        self._sizes, self._counts, self._epoch, self._passes, self._key = sizes, counts, epoch, passes, key
+        self._first = [0, *accumulate(sizes)]
+        self._most = int(np.argmax(counts))
+        # the largest source takes what rounding leaves, so a window must be large enough for it to have some to give
+        self._window = max(WINDOW, len(counts) ** 2)
+        self._held: tuple[int, Rows] = (-1, np.empty(0, np.int64))
+
+    def __call__(self, start: int, stop: int) -> Rows:
+        """The rows at positions ``start`` to ``stop`` of the epoch, int64."""
+        parts, stop = [np.empty(0, np.int64)], min(stop, self.n)
+        while start < stop:
+            number, skipped = divmod(start, self._window)
+            parts.append(self._rows(number)[skipped : skipped + stop - start])
+            start += len(parts[-1])
+        return np.concatenate(parts)
+
+    def _until(self, position: int) -> list[int]:
+        """How many rows of each source come before a window's first position."""
+        counts = [position * count // self.n for count in self._counts]
+        counts[self._most] += position - sum(counts)
+        return counts
+
+    def _rows(self, number: int) -> Rows:
+        if self._held[0] == number:
+            return self._held[1]
+        begin, end = number * self._window, min((number + 1) * self._window, self.n)
+        before, after = self._until(begin), self._until(end)
+        each = [b - a for a, b in zip(before, after, strict=True)]
+        labels = np.repeat(np.arange(len(each)), each)
+        if self._key is None:
+            places = np.concatenate([(np.arange(count) + 0.5) / count for count in each if count])
+            labels = labels[np.argsort(places, kind="stable")]
+        else:
+            np.random.Generator(np.random.PCG64(derive(self._key, number))).shuffle(labels)
+        rows = np.empty(end - begin, np.int64)
+        for i, count in enumerate(each):
+            if count:
+                rows[labels == i] = self._first[i] + self._next_of(i, before[i], count)
+        self._held = number, rows
+        return rows
+
+    def _next_of(self, i: int, done: int, count: int) -> Rows:
+        """``count`` rows of source i, behind the ``done`` that this epoch has had already."""
+        at, size = self._epoch * self._counts[i] + done, self._sizes[i]
+        parts = []
+        while count:
+            number, skipped = divmod(at, size)
+            parts.append(self._passes[i](number)(skipped, min(skipped + count, size)))
+            at, count = at + len(parts[-1]), count - len(parts[-1])
+        return np.concatenate(parts)
