@@ -9,13 +9,12 @@ import torch
 
 from memfeed.buffers import Pool
 from memfeed.errors import TransformError
-from memfeed.keyed import Keys
 from memfeed.schema import Schema
 from memfeed.transforms import Transform
 from memfeed.transforms.fields import find, replace
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
-Bound = Callable[[Any, Keys], Any]
+Bound = Callable[[Any, Any], Any]
 
 
 def bind(transform: UserTransform, schema: Schema | None = None, pool: Pool | None = None) -> Bound | None:
@@ -42,7 +41,7 @@ def bind(transform: UserTransform, schema: Schema | None = None, pool: Pool | No
             # fields= may have given a tuple's leaf a name that the batch, a list, does not know
             each.append((name if schema is None else schema.fields[schema.number(name)].path, function))
 
-        def on_fields(batch: Any, keys: Keys) -> Any:
+        def on_fields(batch: Any, _: object) -> Any:
             for path, function in each:
                 field = find(batch, path)
                 batch = replace(batch, field, function(field.tensor))
@@ -51,7 +50,7 @@ def bind(transform: UserTransform, schema: Schema | None = None, pool: Pool | No
         return on_fields
     if callable(transform):
         plain = transform
-        return lambda batch, keys: plain(batch)
+        return lambda batch, _: plain(batch)
     raise TransformError(
         f"found {type(transform).__name__} as transform=; expected a memfeed.transforms transform, a callable that "
         "takes a batch, or {field: callable}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,6 +74,17 @@ class Store:
     def whole(self) -> bool:
         """Whether this is every row, in order: its row numbers are the base store's."""
         return self._rows is None
+
+    @property
+    def base_length(self) -> int:
+        """Rows of the whole store, of which this may be a view."""
+        return len(self) if self._rows is None else self._source.rows or 0
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells this store and view from others: a hash of the manifest and of which rows these are, in hexadecimal."""
+        view = "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
+        return f"{self._source.digest[:16]}:{view}" if view else self._source.digest[:16]
 
     @property
     def types(self) -> tuple[type, ...]:

@@ -1,0 +1,152 @@
+"""From tasks to batches: read ahead, gather, put together, transform."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from memfeed.augment import Bound
+from memfeed.gather import Gather
+from memfeed.keyed import Keys
+from memfeed.loading.background import Background
+from memfeed.loading.readahead import LEAST_AHEAD, MOST_AHEAD, ReadAhead
+from memfeed.loading.tasks import Mark, Task
+from memfeed.transfer import to_device
+
+SAMPLER_AHEAD = 16  # batches of a user's sampler that are drawn ahead where rows are read from the disk
+
+
+class Made(NamedTuple):
+    """What came of one task: its batches, not yet taken, each with the mark behind it, and the rows of each.
+
+    Where ``Pipeline.finish`` has something to do, a batch is a tuple of its arguments.
+    """
+
+    batches: Iterable[Any]
+    marks: Sequence[Mark]
+    rows: int
+
+
+Passed = Callable[[int, int], Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How the batches of a loader are made.
+
+    Args:
+        gather: rows to leaves.
+        at_once: how many batches come from one gather.
+        assemble: leaves to a batch.
+        keyed: a transform of ours, a pure function of its keys, which may therefore run in a thread.
+        plain: a user's callable, which runs in the caller's thread.
+        device: where batches go before the transforms see them; None leaves them on the CPU.
+        seed: of the keys.
+        pads: batches get a mask of the rows that are valid.
+    """
+
+    gather: Gather
+    at_once: int
+    assemble: Callable[[Any], Any]
+    keyed: Bound | None
+    plain: Callable[[Any, None], Any] | None
+    device: torch.device | None
+    seed: int
+    pads: bool
+
+    @property
+    def finishes(self) -> bool:
+        """Whether something is to be done in the caller's thread."""
+        return self.device is not None or self.plain is not None or self.pads
+
+    def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
+        """What can be done in any thread."""
+        assemble, plain = self.assemble, self.keyed is None and not self.finishes
+        gathered = self.gather.split if self.at_once > 1 else self.gather.several
+        for task in tasks:
+            rows, several = len(task.ids) // len(task.marks), gathered(task.ids, task.size)
+            if plain and self.at_once > 1:
+                yield Made(map(assemble, several), task.marks, rows)
+                continue
+            for n, (leaves, mark) in enumerate(zip(several, task.marks, strict=True)):
+                batch = assemble(leaves)
+                yield Made((batch if plain else self._transformed(batch, n, task, epoch),), (mark,), rows)
+                del leaves, batch  # hold nothing that the caller may have let go
+
+    def _transformed(self, batch: Any, number: int, task: Task, epoch: int) -> Any:
+        """A task's n-th batch after a transform of ours on the CPU, or with the keys for one on another device."""
+        part = slice(number * task.size, (number + 1) * task.size)
+        keys = None
+        if self.keyed is not None:
+            # a row that comes twice in an epoch must differ: its position tells the visits apart
+            visit: Any = 0 if task.positions is None else torch.from_numpy(task.positions[part])
+            keys = Keys(self.seed, epoch, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visit)
+            if self.device is None or self.device.type == "cpu":
+                batch, keys = self.keyed(batch, keys), None
+        valid = None if task.valid is None else task.valid[part].clone()
+        return (batch, keys, valid) if self.finishes else batch
+
+    def finish(self, batch: Any, keys: Keys | None, valid: torch.Tensor | None) -> Any:
+        """What is done in the caller's thread, since it is the user's code, or needs the device's current stream."""
+        if self.device is not None:
+            batch = to_device(batch, self.device, non_blocking=False)
+        if keys is not None and self.keyed is not None:
+            batch = self.keyed(batch, keys)
+        if self.plain is not None:
+            batch = self.plain(batch, None)
+        return batch if valid is None else with_valid(batch, valid, self.device)
+
+
+def with_valid(batch: Any, valid: torch.Tensor, device: torch.device | None) -> Any:
+    """A dict or TensorDict gets the key "valid", any other batch becomes (batch, valid); bool [k]."""
+    if device is not None:
+        valid = valid.to(device)
+    if isinstance(batch, dict):
+        return {**batch, "valid": valid}
+    if isinstance(batch, TensorDictBase):
+        return batch.set("valid", valid)
+    return batch, valid
+
+
+def read_ahead(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
+    """The tasks, their rows announced to the kernel by a thread, as far ahead as the disk needs."""
+
+    def announced() -> Iterator[tuple[Task, int]]:
+        for task in tasks:
+            yield task, reader.announce(task.ids)
+
+    thread = Background(announced(), LEAST_AHEAD, weight=lambda item: item[1])
+    try:
+        for task, _ in thread:
+            if thread.limit < MOST_AHEAD and not reader.ready(task.ids):
+                thread.limit = min(2 * thread.limit, MOST_AHEAD)
+            yield task
+    finally:
+        thread.stop()
+
+
+def read_ahead_here(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
+    """The same without a thread: a user's sampler is called in the caller's."""
+    held: deque[Task] = deque()
+    for task in tasks:
+        reader.announce(task.ids)
+        held.append(task)
+        if len(held) > SAMPLER_AHEAD:
+            yield held.popleft()
+    yield from held
+
+
+def drop_behind(tasks: Iterator[Task], reader: ReadAhead, begin: int, passed: Passed) -> Iterator[Task]:
+    """The tasks; once a task is done with, rows that the epoch will not visit again leave the page cache."""
+    for task in tasks:
+        yield task
+        end = task.marks[-1]
+        assert isinstance(end, int)
+        reader.drop(passed(begin, end))
+        begin = end

@@ -1,0 +1,175 @@
+"""Telling the kernel which rows will be read next, so that the disk works while batches are made.
+
+A page fault reads one place and waits for it. The order of an epoch is known, so the places of the next batches can be
+announced (`posix_fadvise(POSIX_FADV_WILLNEED)`), and the disk reads many of them at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from memfeed import files
+from memfeed.columns import Column, FixedColumn, InMemory, Ints, JoinedFixed, JoinedRagged, RaggedColumn
+
+SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+PROBES = 24  # places that tell whether a store is in the page cache: if a tenth of it is not, 92 of 100 times
+ASK_SECONDS = 1.0
+GAP = mmap.PAGESIZE  # ranges this close are announced as one
+SWEEP_BELOW = 32 * 1024  # bytes a row: smaller ones are read faster file by file than row by row
+SWEEP_BYTES = 16 << 20  # of a file, announced with each batch
+LEAST_AHEAD, MOST_AHEAD = 64 << 20, 256 << 20  # bytes announced and not yet read
+
+
+class ReadAhead:
+    """Reads columns ahead. Those that lie in memory, or in many small files, are left to themselves.
+
+    ``order_covers`` says that the rows to come are most of the columns' rows: then columns of small rows are read
+    whole, from front to back, if they fit into memory.
+    """
+
+    def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
+        self._open = files.Handles(os.O_RDONLY)
+        self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
+        self._order_covers = order_covers
+        self._sweep: Iterator[tuple[Path, int, int]] = iter(())
+        self._warm_at = -math.inf
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns that can be read ahead."""
+        return sum(part.nbytes for part in self._columns)
+
+    def begin(self, ids: Ints) -> bool:
+        """An epoch begins: whether any of a few of these rows is not in the page cache, so that reading ahead is worth
+        it.
+
+        To ask starts to read them. Where all were there, they are taken to stay for a second.
+        """
+        if not self._columns or not len(ids) or time.monotonic() < self._warm_at + ASK_SECONDS:
+            return False
+        chosen = random.Random(0)
+        for _ in range(PROBES):
+            part, row = chosen.choice(self._columns), int(ids[chosen.randrange(len(ids))])
+            if not self._is_cached(part, part.within(np.array([row]))):
+                self._sweep = self._swept() if self._order_covers else iter(())
+                return True
+        self._warm_at = time.monotonic()
+        return False
+
+    def ready(self, ids: Ints) -> bool:
+        """Whether the last of these rows has arrived, as far as the largest column tells."""
+        largest = max(self._columns, key=lambda part: part.nbytes)
+        return self._is_cached(largest, largest.within(ids[-1:]))
+
+    def _is_cached(self, part: _OnDisk, rows: Ints) -> bool:
+        if not len(rows):
+            return True
+        starts, lengths = part.places(rows)
+        fd, byte = self._open(part.path), bytearray(1)
+        try:
+            for at in (int(starts[0]), int(starts[0] + lengths[0]) - 1):
+                if lengths[0] > 0 and os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
+                    return False
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system in memory, or one that cannot tell
+            return True
+        return True
+
+    def announce(self, ids: Ints) -> int:
+        """Asks the kernel for these rows of all columns; returns their bytes."""
+        total = 0
+        for part in self._columns:
+            starts, lengths = part.places(part.within(ids))
+            total += int(np.maximum(lengths, 0).sum())
+            fd = self._open(part.path)
+            for start, stop in merged(starts, lengths):
+                os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
+        for path, start, size in itertools.islice(self._sweep, 1):
+            os.posix_fadvise(self._open(path), start, size, os.POSIX_FADV_WILLNEED)
+        return total
+
+    def _swept(self) -> Iterator[tuple[Path, int, int]]:
+        room = files.memory_limit() // 2
+        for part in self._columns:
+            if part.nbytes <= room and part.nbytes < SWEEP_BELOW * part.column.rows:  # type: ignore[operator]
+                room -= part.nbytes
+                for start in range(0, part.nbytes, SWEEP_BYTES):
+                    yield part.path, start, min(SWEEP_BYTES, part.nbytes - start)
+
+    def drop(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Gives up the page cache of rows [a, b) of fixed columns, which will not be read again in this epoch.
+
+        What somebody else maps stays, and so does what this process has changed through ``Store.column``.
+        """
+        for part in self._columns:
+            if isinstance(part.column, FixedColumn):
+                base, size = part.column.data.data_ptr(), part.column.field.row_bytes
+                for start, stop in runs:
+                    files.page_out(base + start * size, (stop - start) * size)
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    """A column in one file, whose first row is row ``begin`` of what is read."""
+
+    column: FixedColumn | RaggedColumn
+    begin: int
+
+    @property
+    def path(self) -> Path:
+        return self.column.path if isinstance(self.column, FixedColumn) else self.column.heap_path
+
+    @property
+    def nbytes(self) -> int:
+        if isinstance(self.column, RaggedColumn):
+            return self.column.heap_bytes
+        return (self.column.rows or 0) * self.column.field.row_bytes
+
+    def within(self, ids: Ints) -> Ints:
+        """Those of the rows that lie here, by their numbers here."""
+        rows = ids.astype(np.int64) - self.begin
+        return rows[(rows >= 0) & (rows < (self.column.rows or 0))]
+
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Where rows lie, and how long they are, in bytes."""
+        if isinstance(self.column, RaggedColumn):
+            return self.column.extents(rows)[:2]
+        size = self.column.field.row_bytes
+        return rows * size, np.full(len(rows), size)
+
+
+def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
+    """The files of a column that are worth reading ahead: not what lies in memory, nor in a file for each row."""
+    if isinstance(column, JoinedFixed | JoinedRagged):
+        for part, first in zip(column.parts, column.begins.tolist(), strict=False):
+            yield from _on_disk(part, first)
+    elif isinstance(column, RaggedColumn | FixedColumn) and not isinstance(column, InMemory):
+        part = _OnDisk(column, begin)
+        if part.nbytes:
+            yield part
+
+
+def merged(starts: Ints, lengths: Ints) -> Iterator[tuple[int, int]]:
+    """Ranges of whole pages that hold these bytes, in order, those that touch or almost touch as one."""
+    there = lengths > 0
+    first = starts[there] // mmap.PAGESIZE * mmap.PAGESIZE
+    order = np.argsort(first, kind="stable")
+    first = first[order]
+    last = np.maximum.accumulate((starts[there] + lengths[there])[order])
+    if not len(first):
+        return
+    breaks = np.flatnonzero(first[1:] > last[:-1] + GAP) + 1
+    begins = first[np.concatenate([[0], breaks])]
+    ends = last[np.concatenate([breaks - 1, [len(last) - 1]])]
+    yield from zip(begins.tolist(), ends.tolist(), strict=True)

@@ -1,0 +1,107 @@
+"""What a loader reads, as one store: a store, a view of one, columns in memory, or several stores of one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch.utils.data import Subset
+
+from memfeed import columnar
+from memfeed.columns import Column, Ints, JoinedFixed, JoinedRagged, Pieces, RaggedColumn, Values
+from memfeed.columns import FixedColumn as Fixed
+from memfeed.errors import LoaderError
+from memfeed.source import Source
+from memfeed.store import Store
+
+
+def as_stores(source: Any) -> list[Store]:
+    """The stores that a loader's source stands for. Raises LoaderError for what is none."""
+    if isinstance(source, list | tuple) and source and all(isinstance(one, Store | Subset) for one in source):
+        return [_as_store(one) for one in source]
+    return [_as_store(source)]
+
+
+def _as_store(source: Any) -> Store:
+    if isinstance(source, Store):
+        return source
+    if isinstance(source, Subset):
+        return _as_store(source.dataset).subset(list(source.indices))
+    columns = columnar.as_columns(source)
+    if columns is None:
+        raise LoaderError(
+            f"found {type(source).__name__}; expected a Store, a Subset of one, a list of stores, or columns in memory "
+            "(a tensor, a tuple or dict of tensors, TensorDataset, TensorDict): make a store with "
+            "memfeed.cache(dataset, path) first"
+        )
+    if not len(columns):
+        raise LoaderError("found columns without rows; expected at least one row")
+    schema, held = columns.in_memory()
+    return Store(Source(None, schema, len(columns), "", held.__getitem__), types=columns.types)
+
+
+def join(stores: Sequence[Store]) -> Store:
+    """A store of all rows, those of ``stores[0]`` first, for a loader to read; nothing is copied.
+
+    Raises LoaderError for stores whose schemas differ, and says in which field.
+    """
+    if len(stores) == 1:
+        return stores[0]
+    first = stores[0]
+    for store in stores[1:]:
+        _check_same(first, store)
+    begins = [0, *accumulate(store.base_length for store in stores)]
+    # views of whole stores need no list of rows
+    rows: Ints | None = None
+    if not all(store.whole for store in stores):
+        rows = np.concatenate(
+            [begin + store.base_rows(np.arange(len(store))) for begin, store in zip(begins, stores, strict=False)]
+        )
+    parts = list(zip(*(store.columns for store in stores), strict=True))
+    digest = "+".join(store.digest for store in stores)
+    source = Source(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
+    return Store(source, types=first.types, rows=rows)
+
+
+def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
+    def make(number: int) -> Column:
+        columns = parts[number]
+        field = columns[0].field
+        fixed = [column for column in columns if isinstance(column, Fixed)]
+        values = [column for column in columns if isinstance(column, Values)]
+        ragged = [column for column in columns if isinstance(column, RaggedColumn | Pieces)]
+        if len(fixed) == len(columns):
+            return JoinedFixed(field, fixed)
+        if len(values) == len(columns):
+            return Values(field, [value for column in values for value in column.values])
+        if len(ragged) < len(columns):
+            raise LoaderError(
+                f"found field {field.name} kept in different ways ({', '.join(type(c).__name__ for c in columns)}); "
+                "expected stores saved in one way: memfeed.cache(..., copy_existing=True) makes one of each"
+            )
+        return JoinedRagged(field, ragged)
+
+    return make
+
+
+def _check_same(one: Store, other: Store) -> None:
+    def parts(store: Store) -> dict[str, Any]:
+        kept = (msgspec.structs.replace(field, stem="", lengths_of=None) for field in store.schema)
+        return {field.name: field for field in kept}
+
+    mine, theirs = parts(one), parts(other)
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            found = theirs[name].describe() if name in theirs else "missing"
+            expected = mine[name].describe() if name in mine else "no such field"
+            raise LoaderError(
+                f"found field {name} {found} in {other.path} where {one.path} has {expected}; expected stores of one "
+                "schema: select() the fields they share"
+            )
+    if one.schema.structure != other.schema.structure:
+        raise LoaderError(
+            f"found samples of {other.path} nested in another way than those of {one.path}; expected one schema"
+        )

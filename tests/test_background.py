@@ -1,0 +1,115 @@
+import gc
+import threading
+import time
+import traceback
+
+import pytest
+
+from memfeed.loading.background import Background
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "memfeed"]
+
+
+def gone(within=2.0):
+    end = time.monotonic() + within
+    while threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    return not threads()
+
+
+def counting(n, seen=None):
+    for i in range(n):
+        if seen is not None:
+            seen.append(i)
+        yield i
+
+
+def settle(seen):
+    """Waits until nothing is added any more."""
+    while True:
+        before = len(seen)
+        time.sleep(0.1)
+        if len(seen) == before:
+            return
+
+
+def test_items_come_in_order_and_the_thread_ends():
+    assert list(Background(counting(1000), 3)) == list(range(1000))
+    assert gone()
+
+
+@pytest.mark.parametrize(("limit", "weight", "made"), [(3, 1, 3), (100, 30, 4), (1, 30, 1)])
+def test_it_is_no_further_ahead_than_the_limit(limit, weight, made):
+    seen = []
+    ahead = Background(counting(100, seen), limit, weight=lambda item: weight)
+    settle(seen)
+    assert len(seen) == ahead.ready == made
+    next(ahead)
+    settle(seen)
+    assert len(seen) == made + 1
+    ahead.close()
+    assert gone()
+
+
+def test_the_limit_may_grow():
+    seen = []
+    ahead = Background(counting(100, seen), 2)
+    settle(seen)
+    ahead.limit = 10
+    settle(seen)
+    assert len(seen) == 10
+    ahead.close()
+
+
+def test_an_exception_comes_where_the_item_would_have_with_its_own_traceback():
+    def fails():
+        yield 1
+        raise KeyError("mine")
+
+    ahead = Background(fails(), 5)
+    assert next(ahead) == 1
+    began = time.monotonic()
+    with pytest.raises(KeyError, match="mine") as caught:
+        next(ahead)
+    assert time.monotonic() - began < 1
+    assert "in fails" in "".join(traceback.format_tb(caught.value.__traceback__))
+    with pytest.raises(StopIteration):
+        next(ahead)
+    assert gone()
+
+
+def test_after_a_stop_the_source_can_be_read_on():
+    source = counting(100)
+    ahead = Background(source, 5)
+    read = [next(ahead)]
+    ahead.stop()
+    read += list(ahead)
+    assert len(read) < 100
+    assert read + list(source) == list(range(100))
+
+
+def test_a_reader_that_is_dropped_ends_the_thread():
+    ahead = Background(counting(10**9), 2)
+    next(ahead)
+    assert len(threads()) == 1
+    del ahead
+    gc.collect()
+    assert gone()
+
+
+def test_an_idle_thread_holds_no_item():
+    class Item:
+        pass
+
+    def items():
+        while True:
+            yield Item()
+
+    ahead = Background(items(), 1)
+    time.sleep(0.1)
+    taken = next(ahead)
+    time.sleep(0.1)
+    assert not [holder for holder in gc.get_referrers(taken) if type(holder).__name__ == "frame"]
+    ahead.close()

@@ -1,0 +1,333 @@
+"""A loader's place: saved, restored, moved."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import memfeed
+from memfeed import Loader
+from memfeed.errors import LoaderError
+
+N = 53
+ROWS = torch.arange(N)
+
+
+def rows(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+ORDERS = [
+    {},
+    {"shuffle": True},
+    {"shuffle": "blocks", "block_rows": 4},
+    {"shuffle": True, "drop_last": True},
+    {"shuffle": True, "prefetch": 0},
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(ORDERS), st.integers(1, 20), st.integers(0, 60), st.integers(0, 3), st.booleans())
+def test_a_restored_loader_gives_what_was_left(options, batch_size, taken, epoch, threaded):
+    loader = Loader(ROWS, batch_size, seed=7, **options)
+    loader.set_epoch(epoch)
+    whole = rows(loader)
+    loader.set_epoch(epoch)
+    loader._pace.settled, loader._pace.threaded = True, threaded
+    running = iter(loader)
+    taken = min(taken, len(whole))
+    for _ in range(taken):
+        next(running)
+    other = Loader(ROWS, batch_size, seed=7, **options)
+    other.load_state_dict(through_json(loader.state_dict()))
+    assert other.state_dict() == loader.state_dict()
+    assert len(other) == len(whole)
+    assert rows(other) == whole[taken:]
+    assert other.epoch == epoch
+    assert rows(running) == whole[taken:], "the state of one is no matter of the other's"
+
+
+def test_after_the_end_the_state_is_the_next_epochs_beginning():
+    loader = Loader(ROWS, 10, shuffle=True)
+    list(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["row"]) == (1, 0)
+    other = Loader(ROWS, 10, shuffle=True)
+    other.load_state_dict(state)
+    assert rows(other) == rows(loader)
+
+
+def test_the_last_batch_given_is_not_yet_the_end():
+    loader = Loader(ROWS, 10)
+    running = iter(loader)
+    for _ in range(6):
+        next(running)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (0, N)
+    other = Loader(ROWS, 10)
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == []
+    assert next(iter(other)).tolist() == list(range(10))
+    assert other.epoch == 1
+
+
+def test_a_state_before_the_first_and_between_epochs():
+    loader = Loader(ROWS, 10, shuffle=True)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (0, 0)
+    loader.set_epoch(4)
+    assert loader.state_dict()["epoch"] == 4
+    iter(loader)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (4, 0)
+    next(iter(loader))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["row"]) == (5, 10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10))
+def test_elastic(batch_size, world, other_world, steps):
+    """Some ranks read a while; others, of another number and batch size, go on; together that is the epoch."""
+    before = [Loader(ROWS, batch_size, shuffle=True, rank=r, world_size=world) for r in range(world)]
+    running = [iter(loader) for loader in before]
+    steps = min(steps, *(len(loader) for loader in before))
+    read = sum((next(one).tolist() for _ in range(steps) for one in running), [])
+    states = [loader.state_dict() for loader in before]
+    assert all(state == states[0] for state in states)
+    after = [Loader(ROWS, batch_size, shuffle=True, rank=r, world_size=other_world) for r in range(other_world)]
+    for loader in after:
+        loader.load_state_dict(through_json(states[0]))
+    rest = sum((sum(rows(loader), []) for loader in after), [])
+    order = sum(rows(Loader(ROWS, 1, shuffle=True)), [])
+    assert read == order[: len(read)]
+    assert sorted(rest) == sorted(order[len(read) :])
+
+
+# --- skip and rewind
+
+
+def test_skip_and_rewind_within_the_loop():
+    whole = rows(Loader(ROWS, 5, shuffle=True))
+    loader, seen = Loader(ROWS, 5, shuffle=True), []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 3:
+            loader.skip(4)
+        if len(seen) == 5:
+            loader.rewind(7)
+    # 0 1 2 | 7 8 | then seven back from 9: 2 3 ...
+    assert seen == whole[:3] + whole[7:9] + whole[2:]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_moves_with_batches_made_ahead(threaded):
+    whole = rows(Loader(ROWS, 5))
+    loader = Loader(ROWS, 5)
+    loader._pace.settled, loader._pace.threaded = True, threaded
+    running = iter(loader)
+    assert next(running).tolist() == whole[0]
+    loader.skip(2)
+    assert loader.state_dict()["row"] == 15
+    assert next(running).tolist() == whole[3]
+    loader.rewind(4)
+    assert next(running).tolist() == whole[0]
+    loader.skip(10)
+    assert list(running) == []
+
+
+def test_moves_before_an_epoch_and_from_a_short_last_batch():
+    whole = rows(Loader(ROWS, 10))
+    loader = Loader(ROWS, 10)
+    loader.skip(4)
+    assert rows(loader) == whole[4:]
+    running = iter(loader)
+    for _ in whole:
+        next(running)
+    loader.rewind(1)
+    assert rows(running) == whole[-1:]
+
+
+def test_moves_beyond_the_epoch_are_refused_and_change_nothing():
+    loader = Loader(ROWS, 10)
+    running = iter(loader)
+    next(running)
+    with pytest.raises(LoaderError, match=r"found skip\(6\) with 5 batches left in epoch 0; expected at most 5"):
+        loader.skip(6)
+    with pytest.raises(LoaderError, match=r"found rewind\(2\) at batch 1 of epoch 0"):
+        loader.rewind(2)
+    with pytest.raises(LoaderError, match="found n_batches=-1; expected an int of at least 0"):
+        loader.skip(-1)
+    assert next(running).tolist() == list(range(10, 20))
+
+
+def test_a_move_without_its_iterator_says_so():
+    loader = Loader(ROWS, 10)
+    for _ in loader:
+        break
+    with pytest.raises(LoaderError, match=r"that of epoch 0 is gone; expected skip and rewind within its loop"):
+        loader.skip(1)
+
+
+# --- samplers
+
+
+def samplers():
+    def generator():
+        return torch.Generator().manual_seed(3)
+
+    return {
+        "list": lambda: [5, 3, 3, 1, 0, 7, 9],
+        "random": lambda: RandomSampler(range(N)),
+        "random, own generator": lambda: RandomSampler(range(N), generator=generator()),
+        "subset": lambda: SubsetRandomSampler(range(0, N, 2)),
+        "weighted": lambda: WeightedRandomSampler(torch.arange(1, N + 1), 30, generator=generator()),
+    }
+
+
+@pytest.mark.parametrize("name", samplers())
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_sampler_goes_on_where_it_was(name, batches):
+    sampler = samplers()[name]
+
+    def make():
+        if batches:
+            return Loader(ROWS, batch_sampler=BatchSampler(sampler(), 4, drop_last=False))
+        return Loader(ROWS, 4, sampler=sampler())
+
+    torch.manual_seed(1)
+    loader = make()
+    running = iter(loader)
+    first = [next(running).tolist() for _ in range(2)]
+    state = through_json(loader.state_dict())
+    torch.rand(10)  # training draws too
+    left = rows(running)
+    assert first
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    other = make()
+    other.load_state_dict(state)
+    assert rows(other) == left
+    if "own" in name or name in ("list", "weighted"):
+        assert torch.equal(torch.get_rng_state(), before), "the redraw leaves no trace in the global generator"
+
+
+def test_a_sampler_that_draws_something_else_is_refused():
+    drawn = iter([[0, 1, 2, 3, 4, 5], [0, 1, 2, 9, 4, 5]])
+
+    class Odd:
+        def __iter__(self):
+            return iter(next(drawn))
+
+    loader = Loader(ROWS, 2, sampler=Odd())
+    running = iter(loader)
+    next(running), next(running)
+    other = Loader(ROWS, 2, sampler=Odd())
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(LoaderError, match=r"the sampler \(Odd\) draws other rows than before"):
+        list(other)
+
+
+def test_a_sampler_is_told_the_epoch():
+    sampler = torch.utils.data.DistributedSampler(range(N), num_replicas=2, rank=0, seed=1)
+    loader = Loader(ROWS, 5, sampler=sampler)
+    first, second = sum(rows(loader), []), sum(rows(loader), [])
+    sampler.set_epoch(0)
+    assert first == list(sampler)
+    sampler.set_epoch(1)
+    assert second == list(sampler)
+
+
+def test_moves_under_a_sampler():
+    loader = Loader(ROWS, 2, sampler=list(range(20)))
+    running = iter(loader)
+    next(running)
+    loader.skip(2)
+    assert next(running).tolist() == [6, 7]
+    loader.rewind(3)
+    assert next(running).tolist() == [2, 3]
+
+
+# --- states of something else
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: Loader(torch.arange(N + 1), 5, shuffle=True), "found a state with rows 53; this loader has rows 54"),
+        (lambda: Loader(ROWS, 5, shuffle=True, seed=1), "found a state with seed 0; this loader has seed 1"),
+        (lambda: Loader(ROWS, 5), "found a state with order 'shuffle=True'; this loader has order 'shuffle=False'"),
+        (
+            lambda: Loader(ROWS, 5, shuffle="blocks", block_rows=2),
+            "this loader has order \"shuffle='blocks', block_rows=2\"",
+        ),
+    ],
+)
+def test_a_state_of_another_loader(other, message):
+    loader = Loader(ROWS, 5, shuffle=True)
+    next(iter(loader))
+    with pytest.raises(LoaderError, match=message):
+        other().load_state_dict(loader.state_dict())
+
+
+def test_a_state_of_another_store_or_view(tmp_path):
+    one = memfeed.cache((ROWS,), tmp_path / "a.mf", progress=False)
+    two = memfeed.cache((ROWS + 1,), tmp_path / "b.mf", progress=False)
+    state = Loader(one, 5).state_dict()
+    for other in (two, one.subset(range(N - 1, -1, -1))):
+        with pytest.raises(LoaderError, match="found a state with store '"):
+            Loader(other, 5).load_state_dict(state)
+    Loader(memfeed.open(tmp_path / "a.mf"), 9).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "found a state of version 2; expected 1"),
+        ({"row": 54}, "found a state at epoch 0, row 54"),
+        ({"row": -1}, "row -1"),
+        ({"epoch": "x"}, "found a state at epoch 'x'"),
+        ({"sampler": "{"}, "whose sampler cannot be read"),
+        (None, "found a state of NoneType"),
+        ("gone", "found a state of .*expected the dict that state_dict"),
+    ],
+)
+def test_a_state_that_was_tampered_with(change, message):
+    loader = Loader(ROWS, 5)
+    state = loader.state_dict()
+    if isinstance(change, dict):
+        state |= change
+    elif change is None:
+        state = None
+    else:
+        del state["row"]
+    with pytest.raises(LoaderError, match=message):
+        loader.load_state_dict(state)
+    assert rows(loader)[0] == list(range(5)), "a refused state changes nothing"
+
+
+def test_weights_resume_too():
+    stores = [torch.arange(40), torch.arange(100, 130)]
+    sources = [memfeed.cache((one,), progress=False) for one in stores]
+
+    def make():
+        return Loader(sources, 7, shuffle=True, weights=[0.25, 0.75])
+
+    whole = [batch[0].tolist() for batch in make()]
+    loader = make()
+    running = iter(loader)
+    for _ in range(3):
+        next(running)
+    other = make()
+    other.load_state_dict(through_json(loader.state_dict()))
+    assert [batch[0].tolist() for batch in other] == whole[3:]
+    with pytest.raises(LoaderError, match="found a state with order"):
+        Loader(sources, 7, shuffle=True, weights=[0.5, 0.5]).load_state_dict(loader.state_dict())
