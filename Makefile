@@ -46,5 +46,21 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
 	.venv-oldest/bin/python -m pytest
 
+# Other loading libraries, for benchmarks/peers, in an environment of their own: they hold back numpy. FFCV is compiled,
+# against Debian's OpenCV and libjpeg-turbo; apt-get runs only where these are not there yet.
+PEERS_BIN := .venv-peers/bin
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+.PHONY: peers
+peers: .venv-peers/.installed
+
+.venv-peers/.installed: pyproject.toml
+	command -v g++ >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists opencv4 libturbojpeg || \
+		{ $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q g++ pkg-config libopencv-dev libturbojpeg0-dev; }
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS_BIN)/python -m pip install --quiet --upgrade pip
+	$(PEERS_BIN)/python -m pip install --quiet --editable '.[vision,plots,peers]' pytest
+	touch $@
+
 clean:
 	rm -rf $(VENV) .venv-oldest
