@@ -37,6 +37,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
+	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
 	$(BIN)/python benchmarks/report.py
 
 # The oldest torch and tensordict that pyproject.toml allows, in an environment of their own.
@@ -51,8 +52,12 @@ test-oldest:
 PEERS_BIN := .venv-peers/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: peers
+.PHONY: peers bench-others
 peers: .venv-peers/.installed
+
+# memfeed and all of them, in turns: six minutes, 10 GB on the disk while it runs.
+bench-others: peers
+	$(PEERS_BIN)/python benchmarks/others.py
 
 .venv-peers/.installed: pyproject.toml
 	command -v g++ >/dev/null && command -v pkg-config >/dev/null && pkg-config --exists opencv4 libturbojpeg || \

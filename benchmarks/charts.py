@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of a backend without windows
+from matplotlib.ticker import EngFormatter
 
 OURS, OURS_COLD = "#0b7a75", "#8fd0cc"
 THEIRS, THEIRS_COLD = "#6b7280", "#c7cbd1"
@@ -147,3 +149,62 @@ def loader(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=150)
         plt.close(figure)
+
+
+def others(source: Path, target: Path) -> None:
+    """Rows/s of memfeed, plain PyTorch and the other libraries, a panel for each work; the axes are logarithmic."""
+    result = read(source)
+    works, exact = result["works"], result["exact_shuffle"]
+    rates = [part["rows_per_second"] for part in works.values()]
+    names = sorted({name for rate in rates for name in rate}, key=lambda name: -rates[0].get(name, 0))
+    for first in ("bare index_select loop", "memfeed.Loader"):
+        names.remove(first)
+        names.insert(0, first)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, len(works), figsize=(11, 1.9 + 0.33 * len(names)), sharey=True, squeeze=False)
+        for axis, (work, part) in zip(axes[0], works.items(), strict=True):
+            _others_panel(axis, work, part, names)
+        axes[0, 0].set_yticks(range(len(names)), [name if exact[name] else f"{name} *" for name in names])
+        axes[0, 0].invert_yaxis()
+        height = figure.get_size_inches()[1]
+        figure.suptitle(
+            "Shuffled epochs of other loading libraries: rows per second, higher is better",
+            x=0.02, y=1 - 0.12 / height, va="top", ha="left", fontsize=14, fontweight="bold",
+        )  # fmt: skip
+        figure.text(
+            0.02, 1 - 0.62 / height,
+            "Page cache warm, axes logarithmic. The light bar is a limit: it reuses one buffer and gives no batch to "
+            "keep.  * shuffles within a buffer or block, not over all rows.",
+            fontsize=9, color=FAINT,
+        )  # fmt: skip
+        figure.text(0.02, 0.1 / height, machine_line(result), fontsize=8, color=FAINT)
+        figure.subplots_adjust(left=0.235, right=0.985, top=1 - 1.3 / height, bottom=0.6 / height, wspace=0.08)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+
+
+def _others_panel(axis: Any, work: str, part: dict[str, Any], names: list[str]) -> None:
+    rates = part["rows_per_second"]
+    least, most = min(rates.values()), max(rates.values())
+    for number, name in enumerate(names):
+        if name not in rates:
+            continue
+        rate, times, mine, limit = rates[name], part["ratios"][name], name == "memfeed.Loader", name in LIMITS
+        axis.barh(number, rate, 0.66, color=OURS if mine else THEIRS_COLD if limit else THEIRS)
+        note = "" if mine else f"   memfeed: {times:.2f} of it" if times < 1 else f"   memfeed: {times:,.1f}x"
+        axis.annotate(
+            f"{rate:,.0f}{note}", (rate, number), (4, 0), textcoords="offset points",
+            va="center", fontsize=8.5, fontweight="bold" if mine else "normal",
+        )  # fmt: skip
+    axis.set_xscale("log")
+    start = 10 ** math.floor(math.log10(least / 2))
+    axis.set_xlim(start, most * (most / start) ** 0.9)  # room for what is written beside the longest bar
+    axis.tick_params(length=0, which="both")
+    axis.set_xticks([10**e for e in range(round(math.log10(start)), math.floor(math.log10(most)) + 1)])
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.set_title(work, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(
+        0, 1.02, f"{part['rows']:,} uint8 {part['shape']} and a label, batches of {part['batch_size']}",
+        transform=axis.transAxes, fontsize=8.5, color=FAINT,
+    )  # fmt: skip

@@ -158,14 +158,57 @@ neither flips nor normalises: it is the floor.
 {table(["", "time", "images/s"], rows)}"""
 
 
+def others(result: Result) -> str:
+    versions, exact = result["machine"]["versions"], result["exact_shuffle"]
+    parts = []
+    for name, part in result["works"].items():
+        what = f"{part['rows']:,} uint8 {part['shape']} and an int64 label, batches of {part['batch_size']}"
+        rows = [
+            [
+                f"**{who}**" if who == "memfeed.Loader" else who,
+                versions[who],
+                f"{rate:,.0f}",
+                "" if who == "memfeed.Loader" else f"{part['ratios'][who]:,.2f}",
+                "all rows" if exact[who] else "**within a buffer or block**",
+            ]
+            for who, rate in sorted(part["rows_per_second"].items(), key=lambda item: -item[1])
+        ]
+        columns = ["", "version", "rows/s", "memfeed is x times as fast", "shuffles"]
+        parts.append(f"**{name}**: {what}\n\n{table(columns, rows)}")
+    left_out = "".join(
+        f"\n{title}: {', '.join(names)}.\n"
+        for title, names in (("Not installed", result["missing"]), ("Failed", list(result["failed"])))
+        if names
+    )
+    return f"""## Other loading libraries
+
+Shuffled epochs, page cache warm, each contender in a process of its own. Before it is timed each has to give every
+row once, with its label; then they run in turns.
+
+![Rows per second](others.png)
+
+{chr(10).join(parts)}{left_out}
+Every peer has the rows in its own format, raw and on the local disk (tf.data, which reads files only in order, and the
+plain DataLoader hold them in memory), and is set up as its documentation says for that; where its documentation leaves
+a choice, the fastest of what was tried on two cores, as the files of `benchmarks/peers` tell. SPDL, Grain and tf.data
+have no format for rows: they move row numbers, and rows are gathered by NumPy or TensorFlow, a batch at a time. Most of
+the peers are made for more than this, as decoding, streaming from remote storage or many nodes, none of which is looked
+at here. LitData and WebDataset do not shuffle over all rows, which is less work for them, and no substitute for a
+permutation. memfeed reads mapped files: these figures are for rows that are in the page cache. The index_select loop
+reads the same mapped columns; like FFCV, which has a few buffers that it fills again, it gives no batch to keep.
+
+{targets(result) if result["checks"] else ""}"""
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
     "tutorial": tutorial,
     "loader": loader,
+    "others": others,
     "convert": convert,
     "columnar": columnar,
     "transforms": transforms,
 }
-CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader}
+CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others}
 
 
 def report(results: Path, docs: Path) -> None:

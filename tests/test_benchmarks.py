@@ -34,6 +34,17 @@ def test_quick(name, tmp_path):
     check_result(tmp_path / f"{name}.json", name, "median_seconds")
 
 
+def test_others(tmp_path):
+    run("others", "--quick", "--json", tmp_path / "others.json")
+    result = check_result(tmp_path / "others.json", "others", "works")
+    assert not result["failed"]
+    for part in result["works"].values():
+        assert set(part["rows_per_second"]) == set(part["ratios"]) == set(result["machine"]["versions"])
+    run("report", "--results", tmp_path, "--docs", tmp_path / "docs")
+    assert "Other loading libraries" in (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert (tmp_path / "docs" / "others.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.real_data
 def test_tutorial(photos, tmp_path):
     run("tutorial", "--quick", "--data", photos, "--json", tmp_path / "tutorial.json")

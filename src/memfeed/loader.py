@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 import torch.distributed
 
-from memfeed import files
 from memfeed.augment import UserTransform, bind
 from memfeed.buffers import Pool
 from memfeed.errors import LoaderError
@@ -251,19 +251,30 @@ class Loader:
             base_rows = None if self.store.whole else self.store.base_rows
             repeats = self._counts is not None
             coming = tasks.of_order(order, self._steps, begin, base_rows, self._batches_a_task, repeats=repeats)
+            coming = self._draw_ahead(coming, epoch + 1)
         return self._pipeline.made(self._read_ahead(coming, order, begin), epoch)
+
+    def _draw_ahead(self, coming: Iterator[Task], epoch: int) -> Iterator[Task]:
+        """The tasks; the order of the next epoch is drawn meanwhile, but only once the first batch is on its way."""
+        yield from itertools.islice(coming, 1)
+        self._orders.draw_ahead(epoch)
+        yield from coming
 
     def _read_ahead(self, coming: Iterator[Task], order: object, begin: int) -> Iterator[Task]:
         """The tasks, with the disk at work for those to come, if rows are missing in the page cache."""
         n, reader = len(self.store), self._reader
-        self._cold = reader.begin(self.store.base_rows(np.linspace(0, n - 1, min(n, 64)).astype(np.int64)))
+        self._cold = bool(reader.nbytes) and reader.begin(
+            self.store.base_rows(np.linspace(0, n - 1, min(n, 64)).astype(np.int64))
+        )
         if not self._cold:
             return coming
-        beyond_memory = reader.nbytes > files.memory_limit()
-        if beyond_memory and isinstance(order, Blocks | Sequential) and self.store.whole:
-            coming = pipeline.drop_behind(coming, reader, begin, order.passed)
         threaded = order is not None and self.prefetch > 0
-        return (pipeline.read_ahead if threaded else pipeline.read_ahead_here)(coming, reader)
+        coming = (pipeline.read_ahead if threaded else pipeline.read_ahead_here)(coming, reader)
+        if reader.beyond_memory and order is not None and self._counts is None:
+            # the runs that an order says it has passed are rows of the store only where the store is whole
+            passed = order.passed if isinstance(order, Blocks | Sequential) and self.store.whole else None
+            coming = pipeline.drop_behind(coming, reader, begin, passed)
+        return coming
 
     # --- resume and edit
 

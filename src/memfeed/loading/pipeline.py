@@ -15,7 +15,7 @@ from memfeed.augment import Bound
 from memfeed.gather import Gather
 from memfeed.keyed import Keys
 from memfeed.loading.background import Background
-from memfeed.loading.readahead import LEAST_AHEAD, MOST_AHEAD, ReadAhead
+from memfeed.loading.readahead import LEAST_AHEAD, ReadAhead
 from memfeed.loading.tasks import Mark, Task
 from memfeed.transfer import to_device
 
@@ -121,11 +121,11 @@ def read_ahead(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
         for task in tasks:
             yield task, reader.announce(task.ids)
 
-    thread = Background(announced(), LEAST_AHEAD, weight=lambda item: item[1])
+    thread = Background(announced(), min(LEAST_AHEAD, reader.most_ahead), weight=lambda item: item[1])
     try:
         for task, _ in thread:
-            if thread.limit < MOST_AHEAD and not reader.ready(task.ids):
-                thread.limit = min(2 * thread.limit, MOST_AHEAD)
+            if thread.limit < reader.most_ahead and not reader.ready(task.ids):
+                thread.limit = min(2 * thread.limit, reader.most_ahead)
             yield task
     finally:
         thread.stop()
@@ -142,11 +142,11 @@ def read_ahead_here(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
     yield from held
 
 
-def drop_behind(tasks: Iterator[Task], reader: ReadAhead, begin: int, passed: Passed) -> Iterator[Task]:
+def drop_behind(tasks: Iterator[Task], reader: ReadAhead, begin: int, passed: Passed | None) -> Iterator[Task]:
     """The tasks; once a task is done with, rows that the epoch will not visit again leave the page cache."""
     for task in tasks:
         yield task
         end = task.marks[-1]
-        assert isinstance(end, int)
-        reader.drop(passed(begin, end))
-        begin = end
+        runs = passed(begin, end) if passed is not None and isinstance(end, int) else ()
+        reader.drop(task.ids, runs)
+        begin = end if isinstance(end, int) else 0

@@ -25,9 +25,11 @@ SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 PROBES = 24  # places that tell whether a store is in the page cache: if a tenth of it is not, 92 of 100 times
 ASK_SECONDS = 1.0
 GAP = mmap.PAGESIZE  # ranges this close are announced as one
+DROP_ROWS_ABOVE = 32 * 1024  # bytes a row: such rows fill pages of their own
 SWEEP_BELOW = 32 * 1024  # bytes a row: smaller ones are read faster file by file than row by row
-SWEEP_BYTES = 16 << 20  # of a file, announced with each batch
-LEAST_AHEAD, MOST_AHEAD = 64 << 20, 256 << 20  # bytes announced and not yet read
+SWEEP_BYTES = 16 << 20  # of a file, announced at once
+FIRST_SWEEP, NEXT_SWEEP = 16, 4  # how often before the first batch, and before each of the others
+LEAST_AHEAD, MOST_AHEAD = 128 << 20, 512 << 20  # bytes announced and not yet read
 
 
 class ReadAhead:
@@ -41,7 +43,10 @@ class ReadAhead:
         self._open = files.Handles(os.O_RDONLY)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers
+        self._by_row = self._columns
         self._sweep: Iterator[tuple[Path, int, int]] = iter(())
+        self._sweeps = FIRST_SWEEP
+        self.beyond_memory, self.most_ahead = False, MOST_AHEAD
         self._warm_at = -math.inf
 
     @property
@@ -61,7 +66,7 @@ class ReadAhead:
         for _ in range(PROBES):
             part, row = chosen.choice(self._columns), int(ids[chosen.randrange(len(ids))])
             if not self._is_cached(part, part.within(np.array([row]))):
-                self._sweep = self._swept() if self._order_covers else iter(())
+                self._plan()
                 return True
         self._warm_at = time.monotonic()
         return False
@@ -89,34 +94,53 @@ class ReadAhead:
     def announce(self, ids: Ints) -> int:
         """Asks the kernel for these rows of all columns; returns their bytes."""
         total = 0
-        for part in self._columns:
+        for path, start, size in itertools.islice(self._sweep, self._sweeps):
+            os.posix_fadvise(self._open(path), start, size, os.POSIX_FADV_WILLNEED)
+        self._sweeps = NEXT_SWEEP
+        for part in self._by_row:
             starts, lengths = part.places(part.within(ids))
             total += int(np.maximum(lengths, 0).sum())
             fd = self._open(part.path)
             for start, stop in merged(starts, lengths):
                 os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
-        for path, start, size in itertools.islice(self._sweep, 1):
-            os.posix_fadvise(self._open(path), start, size, os.POSIX_FADV_WILLNEED)
         return total
 
-    def _swept(self) -> Iterator[tuple[Path, int, int]]:
-        room = files.memory_limit() // 2
+    def _plan(self) -> None:
+        """Which columns are read whole, and which row by row; and how far ahead."""
+        limit = files.memory_limit()
+        self.beyond_memory = self.nbytes > limit
+        self.most_ahead = min(MOST_AHEAD, limit // 8)
+        room, swept = limit // 2, []
         for part in self._columns:
-            if part.nbytes <= room and part.nbytes < SWEEP_BELOW * part.column.rows:  # type: ignore[operator]
+            if self._order_covers and part.nbytes <= room and part.row_bytes < SWEEP_BELOW:
                 room -= part.nbytes
-                for start in range(0, part.nbytes, SWEEP_BYTES):
-                    yield part.path, start, min(SWEEP_BYTES, part.nbytes - start)
+                swept.append(part)
+        self._by_row = [part for part in self._columns if part not in swept]
+        self._sweeps = FIRST_SWEEP
+        self._sweep = (
+            (part.path, start, min(SWEEP_BYTES, part.nbytes - start))
+            for part in swept
+            for start in range(0, part.nbytes, SWEEP_BYTES)
+        )
 
-    def drop(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Gives up the page cache of rows [a, b) of fixed columns, which will not be read again in this epoch.
+    def drop(self, ids: Ints, runs: Sequence[tuple[int, int]]) -> None:
+        """Gives up the page cache of rows that will not be read again in this epoch.
 
-        What somebody else maps stays, and so does what this process has changed through ``Store.column``.
+        ``ids`` were just read; ``runs`` of rows [a, b) hold none that is still to come. What somebody else maps stays,
+        and so does what this process has changed through ``Store.column``.
         """
         for part in self._columns:
-            if isinstance(part.column, FixedColumn):
-                base, size = part.column.data.data_ptr(), part.column.field.row_bytes
-                for start, stop in runs:
-                    files.page_out(base + start * size, (stop - start) * size)
+            if part.row_bytes >= DROP_ROWS_ABOVE:
+                starts, lengths = part.places(part.within(ids))
+                places = merged(starts, lengths)
+            elif isinstance(part.column, FixedColumn) and runs:
+                size = part.column.field.row_bytes
+                places = ((start * size, stop * size) for start, stop in runs)
+            else:
+                continue
+            base = part.address
+            for start, stop in places:
+                files.page_out(base + start, stop - start)
 
 
 @dataclass(frozen=True)
@@ -135,6 +159,16 @@ class _OnDisk:
         if isinstance(self.column, RaggedColumn):
             return self.column.heap_bytes
         return (self.column.rows or 0) * self.column.field.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """On average."""
+        return self.nbytes // max(self.column.rows or 0, 1)
+
+    @property
+    def address(self) -> int:
+        """Where the file is mapped."""
+        return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
 
     def within(self, ids: Ints) -> Ints:
         """Those of the rows that lie here, by their numbers here."""

@@ -42,7 +42,7 @@ def _keep_freed_memory() -> None:
 
 
 class Draws:
-    """Calls ``make`` for the epoch that comes next before it is asked for: epoch -> order.
+    """epoch -> order; calls ``make`` for an epoch in the background, once told to, before it is asked for.
 
     ``n`` says how many rows that is; None for orders that take no time to make.
     """
@@ -58,8 +58,10 @@ class Draws:
         if self._pid != os.getpid():  # threads do not survive a fork
             self._next, self._pid = None, os.getpid()
         coming, self._next = self._next, None
-        order = coming[1].result() if coming is not None and coming[0] == epoch else self._make(epoch)
-        if self._ahead:
+        return coming[1].result() if coming is not None and coming[0] == epoch else self._make(epoch)
+
+    def draw_ahead(self, epoch: int) -> None:
+        """Starts to make the order of an epoch to come."""
+        if self._ahead and self._next is None:
             _keep_freed_memory()
-            self._next = epoch + 1, _Draw(self._make, epoch + 1)
-        return order
+            self._next = epoch, _Draw(self._make, epoch)

@@ -10,7 +10,7 @@ import numpy as np
 from memfeed.errors import LoaderError
 from memfeed.keyed import derive
 from memfeed.order.draws import Draws
-from memfeed.order.order import Rows
+from memfeed.order.order import Order, Rows
 
 WINDOW = 4096  # positions within which each source has its exact share
 
@@ -58,6 +58,7 @@ class Mixed:
         # the largest source takes what rounding leaves, so a window must be large enough for it to have some to give
         self._window = max(WINDOW, len(counts) ** 2)
         self._held: tuple[int, Rows] = (-1, np.empty(0, np.int64))
+        self._current: dict[int, tuple[int, Order]] = {}
 
     def __call__(self, start: int, stop: int) -> Rows:
         """The rows at positions ``start`` to ``stop`` of the epoch, int64."""
@@ -93,12 +94,18 @@ class Mixed:
         self._held = number, rows
         return rows
 
+    def _pass(self, i: int, number: int) -> Order:
+        if self._current.get(i, (-1, None))[0] != number:
+            self._current[i] = number, self._passes[i](number)
+            self._passes[i].draw_ahead(number + 1)
+        return self._current[i][1]
+
     def _next_of(self, i: int, done: int, count: int) -> Rows:
         """``count`` rows of source i, behind the ``done`` that this epoch has had already."""
         at, size = self._epoch * self._counts[i] + done, self._sizes[i]
         parts = []
         while count:
             number, skipped = divmod(at, size)
-            parts.append(self._passes[i](number)(skipped, min(skipped + count, size)))
+            parts.append(self._pass(i, number)(skipped, min(skipped + count, size)))
             at, count = at + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)

@@ -1,0 +1,186 @@
+"""What grows with the number of rows, and what does not.
+
+First batch: from ``Loader(...)`` to the first batch of a store just opened, and the time of each batch after it, for
+10^4 to 10^10 rows (sparse files) in order, in blocks and shuffled uniformly.
+
+Memory: anonymous and shared memory of a fresh process over an epoch, beyond what its imports took. Pages of mapped
+files are not counted: they belong to the page cache.
+
+Ranks: two processes that read halves of an epoch, against one that reads it all.
+
+    python benchmarks/scale.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import memfeed
+from measure import Check, parser, show, table, write
+
+BATCH = 512
+BATCHES = 300
+BOUND_BYTES = 40e6
+MEMORY = Path(__file__).parent / "memory.py"
+READER = Path(__file__).parent / "reader.py"
+ORDERS: dict[str, Any] = {"in order": False, "blocks": "blocks", "uniform": True}
+
+
+def sparse_numbers(path: Path, rows: int) -> None:
+    """A directory of TensorDict.memmap() with so many int64, all of them holes of a sparse file."""
+    TensorDict({"x": torch.zeros(2, dtype=torch.int64)}, [2]).memmap(str(path))
+    meta = json.loads((path / "meta.json").read_text())
+    meta["shape"] = [rows]
+    meta["x"]["shape"] = [rows]
+    (path / "meta.json").write_text(json.dumps(meta))
+    os.truncate(path / "x.memmap", 8 * rows)
+
+
+def starts(path: Path, order: str) -> tuple[float, float]:
+    """Seconds to the first batch of a store just opened, and of a batch after it."""
+    store = memfeed.open(path)
+    began = time.perf_counter()
+    batches = iter(memfeed.Loader(store, BATCH, shuffle=ORDERS[order]))
+    next(batches)
+    first = time.perf_counter() - began
+    began = time.perf_counter()
+    count = sum(1 for _, _ in zip(range(BATCHES), batches, strict=False))
+    return first, (time.perf_counter() - began) / max(count, 1)
+
+
+def memory_over_epoch(path: Path, batch: int, shuffle: bool) -> dict[str, int]:
+    """What a fresh process says of itself, in bytes."""
+    command = [sys.executable, str(MEMORY), str(path), str(batch), str(int(shuffle))]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def rates(path: Path, batch: int, world_size: int, epochs: int, what: str) -> float:
+    """Bytes a second that ``world_size`` processes read together, each its rank's part; or plainly copy."""
+    readers = [
+        subprocess.Popen(
+            [sys.executable, str(READER), str(path), str(batch), str(rank), str(world_size), str(epochs), what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    for reader in readers:  # all are ready before any starts
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "ready\n"
+    began = time.perf_counter()
+    for reader in readers:
+        assert reader.stdin is not None
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+    read = sum(int(reader.communicate(timeout=300)[0]) for reader in readers)
+    return read / (time.perf_counter() - began)
+
+
+def main() -> None:
+    made = parser("scale", __doc__)
+    made.add_argument("--dir", type=Path, help="a directory on the disk to write to")
+    options = made.parse_args()
+    quick = options.quick
+    sizes = [10**3, 10**4] if quick else [10**4, 10**6, 10**8, 10**10]
+    rounds = 2 if quick else 7
+    images, large = (2048, 4096) if quick else (50_000, 500_000)
+    first: dict[str, dict[str, float]] = {}
+    later: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        base = Path(directory)
+        for n in sizes:
+            sparse_numbers(base / f"numbers{n}", n)
+            for order in ORDERS:
+                if order == "uniform" and n > 10**8:
+                    continue
+                found = [starts(base / f"numbers{n}", order) for _ in range(3 if n >= 10**8 else rounds)]
+                first.setdefault(order, {})[f"{n:.0e}"] = statistics.median(one for one, _ in found)
+                later.setdefault(order, {})[f"{n:.0e}"] = statistics.median(one for _, one in found)
+        for name, rows in (("images", images), ("large", large)):
+            with memfeed.Writer(
+                base / f"{name}.mf", like=(torch.zeros(3, 32, 32, dtype=torch.uint8), 0), length=rows
+            ) as writer:
+                for at in range(0, rows, 50_000):
+                    count = min(50_000, rows - at)
+                    pictures = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+                    writer[at : at + count] = (pictures, torch.arange(at, at + count))
+        memory = {
+            f"{images:,} images, shuffled": memory_over_epoch(base / "images.mf", BATCH, True),
+            f"{large:,} images, shuffled": memory_over_epoch(base / "large.mf", BATCH, True),
+        }
+        epochs = 2 if quick else 40
+        ranks = {"read": [], "copy": []}  # type: dict[str, list[float]]
+        for _ in range(1 if quick else 5):
+            for what, ratios in ranks.items():
+                one = rates(base / "images.mf", BATCH, 1, epochs, what)
+                ratios.append(rates(base / "images.mf", BATCH // 2, 2, epochs, what) / one)
+    scaling = {what: statistics.median(ratios) for what, ratios in ranks.items()}
+    names = [f"{n:.0e}" for n in sizes]
+    for title, figures in (("to the first batch", first), (f"a batch of {BATCH}, int64 rows", later)):
+        rows = [
+            [order, *(f"{figures[order][name] * 1e3:,.3f} ms" if name in figures[order] else "" for name in names)]
+            for order in ORDERS
+        ]
+        table(title, ["rows", *names], rows)
+    smallest, largest = names[1 if len(names) > 2 else 0], names[-1]  # below, all rows fit one window of blocks
+    checks = [
+        Check(
+            f"first batch, {order}: {largest} rows against {smallest}",
+            first[order][largest] / first[order][smallest],
+            3,
+            False,
+        )
+        for order in ("in order", "blocks")
+    ]
+    checks += [
+        Check(
+            f"batch, {order}: {largest} rows against {smallest}",
+            later[order][largest] / later[order][smallest],
+            3,
+            False,
+        )
+        for order in ("in order", "blocks")
+    ]
+    if "1e+06" in first["uniform"]:
+        checks.append(Check("first batch, uniform: 1e+06 rows", first["uniform"]["1e+06"] * 1e3, 20, False, "ms"))
+    checks += [
+        Check(f"memory beside batch buffers: {name}", m["beyond_buffers"] / 1e6, BOUND_BYTES / 1e6, False, "MB")
+        for name, m in memory.items()
+    ]
+    checks.append(
+        Check(
+            "two reading processes, of what two copying ones gain (1.8 if 2)",
+            scaling["read"],
+            min(1.8, 0.9 * scaling["copy"]),
+            True,
+        )
+    )
+    show("scale", checks)
+    write(
+        options,
+        {"sizes": sizes, "batch_size": BATCH, "batches": BATCHES},
+        {
+            "first_batch_seconds": first,
+            "batch_seconds": later,
+            "memory_bytes": memory,
+            "two_processes": scaling,
+            "two_processes_rounds": ranks,
+        },
+        checks,
+    )
+
+
+if __name__ == "__main__":
+    main()
