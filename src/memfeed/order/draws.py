@@ -12,7 +12,7 @@ import numpy as np
 from memfeed.order.order import Order
 
 KEPT_BYTES = 30 << 20
-WORTH_A_THREAD = 10_000  # rows: fewer are drawn in less time than a thread takes to start
+WORTH_A_THREAD = 100_000  # rows: fewer are drawn in less than a millisecond, which a thread would take from the gather
 
 
 class _Draw(threading.Thread):
