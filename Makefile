@@ -35,6 +35,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/cold.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi

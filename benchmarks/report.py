@@ -81,30 +81,97 @@ all of them alike: it returned at once while they ran, and was called for all th
 
 
 def loader(result: Result) -> str:
-    about, median = result["input"], result["median_seconds"]
-    epochs = [
-        [name, milliseconds(t), f"{about['rows'] / t:,.0f}", f"{result['ratios'][name]:.2f}"]
-        for name, t in median.items()
+    parts = []
+    for name, found in result["works"].items():
+        volume = found["rows"] * found["row_bytes"] / 1e9
+        rows = [
+            [
+                who,
+                milliseconds(t),
+                f"{found['rows'] / t:,.0f}",
+                f"{volume / t:.2f}",
+                f"{found['ratios'][who]:,.2f}" if who != "memfeed.Loader" else "",
+            ]
+            for who, t in found["median_seconds"].items()
+        ]
+        parts.append(f"**{name}**: {found['about']}\n\n{table(['', 'epoch', 'rows/s', 'GB/s', TIMES], rows)}")
+    return f"""## Warm epochs
+
+Shuffled epochs, page cache warm. "One buffer" marks the bare loops that any loader comes down to: they fill one buffer
+over and over, and give nothing to keep, where a loop that holds a batch while the next is made needs two. The slides
+are "The fast train loops".
+
+![Rows per second](loader.png)
+
+{chr(10).join(parts)}
+{targets(result)}"""
+
+
+TIMES = "memfeed is x times as fast"
+
+
+def cold(result: Result) -> str:
+    parts = []
+    for name, found in result["works"].items():
+        rows = [
+            [who, f"{t:.3f} s", f"{found['bytes'] / t / 1e9:.2f}", f"{found['ratios'][who]:.2f}"]
+            for who, t in found["median_seconds"].items()
+        ]
+        parts.append(f"**{name}**, {found['bytes'] / 1e6:,.0f} MB\n\n{table(['', 'epoch', 'GB/s', TIMES], rows)}")
+    bounded = result["bounded"]
+    orders = bounded["orders"]
+    rows = [
+        [
+            name,
+            f"{one['bytes_per_second'] / 1e9:.2f}",
+            f"{one['bytes_per_second'] / orders['read']['bytes_per_second']:.2f}",
+            f"{one['most_resident_bytes'] / 1e6:,.0f} MB",
+        ]
+        for name, one in orders.items()
     ]
-    starts = [[name, milliseconds(t)] for name, t in result["median_first_batch_seconds"].items()]
+    how = "a control group" if bounded["cgroup"] else "memfeed's own belief only: no control group could be made"
+    return f"""## Cold epochs
+
+Shuffled epochs of a store just opened, the page cache emptied before each; the disk is a virtual machine's, and its
+speed changes from minute to minute. Every loop reads the same files.
+
+{chr(10).join(parts)}
+A store of {orders["read"]["bytes"] / 1e6:,.0f} MB with {bounded["limit_bytes"] / 1e6:,.0f} MB of memory, page cache
+included (by {how}); "read" is reading the file from front to back; resident memory counts mapped pages too:
+
+{table(["", "GB/s", "of reading in order", "most resident"], rows)}
+{targets(result)}"""
+
+
+def scale(result: Result) -> str:
+    sizes = [f"{n:.0e}" for n in result["input"]["sizes"]]
+    first, later = (
+        [
+            [order, *(milliseconds(figures[n]) if n in figures else "" for n in sizes)]
+            for order, figures in result[key].items()
+        ]
+        for key in ("first_batch_seconds", "batch_seconds")
+    )
     memory = [
         [name, *(f"{m[key] / 1e6:,.1f} MB" for key in ("store", "imports", "most", "buffers", "beyond_buffers"))]
         for name, m in result["memory_bytes"].items()
     ]
-    return f"""## Loading
+    two = result["two_processes"]
+    return f"""## What grows with the store
 
-Shuffled epochs of {about["rows"]:,} uint8 [3, 32, 32] and an int64 label, batches of {about["batch_size"]}, page cache
-warm. The index_select loop and the copy in order reuse one buffer: they are limits, not loaders.
+From `Loader(...)` to the first batch of a store just opened, int64 rows in sparse files, batches of
+{result["input"]["batch_size"]}:
 
-{table(["", "epoch", "samples/s", "memfeed is faster by"], epochs)}
-![Epochs in GB/s](loader.png)
+{table(["order", *[f"{n} rows" for n in sizes]], first)}
+A batch after that:
 
-From `Loader(...)` to the first batch, on a store just opened, warm, int64 rows:
-
-{table(["store", "first batch"], starts)}
+{table(["order", *[f"{n} rows" for n in sizes]], later)}
 Anonymous and shared memory of a fresh process over an epoch, pages of mapped files apart:
 
 {table(["store", "its size", "after the imports", "most", "two batches", "beyond both"], memory)}
+Two processes that read a rank's part each, warm, together {two["read"]:.2f} times the rate of one; two that only copy
+the rows in order, {two["copy"]:.2f} times.
+
 {targets(result)}"""
 
 
@@ -204,6 +271,8 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "tutorial": tutorial,
     "loader": loader,
     "others": others,
+    "cold": cold,
+    "scale": scale,
     "convert": convert,
     "columnar": columnar,
     "transforms": transforms,

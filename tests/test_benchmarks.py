@@ -28,10 +28,22 @@ def check_result(path: Path, name: str, figures: str) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", ["convert", "columnar", "loader", "transforms"])
-def test_quick(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("convert", "median_seconds"),
+        ("columnar", "median_seconds"),
+        ("loader", "works"),
+        ("cold", "works"),
+        ("scale", "first_batch_seconds"),
+        ("transforms", "median_seconds"),
+    ],
+)
+def test_quick(name, figures, tmp_path):
     run(name, "--quick", "--json", tmp_path / f"{name}.json")
-    check_result(tmp_path / f"{name}.json", name, "median_seconds")
+    check_result(tmp_path / f"{name}.json", name, figures)
+    run("report", "--results", tmp_path, "--docs", tmp_path / "docs")
+    assert "quick run" in (tmp_path / "docs" / "benchmarks.md").read_text()
 
 
 def test_others(tmp_path):

@@ -140,12 +140,13 @@ def test_four_killed_ranks_go_on_as_one(store, four):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized:UserWarning")
 def test_a_checkpoint_of_one_process_goes_on_at_the_same_place(store, tmp_path):
     loader, other = (Loader(store, 100, shuffle=True) for _ in range(2))
     batches = iter(loader)
     rows_of(next(batches) for _ in range(3))
-    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
-    dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path)
+    dcp.load({"loader": other}, checkpoint_id=tmp_path)
     assert isinstance(loader, Stateful)
     assert rows_of(other) == rows_of(batches)
     assert (other.epoch, other.state_dict()["epoch"]) == (0, 1)
