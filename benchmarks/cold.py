@@ -175,7 +175,7 @@ def main() -> None:
     made.add_argument("--dir", type=Path, help="a directory on the disk to write to; not one in memory")
     options = made.parse_args()
     quick = options.quick
-    rounds, share = (1, 20) if quick else (7, 1)
+    rounds, share = (1, 20) if quick else (5, 1)
     works: dict[str, Callable[[Path], Cold]] = {}
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         base = Path(directory)

@@ -200,6 +200,13 @@ def test_a_batch_sampler(pairs):
     assert len(Loader(pairs, batch_sampler=sampler)) == 3
 
 
+def test_an_empty_batch_of_a_batch_sampler(store):
+    first, nothing = Loader(store, batch_sampler=[[1, 2], []])
+    assert first["label"].tolist() == [1, 2]
+    assert nothing["label"].tolist() == list(nothing["boxes"].unbind()) == []
+    assert nothing["text"] == []
+
+
 def test_views(pairs):
     part = pairs.subset(range(10, 30))
     assert sorted(sum(labels(Loader(part, 4, shuffle=True)), [])) == list(range(10, 30))

@@ -125,6 +125,17 @@ def test_a_break_ends_the_thread_that_reads_ahead(images):
             assert not thread.is_alive()
 
 
+def test_descriptors_are_closed_with_the_loader(images):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        loader = Loader(chill(images), 64, shuffle=True)
+        list(loader)
+        assert loader.stats()["cold"]
+        del loader
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_a_damaged_row_met_while_reading_ahead_reaches_the_caller(path):
     memfeed.cache(Made([torch.zeros(500 + i) for i in range(300)]), path, progress=False)
     start = path / "value" / "start.memmap"

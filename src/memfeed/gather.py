@@ -113,7 +113,7 @@ class Gather:
     def several(self, ids: Ints, batch_size: int) -> Iterator[list[Any]]:
         """The leaves of several batches, each gathered when it is asked for."""
         extents = [column.extents(ids) for _, column in self._ragged]
-        for start in range(0, len(ids), batch_size):
+        for start in range(0, max(len(ids), 1), batch_size):
             part = slice(start, start + batch_size)
             leaves = self._gather(ids[part], [(a[part], b[part], c[part]) for a, b, c in extents], None)
             yield leaves

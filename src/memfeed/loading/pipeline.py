@@ -68,10 +68,11 @@ class Pipeline:
     def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
         """What can be done in any thread."""
         assemble, plain = self.assemble, self.keyed is None and not self.finishes
-        gathered = self.gather.split if self.at_once > 1 else self.gather.several
         for task in tasks:
-            rows, several = len(task.ids) // len(task.marks), gathered(task.ids, task.size)
-            if plain and self.at_once > 1:
+            together = self.at_once > 1 and len(task.marks) > 1
+            several = (self.gather.split if together else self.gather.several)(task.ids, task.size)
+            rows = len(task.ids) // len(task.marks)
+            if plain and together:
                 yield Made(map(assemble, several), task.marks, rows)
                 continue
             for n, (leaves, mark) in enumerate(zip(several, task.marks, strict=True)):

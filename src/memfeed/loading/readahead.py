@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class ReadAhead:
 
     def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
         self._open = files.Handles(os.O_RDONLY)
+        weakref.finalize(self, self._open.close)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers
         self._by_row = self._columns
