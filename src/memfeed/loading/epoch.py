@@ -73,6 +73,7 @@ def run(
     it.
     """
     _places.add(place)
+    pace.begin()
     asked = 0.0
     while not place.finished:
         place.moved = False

@@ -16,7 +16,7 @@ class Pace:
     """
 
     def __init__(self, allowed: bool) -> None:
-        self.threaded, self.settled = False, not allowed
+        self.threaded, self.settled, self._measured = False, not allowed, False
         self._batches, self._wait, self._busy = 0, 0.0, 0.0
         self._alone = 0.0
 
@@ -24,6 +24,12 @@ class Pace:
         if not self.settled:
             return "measuring"
         return "made ahead in a thread" if self.threaded else "made when asked for"
+
+    def begin(self) -> None:
+        """An epoch begins: it is measured anew, since a loop that validates is another than one that trains."""
+        if self._measured:
+            self.threaded, self.settled, self._measured = False, False, False
+        self._batches, self._wait, self._busy = 0, 0.0, 0.0
 
     def note(self, wait: float, busy: float) -> bool:
         """Notes one batch: seconds waited for it, seconds busy before. True when ``threaded`` has changed."""
@@ -38,10 +44,10 @@ class Pace:
         hidden = min(self._wait, self._busy) / total
         self._batches, self._wait, self._busy = 0, 0.0, 0.0
         if self.threaded:
-            self.settled, self.threaded = True, a_batch < FASTER * self._alone
+            self.settled, self._measured, self.threaded = True, True, a_batch < FASTER * self._alone
             return not self.threaded
         if hidden < WORTH:
-            self.settled = True
+            self.settled = self._measured = True
             return False
         self._alone, self.threaded = a_batch, True
         return True
