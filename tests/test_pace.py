@@ -34,10 +34,7 @@ def test_no_thread_is_tried_where_there_is_nothing_to_hide():
 
 def test_a_thread_that_makes_it_no_faster_is_given_up():
     pace = Pace(allowed=True)
-    changes = []
-    for _ in range(4 * LOOKS):
-        if not pace.settled and pace.note(0.01, 0.01):
-            changes.append(pace.threaded)
+    changes = [pace.threaded for _ in range(4 * LOOKS) if not pace.settled and pace.note(0.01, 0.01)]
     assert changes == [True, False]
     assert pace.settled
 
