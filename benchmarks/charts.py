@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def loader(source: Path, target: Path) -> None:
     result = read(source)
     works = result["works"]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(-(-len(works) // 2), 2, figsize=(12, 9.6), squeeze=False)
+        figure, axes = plt.subplots(-(-len(works) // 2), 2, figsize=(12, 10.2), squeeze=False)
         for axis, (name, found) in zip(axes.flat, works.items(), strict=False):
             _loader_panel(axis, name, found)
         for axis in axes.flat[len(works) :]:
@@ -130,11 +131,11 @@ def loader(source: Path, target: Path) -> None:
             x=0.02, y=0.985, ha="left", fontsize=14, fontweight="bold",
         )  # fmt: skip
         figure.text(
-            0.02, 0.945, "The light bars are limits: they fill one buffer over and over, and give no batch to keep.",
+            0.02, 0.945, "The light bars are limits: they fill one or two buffers over and over; no batch to keep.",
             fontsize=9.5, color=FAINT,
         )  # fmt: skip
         figure.text(0.02, 0.012, machine_line(result), fontsize=8, color=FAINT)
-        figure.subplots_adjust(left=0.175, right=0.97, top=0.885, bottom=0.06, hspace=0.42, wspace=0.52)
+        figure.subplots_adjust(left=0.175, right=0.97, top=0.88, bottom=0.06, hspace=0.5, wspace=0.42)
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=150)
         plt.close(figure)
@@ -144,7 +145,7 @@ def _loader_panel(axis: Any, name: str, found: dict[str, Any]) -> None:
     rates = {who: found["rows"] / seconds / 1e6 for who, seconds in found["median_seconds"].items()}
     most = max(rates.values())
     for number, (who, rate) in enumerate(rates.items()):
-        mine, limit = who == "memfeed.Loader", "one buffer" in who
+        mine, limit = who == "memfeed.Loader", "buffer" in who
         axis.barh(number, rate, 0.64, color=OURS if mine else THEIRS_COLD if limit else THEIRS)
         times = found["ratios"][who]
         note = "" if mine else f"  memfeed: {times:,.0f}x" if times >= 10 else f"  memfeed: {times:.2f}x"
@@ -152,12 +153,14 @@ def _loader_panel(axis: Any, name: str, found: dict[str, Any]) -> None:
             rate + 0.012 * most, number, f"{rate:,.3g}{note}",
             va="center", fontsize=8.5, fontweight="bold" if mine else "normal",
         )  # fmt: skip
-    axis.set_yticks(range(len(rates)), [who.replace(", one buffer", "\n(one buffer)") for who in rates], fontsize=8.5)
+    names = ["\n(".join(re.split(r", (?=\w+ buffer)|\(", who)) + ")" * ("buffer" in who) for who in rates]
+    axis.set_yticks(range(len(rates)), names, fontsize=8.5)
     axis.invert_yaxis()
     axis.tick_params(length=0)
-    axis.set_xlim(0, 1.42 * most)
+    axis.set_xlim(0, 1.6 * most)  # room for what is written beside the longest bar
     axis.locator_params(axis="x", nbins=5)
-    axis.set_title(f"{name}: {found['about']}", loc="left", fontsize=9, fontweight="bold", x=-0.42)
+    axis.set_title(name, loc="left", fontsize=10.5, fontweight="bold", pad=18)
+    axis.text(0, 1.035, found["about"], transform=axis.transAxes, fontsize=8.5, color=FAINT)
 
 
 def others(source: Path, target: Path) -> None:

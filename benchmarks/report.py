@@ -98,8 +98,8 @@ def loader(result: Result) -> str:
     return f"""## Warm epochs
 
 Shuffled epochs, page cache warm. "One buffer" marks the bare loops that any loader comes down to: they fill one buffer
-over and over, and give nothing to keep, where a loop that holds a batch while the next is made needs two. The slides
-are "The fast train loops".
+over and over, and give nothing to keep. A loop that holds a batch while the next is made needs two buffers, and "two
+buffers" is what that alone costs in the processor's caches. The slides are "The fast train loops".
 
 ![Rows per second](loader.png)
 

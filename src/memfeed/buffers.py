@@ -23,6 +23,16 @@ IDLE = 4  # idle buffers kept per pool; what is lent out is not bounded, so list
 _BY_NUMPY = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32)
 _NUMPY = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in (*_BY_NUMPY, torch.float64, torch.complex64)}
 
+_forks = 0
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 class Pool:
     """Buffers for batches of one column. ``lease`` never blocks and takes no lock.
@@ -32,7 +42,7 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._forks = _forks
         self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=IDLE)
         self._lent: dict[int, tuple[Any, npt.NDArray[np.uint8]]] = {}
         idle, lent = self._idle, self._lent
@@ -47,7 +57,7 @@ class Pool:
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
-        if self._pid != os.getpid():  # a forked child shares no buffers with its parent's pool
+        if self._forks != _forks:  # a forked child shares no buffers with its parent's pool
             self.__init__()  # type: ignore[misc]
         try:
             slab = self._idle.pop() if self._idle[-1].size == size else self._fitting(size)  # mostly the last one fits

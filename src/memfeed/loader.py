@@ -68,8 +68,8 @@ class Loader:
         device: where batches go before the transform sees them; None leaves them in CPU memory.
         transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``.
         prefetch: how many batches a thread may make ahead; whether one does is measured (see ``stats``). 0 for no
-        thread. rank, world_size: which slice of each global batch this loader reads; both or neither. By default those
-        of
+            thread.
+        rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
             `torch.distributed` where it is initialised. A sampler decides itself what its rank reads. Without
             ``drop_last`` and ``pad_last`` the rows left at the end are dealt so that ranks differ by a row at most;
             fewer rows than ranks then leave some ranks a batch short.
@@ -263,9 +263,7 @@ class Loader:
     def _read_ahead(self, coming: Iterator[Task], order: object, begin: int) -> Iterator[Task]:
         """The tasks, with the disk at work for those to come, if rows are missing in the page cache."""
         n, reader = len(self.store), self._reader
-        self._cold = bool(reader.nbytes) and reader.begin(
-            self.store.base_rows(np.linspace(0, n - 1, min(n, 64)).astype(np.int64))
-        )
+        self._cold = bool(reader.nbytes) and reader.begin(self.store.base_rows(np.arange(0, n, -(-n // 64))))
         if not self._cold:
             return coming
         threaded = order is not None and self.prefetch > 0

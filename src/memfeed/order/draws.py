@@ -15,6 +15,7 @@ import numpy as np
 from memfeed.order.order import Order
 
 KEPT_BYTES = 30 << 20
+LARGE_BLOCK = (128 << 10) // 8  # rows whose order glibc would return to the system
 SHORT_SECONDS, LOOKS = 0.05, 12  # epochs this short are measured, so many in either way
 WORTH_A_THREAD = 100_000  # rows: fewer are drawn in less than a millisecond, which a thread would take from the gather
 
@@ -57,6 +58,7 @@ class Draws:
     def __init__(self, make: Callable[[int], Order], n: int | None) -> None:
         self._make = make
         self._ahead = self._measuring = n is not None and n >= WORTH_A_THREAD
+        self._long = n is not None and n >= LARGE_BLOCK
         self._next: tuple[int, _Draw] | None = None
         self._pid = os.getpid()
         self._called = math.inf
@@ -67,6 +69,8 @@ class Draws:
         if self._pid != os.getpid():  # threads do not survive a fork
             self._next, self._pid = None, os.getpid()
         self._choose(time.perf_counter())
+        if self._long:
+            _keep_freed_memory()
         coming, self._next = self._next, None
         return coming[1].result() if coming is not None and coming[0] == epoch else self._make(epoch)
 
@@ -84,5 +88,4 @@ class Draws:
     def draw_ahead(self, epoch: int) -> None:
         """Starts to make the order of an epoch to come."""
         if self._ahead and self._next is None:
-            _keep_freed_memory()
             self._next = epoch, _Draw(self._make, epoch)
