@@ -5,8 +5,9 @@ changes. Here a number is a hash of its key (seed, epoch, row, occurrence, strea
 
 The hash is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) with the constants of David Stafford's "Mix13", applied twice:
-once to the row, once to what that gave plus the occurrence and the draw. Seed, epoch and stream enter as 128 bits of
-BLAKE2b. The numbers are part of the library's promise: tests pin literal values, and a change breaks resumed runs.
+once to the row (with the occurrence), for all that is drawn in a batch, and once to what that gave plus the draw. Seed
+and epoch enter the first as 64 bits of BLAKE2b, together with the stream the second. The numbers are part of the
+library's promise: tests pin literal values, and a change breaks resumed runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -50,6 +52,20 @@ class Keys:
     rows: torch.Tensor
     occurrence: torch.Tensor | int = 0
 
+    @cached_property
+    def states(self) -> NDArray[np.uint64]:
+        """What tells one row from another, uint64 [k], the same for all that is drawn."""
+        rows = self.rows.numpy().view(np.uint64) + np.uint64(derive(self.seed, self.epoch))
+        if isinstance(self.occurrence, torch.Tensor):
+            return mix(mix(rows) + self.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP)
+        return mix(mix(rows) + np.uint64((self.occurrence * int(_OCCURRENCE_STEP)) & _MASK))
+
+    def part(self, samples: NDArray[np.int64]) -> Keys:
+        """The keys of some of the rows, by their places here, int64 [m]."""
+        index = torch.from_numpy(samples)
+        occurrence = self.occurrence[index] if isinstance(self.occurrence, torch.Tensor) else self.occurrence
+        return Keys(self.seed, self.epoch, self.rows[index], occurrence)
+
     def __post_init__(self) -> None:
         _check_counter("rows", self.rows)
         if isinstance(self.occurrence, torch.Tensor):
@@ -71,15 +87,7 @@ def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64
     >>> bool((uniform(keys, "flip")[1] == uniform(Keys(0, 0, torch.tensor([8])), "flip")[0]).all())
     True
     """
-    row_key, draw_key = _stream_keys(keys.seed, keys.epoch, stream)
-    state = mix(keys.rows.numpy().view(np.uint64) + row_key)
-    if isinstance(keys.occurrence, torch.Tensor):
-        state += keys.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP
-    else:
-        # In Python's ints: a numpy scalar would warn about the overflow that is meant.
-        draw_key += keys.occurrence * int(_OCCURRENCE_STEP)
-    steps = [(draw_key + j * _DRAW_STEP) & _MASK for j in range(draws)]
-    bits = mix(state[:, None] + np.array(steps, np.uint64))
+    bits = mix(keys.states[:, None] + _draw_keys(keys.seed, keys.epoch, stream, draws))
     bits >>= _TO_DOUBLE
     numbers = bits.astype(np.float64)
     numbers *= 2.0**-53
@@ -117,9 +125,11 @@ def derive(*parts: int | str) -> int:
     return int.from_bytes(_digest(parts, 8), "little")
 
 
-def _stream_keys(seed: int, epoch: int, stream: int | str) -> tuple[np.uint64, int]:
-    digest = _digest((seed, epoch, stream), 16)
-    return np.uint64(int.from_bytes(digest[:8], "little")), int.from_bytes(digest[8:], "little")
+@lru_cache(4096, typed=True)
+def _draw_keys(seed: int, epoch: int, stream: int | str, draws: int) -> NDArray[np.uint64]:
+    """What tells one draw from another, uint64 [draws]."""
+    first = derive(seed, epoch, stream)
+    return np.array([(first + j * _DRAW_STEP) & _MASK for j in range(draws)], np.uint64)
 
 
 def _digest(parts: tuple[int | str, ...], size: int) -> bytes:

@@ -13,8 +13,9 @@ from tensordict import is_tensor_collection
 from memfeed.errors import FieldError, TransformError
 
 Entry: TypeAlias = "str | int"
-On: TypeAlias = "Entry | tuple[Entry, ...] | None"
-"""How a user names a field: a key, a position, or a path of these. None: the one field that looks like images."""
+On: TypeAlias = "Entry | tuple[Entry | tuple[Entry, ...], ...] | None"
+"""How a user names a field: a key, a position, or a path of these; or several, in a tuple. None: the one field that
+looks like images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ def find(batch: Any, on: On) -> Field:
         FieldError: no such field.
         TransformError: `on` is None, and no field or several look like images [n, c, h, w] with 1 to 4 channels.
     """
-    fields = list(_fields(batch))
+    fields = list(tensors(batch))
     listing = ", ".join(map(str, fields)) or f"no tensors, in a {type(batch).__name__}"
     if on is not None:
         path = on if isinstance(on, tuple) else (on,)
@@ -65,6 +66,15 @@ def find(batch: Any, on: On) -> Field:
     return images[0]
 
 
+def find_all(batch: Any, on: On) -> list[Field]:
+    """The fields that `on` names: several where it is a tuple whose first entry is a field itself. See `find`."""
+    if isinstance(on, tuple) and len(on) > 1:
+        first = on[0] if isinstance(on[0], tuple) else (on[0],)
+        if any(first in (field.path, field.names) for field in tensors(batch)):
+            return [find(batch, name) for name in on]
+    return [find(batch, on)]
+
+
 def replace(batch: Any, field: Field, tensor: torch.Tensor) -> Any:
     """A batch of the same structure with `tensor` in the place of `field`; containers are new, other tensors shared."""
     leaves, structure = _flatten(batch)[1:]
@@ -78,7 +88,8 @@ def replace(batch: Any, field: Field, tensor: torch.Tensor) -> Any:
     return structure.unflatten(leaves)
 
 
-def _fields(batch: Any) -> Iterator[Field]:
+def tensors(batch: Any) -> Iterator[Field]:
+    """Every tensor of a batch."""
     accessors, leaves, _ = _flatten(batch)
     for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
         path = tuple(entry.entry for entry in accessor)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from memfeed.errors import TransformError
 from memfeed.transforms.fields import On
 from memfeed.transforms.steps import Uniform
-from memfeed.transforms.transform import Transform
+from memfeed.transforms.transform import ImageTransform, check_probability
 from memfeed.transforms.window import Window
 
 
-class _RandomFlip(Transform):
+class _RandomFlip(ImageTransform):
     """A flip with probability p, drawn per sample."""
 
     def __init__(self, p: float = 0.5, *, on: On = None) -> None:
         super().__init__(on=on)
-        if not 0.0 <= p <= 1.0:  # false for NaN, too
-            raise TransformError(f"p={p!r}; expected a probability from 0 to 1; e.g. 0.5 for every other image")
-        self.p = float(p)
+        self.p = check_probability(p)
 
     def extra_repr(self) -> str:
         """The probability, for repr."""
@@ -40,11 +37,6 @@ class RandomHorizontalFlip(_RandomFlip):
         """Draw which samples to mirror."""
         return Window.whole(shape, hflip=uniform(1)[:, 0] < self.p)
 
-    def transform(self, image: torch.Tensor, params: Window) -> torch.Tensor:
-        """Choose between the images and their mirror images."""
-        chosen = torch.from_numpy(params.hflip).to(image.device)
-        return torch.where(chosen[:, None, None, None], image.flip(-1), image)
-
 
 class RandomVerticalFlip(_RandomFlip):
     """Mirror top and bottom with probability `p`, drawn per sample.
@@ -60,8 +52,3 @@ class RandomVerticalFlip(_RandomFlip):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Window:
         """Draw which samples to mirror."""
         return Window.whole(shape, vflip=uniform(1)[:, 0] < self.p)
-
-    def transform(self, image: torch.Tensor, params: Window) -> torch.Tensor:
-        """Choose between the images and their mirror images."""
-        chosen = torch.from_numpy(params.vflip).to(image.device)
-        return torch.where(chosen[:, None, None, None], image.flip(-2), image)

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from memfeed.transforms.affine import Affine
+from memfeed.transforms.geometry import Imagewise
 from memfeed.transforms.memory import Empty
-from memfeed.transforms.window import Window
 
 
-def fused(image: torch.Tensor, window: Window | None, affine: Affine | None, empty: Empty) -> torch.Tensor:
-    """Cut `window` out of images [n, c, h, w] and apply `affine`; `image` itself where there is nothing to do.
+def fused(image: torch.Tensor, changes: Sequence[Imagewise], affine: Affine | None, empty: Empty) -> torch.Tensor:
+    """Change images [n, c, h, w] one by one, then apply `affine`; `image` itself where there is nothing to do.
 
     The output [n, c, height, width] lies in memory from `empty`. The memory of `image` is only read.
     """
     dtype = image.dtype if affine is None else affine.dtype
-    if window is None and dtype == image.dtype and (affine is None or affine.scale is None):
+    if not changes and dtype == image.dtype and (affine is None or affine.scale is None):
         return image
     # A subclass (MemoryMappedTensor, tv_tensors.Image) pays for its __torch_function__ at every slice.
     image = image.as_subclass(torch.Tensor)
-    shape = image.shape if window is None else window.output_shape(image.shape)
+    shape = image.shape
+    for change in changes:
+        shape = change.output_shape(shape)
     output = empty(shape, dtype)
     source = output
-    if window is not None:
-        _copy_windows(image, window, output)
+    if changes:
+        # one by one: an image is small enough to stay in the cache between two changes, which come before the cast, as
+        # that quadruples uint8
+        for sample, (piece, place) in enumerate(zip(image, output, strict=True)):
+            for change in changes:
+                piece = change.one(piece, sample)
+            place.copy_(piece)
     elif dtype != image.dtype:
         output.copy_(image)
     else:
-        source = image  # float images in, no window: normalised straight from where they are
+        source = image  # float images in, nothing moved: normalised straight from where they are
     if affine is not None and affine.scale is not None and affine.shift is not None:
         _scale_and_shift(source, affine.scale, affine.shift, output)
     return output
-
-
-def _copy_windows(image: torch.Tensor, window: Window, output: torch.Tensor) -> None:
-    """Copy, flip and cast sample by sample: a sample is small enough to stay in the cache between the two."""
-    height, width = window.height, window.width
-    offsets = zip(window.top.tolist(), window.left.tolist(), strict=True)
-    flips = zip(window.hflip.tolist(), window.vflip.tolist(), strict=True)
-    for i, ((top, left), (hflip, vflip)) in enumerate(zip(offsets, flips, strict=True)):
-        piece = image[i, :, top : top + height, left : left + width]
-        if hflip or vflip:
-            # torch has no negative strides; flipping the bytes before the cast moves a quarter of what floats would.
-            piece = piece.flip([-1, -2] if hflip and vflip else [-1] if hflip else [-2])
-        output[i].copy_(piece)
 
 
 def _scale_and_shift(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,16 +14,29 @@ from memfeed.errors import TransformError
 from memfeed.transforms.affine import Affine
 from memfeed.transforms.fields import On
 from memfeed.transforms.fused import fused
+from memfeed.transforms.geometry import Geometry, Imagewise
 from memfeed.transforms.memory import Empty
+from memfeed.transforms.warp import Warped
 from memfeed.transforms.window import Window
 
 if TYPE_CHECKING:
     from memfeed.transforms.transform import Transform
 
-Uniform: TypeAlias = Callable[[int], NDArray[np.float64]]
-"""Takes a number of draws and gives random numbers in [0, 1), float64 [n, draws]."""
-UniformOf: TypeAlias = Callable[[str, int], NDArray[np.float64]]
-"""Likewise, with the stream to draw from first."""
+
+class Uniform(Protocol):
+    """Draws for the samples of a batch."""
+
+    def __call__(self, draws: int, samples: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Random numbers in [0, 1), float64 [n, draws], or for some samples only, by their places in the batch, int64
+        [m]. Keyed ones are the same in a second call, which is therefore to use those beyond the first call's."""
+
+
+UniformOf: TypeAlias = Callable[[str, int, "NDArray[np.int64] | None"], NDArray[np.float64]]
+"""The same, with the stream to draw from first."""
+
+
+Moved: TypeAlias = tuple[torch.Tensor, list[Geometry]]
+"""Images, and what moved their pixels, for the fields that follow them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,41 +48,70 @@ class Step:
     stream: str
 
 
-def run_plain(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf) -> torch.Tensor:
+def run_plain(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf) -> Moved:
     """Each transform alone on the whole batch, in order: slow, obviously right, on any device."""
-    for step in steps:
-        params = _make_params(step, image.shape, image.dtype, uniform)
-        image = step.transform.transform(image, params)
-    return image
+    moves: list[Geometry] = []
+    pending: Warped | None = None
+    for step in [*steps, None]:
+        params = None if step is None else make_params(step, image.shape, image.dtype, uniform)
+        if pending is not None:
+            joined = pending.then(params) if isinstance(params, Warped) else None
+            if joined is None:
+                image = pending.all(image)
+                moves.append(pending)
+            params, pending = (params if joined is None else joined), None
+        if isinstance(params, Warped):
+            pending = params
+        elif step is not None:
+            image = step.transform.transform(image, params)
+            moves += [params] if isinstance(params, Geometry) else []
+    return image, moves
 
 
-def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> torch.Tensor:
+def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
     """What `run_plain` gives, on the CPU, in as few passes over the images as the sequence allows."""
     shape, dtype = image.shape, image.dtype
-    window: Window | None = None
+    changes: list[Imagewise] = []
+    pending: list[Imagewise] = []
     affine: Affine | None = None
     for step in steps:
-        params = _make_params(step, shape, dtype, uniform)
-        if isinstance(params, Window):  # moves pixels whatever their values, so its place among the Affines is free
-            window = params if window is None else window.then(params)
-            shape = window.output_shape(shape)
+        params = make_params(step, shape, dtype, uniform)
+        if isinstance(params, Imagewise) and (affine is None or _only_moves(params, shape)):
+            joined = _joined(pending[-1], params) if pending else None
+            pending = [*pending, params] if joined is None else [*pending[:-1], joined]
+            shape = params.output_shape(shape)
         elif isinstance(params, Affine) and (affine is None or affine.dtype == params.dtype):
             affine = params if affine is None else affine.then(params)
             dtype = affine.dtype
-        else:  # a second cast, which would round, or a transform of the user's: what is pending comes first
-            image = fused(image, window, affine, empty)
-            window, affine = None, None
-            if isinstance(params, Affine):
-                affine = params
-                dtype = params.dtype
+        else:  # a second cast, which would round, or what needs all values: what is pending comes first
+            image = fused(image, pending, affine, empty)
+            changes, pending, affine = changes + pending, [], None
+            if isinstance(params, Imagewise):
+                pending, shape = [params], params.output_shape(shape)
+            elif isinstance(params, Affine):
+                affine, dtype = params, params.dtype
             else:
                 image = step.transform.transform(image, params)
                 shape, dtype = image.shape, image.dtype
-    return fused(image, window, affine, empty)
+    return fused(image, pending, affine, empty), [c for c in changes + pending if isinstance(c, Geometry)]
 
 
-def _make_params(step: Step, shape: torch.Size, dtype: torch.dtype, uniform: UniformOf) -> Any:
+def _only_moves(params: Imagewise, shape: torch.Size) -> bool:
+    """Whether it neither computes nor fills in values, so that its place among the Affines is free."""
+    return isinstance(params, Window) and params.lies_within(shape[2], shape[3])
+
+
+def _joined(first: Imagewise, second: Imagewise) -> Imagewise | None:
+    if isinstance(first, Window) and isinstance(second, Window):
+        return first.then(second)
+    return first.then(second) if isinstance(first, Warped) and isinstance(second, Warped) else None
+
+
+def make_params(step: Step, shape: torch.Size, dtype: torch.dtype, uniform: UniformOf) -> Any:
+    """What a step does to images of this shape and dtype."""
     try:
-        return step.transform.make_params(shape, dtype, lambda draws: uniform(step.stream, draws))
+        return step.transform.make_params(
+            shape, dtype, lambda draws, samples=None: uniform(step.stream, draws, samples)
+        )
     except TransformError as error:
         raise TransformError(f"{step.transform}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, overload
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.keyed import Keys, uniform
-from memfeed.transforms.fields import On, find, replace
+from memfeed.transforms.affine import Affine
+from memfeed.transforms.fields import On, find_all, replace
+from memfeed.transforms.followers import follow
+from memfeed.transforms.geometry import Imagewise
 from memfeed.transforms.memory import Empty, empty
-from memfeed.transforms.steps import Step, Uniform, UniformOf, run_fused, run_plain
+from memfeed.transforms.steps import Moved, Step, Uniform, UniformOf, make_params, run_fused, run_plain
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")
@@ -28,13 +31,19 @@ class Transform(torch.nn.Module):
     where the parameters allow it; the result is the same. Train and eval mode make no difference, as in torchvision.
 
     Args:
-        on: the field to work on: a key, a position, or a tuple of these for a nested one. None: the one field that
+        on: the field to work on: a key, a position, or a tuple of these for a nested one. A tuple of several fields,
+            as ("image", "mask"): the first are the images, and the others go where their pixels go: masks ([n, h, w]
+            or [n, c, h, w], by nearest neighbour), boxes (x1, y1, x2, y2: [n, k, 4] or jagged) and keypoints (x, y of
+            a pixel: [n, k, 2] or jagged); numbers and vectors ([n], [n, k]) stay as they are. None: the one field that
             looks like images, [n, c, h, w] with 1 to 4 channels.
     """
+
+    of_whole_batches = False  # whether samples are mixed with each other: `mix` is called, and not `transform`
 
     def __init__(self, *, on: On = None) -> None:
         super().__init__()
         self.on = on
+        self._seen: dict[On, tuple[torch.Size, torch.dtype]] = {}
 
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Any:
         """Decide what to do with images of `shape` [n, c, h, w] and `dtype`.
@@ -42,11 +51,10 @@ class Transform(torch.nn.Module):
         Args:
             shape: of the images.
             dtype: of the images.
-            uniform: `uniform(draws)` gives random numbers in [0, 1), float64 [n, draws]; call it
-                once at most, since a keyed one gives the same numbers again.
+            uniform: `uniform(draws)` gives random numbers in [0, 1), float64 [n, draws]; see `Uniform`.
 
         Returns:
-            Whatever `transform` takes. A Window or an Affine lets neighbours fuse.
+            Whatever `transform` takes. One that is Imagewise, or an Affine, lets neighbours fuse.
 
         Raises:
             TransformError: the images do not fit.
@@ -55,6 +63,17 @@ class Transform(torch.nn.Module):
 
     def transform(self, image: torch.Tensor, params: Any) -> torch.Tensor:
         """Carry `params` out on images [n, c, h, w], on any device, without writing to them."""
+        raise NotImplementedError
+
+    def mix(self, batch: B, keys: Keys, stream: str, on: On) -> B:
+        """Change several fields of a batch at once, in place of `make_params` and `transform`.
+
+        Args:
+            batch: as for `apply`.
+            keys: one key per sample.
+            stream: the name to draw under.
+            on: the fields, as the user named them.
+        """
         raise NotImplementedError
 
     @overload
@@ -104,6 +123,12 @@ class Transform(torch.nn.Module):
                 "use apply(batch, keys) for other batches"
             )
         steps = self._steps()
+        mixing = [type(step.transform).__name__ for step in steps if step.transform.of_whole_batches]
+        if mixing:
+            raise TransformError(
+                f"{type(self).__name__} was called with one tensor, and {', '.join(mixing)} changes labels too; "
+                "expected apply(batch, keys), or that it is called by itself, with images and labels"
+            )
         fields = {step.on for step in steps}
         if len(fields) > 1:
             raise TransformError(
@@ -111,39 +136,113 @@ class Transform(torch.nn.Module):
                 "expected one field; use apply(batch, keys)"
             )
         _check_images(image, "the tensor")
-        return _run(steps, image, partial(_draw_globally, len(image)), empty)
+        self._seen = {step.on: (image.shape[1:], image.dtype) for step in steps}
+        return _run(steps, image, partial(_draw_globally, len(image)), empty)[0]
+
+    def params(
+        self,
+        ids: Sequence[int] | torch.Tensor,
+        epoch: int = 0,
+        *,
+        seed: int = 0,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> dict[str, Any]:
+        """What rows of the store get in an epoch, to look at: one entry per row in each array.
+
+        Args:
+            ids: row numbers in the store.
+            epoch: of the loader.
+            seed: of the loader.
+            shape: (c, h, w) of the images; None for those of the newest batch.
+            dtype: of the images; None for that of the newest batch, or uint8.
+
+        Returns:
+            By the name of the transform and its number among its like ("RandomCrop.0"), what `make_params` made: a
+            Window, Resampled, Warped, Jitter, Erased, Affine, or what a transform of your own makes.
+
+        Raises:
+            TransformError: no shape, and no batch seen yet.
+
+        >>> RandomCrop(2).params([7, 8], epoch=3, shape=(3, 4, 4))["RandomCrop.0"].top.shape  # doctest: +SKIP
+        (2,)
+        """
+        rows = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
+        keys, found = Keys(seed, epoch, rows), {}
+        imagewise = (step for step in self._steps() if not step.transform.of_whole_batches)
+        for on, steps in groupby(imagewise, key=lambda step: step.on):
+            seen = self._seen.get(on)
+            if shape is None and seen is None:
+                raise TransformError(
+                    "found no batch yet whose images would tell their shape; expected shape=(c, h, w), or a batch first"
+                )
+            size = torch.Size((len(rows), *(shape or seen[0])))  # type: ignore[index]
+            kind = dtype or (seen[1] if seen else torch.uint8)
+            for step in steps:
+                made = found[step.stream] = make_params(step, size, kind, _keyed(keys))
+                size = made.output_shape(size) if isinstance(made, Imagewise) else size
+                kind = made.dtype if isinstance(made, Affine) else kind
+        return found
 
     def _steps(self) -> list[Step]:
         return [Step(self, self.on, f"{type(self).__name__}.0")]
 
-    def _on_fields(
-        self, batch: Any, keys: Keys, run: Callable[[list[Step], torch.Tensor, UniformOf], torch.Tensor]
-    ) -> Any:
-        for on, steps in groupby(self._steps(), key=lambda step: step.on):
-            field = find(batch, on)
+    def _on_fields(self, batch: Any, keys: Keys, run: Callable[[list[Step], torch.Tensor, UniformOf], Moved]) -> Any:
+        for (on, whole), steps in groupby(self._steps(), key=lambda step: (step.on, step.transform.of_whole_batches)):
+            if whole:
+                for step in steps:
+                    batch = step.transform.mix(batch, keys, step.stream, on)
+                continue
+            field, *others = find_all(batch, on)
             _check_images(field.tensor, f"field {field}")
+            self._seen[on] = field.tensor.shape[1:], field.tensor.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this very batch"
                 )
             try:
-                image = run(list(steps), field.tensor, partial(uniform, keys))
+                image, moves = run(list(steps), field.tensor, _keyed(keys))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             batch = replace(batch, field, image)
+            for other in others:
+                batch = replace(batch, other, follow(other, moves, field.tensor.shape))
         return batch
 
 
-def _run(steps: list[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> torch.Tensor:
+class ImageTransform(Transform):
+    """A transform whose parameters are Imagewise, and say it all."""
+
+    def transform(self, image: torch.Tensor, params: Imagewise) -> torch.Tensor:
+        """The plain form of it."""
+        return params.all(image)
+
+
+def check_probability(p: float) -> float:
+    """`p` as a float; raises TransformError if it is no probability."""
+    if not 0.0 <= p <= 1.0:  # false for NaN, too
+        raise TransformError(f"p={p!r}; expected a probability from 0 to 1; e.g. 0.5 for every other image")
+    return float(p)
+
+
+def _run(steps: list[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
     # Writing into a buffer has no gradient, and slicing sample by sample launches a kernel for each on a GPU.
     if image.device.type != "cpu" or image.requires_grad:
         return run_plain(steps, image, uniform)
     return run_fused(steps, image, uniform, empty)
 
 
-def _draw_globally(n: int, stream: str, draws: int) -> NDArray[np.float64]:
-    numbers: NDArray[np.float64] = torch.rand(n, draws, dtype=torch.float64, device="cpu").numpy()
+def _keyed(keys: Keys) -> UniformOf:
+    def draw(stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+        return uniform(keys if samples is None else keys.part(samples), stream, draws)
+
+    return draw
+
+
+def _draw_globally(n: int, stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    count = n if samples is None else len(samples)
+    numbers: NDArray[np.float64] = torch.rand(count, draws, dtype=torch.float64, device="cpu").numpy()
     return numbers
 
 

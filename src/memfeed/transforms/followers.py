@@ -1,0 +1,81 @@
+"""Masks, boxes and keypoints, which go where the pixels of their images go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from memfeed.errors import TransformError
+from memfeed.transforms.fields import Field
+from memfeed.transforms.fused import fused
+from memfeed.transforms.geometry import Geometry
+from memfeed.transforms.memory import empty
+
+
+def follow(field: Field, moves: Sequence[Geometry], shape: torch.Size) -> torch.Tensor:
+    """What becomes of a field when `moves` are made on images of `shape` [n, c, h, w].
+
+    Masks [n, h, w] or [n, c, h, w] by nearest neighbour, 0 outside. Boxes [n, k, 4] or jagged (x1, y1, x2, y2, of the
+    edges) become the boxes around their corners, cut off at the edges of the image. Keypoints [n, k, 2] or jagged
+    (x, y, of a pixel) may come to lie outside. Fields [n] and [n, k] stay as they are.
+
+    Raises:
+        TransformError: a field of another shape.
+    """
+    tensor = field.tensor
+    if tensor.is_nested:
+        if tensor.ndim <= 2:
+            return tensor
+        if tensor.shape[-1] in (2, 4) and tensor.ndim == 3:
+            offsets: torch.Tensor = tensor.offsets()  # type: ignore[attr-defined]
+            values = _points(tensor.values(), offsets.diff(), moves, shape)
+            return torch.nested.nested_tensor_from_jagged(values, offsets)
+    elif tensor.ndim <= 2:
+        return tensor
+    elif tensor.ndim in (3, 4) and tensor.shape[-2:] == shape[-2:]:
+        return _mask(tensor, moves)
+    elif tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
+        n, k, width = tensor.shape
+        return _points(tensor.reshape(n * k, width), torch.full((n,), k), moves, shape).view(n, k, width)
+    raise TransformError(
+        f"field {field} follows images {list(shape)}; expected a mask of their height and width, boxes [n, k, 4] or "
+        "keypoints [n, k, 2] (dense or jagged), or a number or vector per sample, which stays; leave it out of on="
+    )
+
+
+def _mask(mask: torch.Tensor, moves: Sequence[Geometry]) -> torch.Tensor:
+    planes = mask[:, None] if mask.ndim == 3 else mask
+    nearest = [move.nearest() for move in moves]
+    if mask.device.type == "cpu":
+        planes = fused(planes, nearest, None, empty)
+    else:
+        for move in nearest:
+            planes = move.all(planes)
+    return planes[:, 0] if mask.ndim == 3 else planes
+
+
+def _points(values: torch.Tensor, counts: torch.Tensor, moves: Sequence[Geometry], shape: torch.Size) -> torch.Tensor:
+    """Boxes [m, 4] or keypoints [m, 2], so many of each sample."""
+    sample = torch.repeat_interleave(counts.cpu())
+    boxes = values.shape[1] == 4
+    exact = values.detach().to("cpu", torch.float64)
+    if boxes:
+        x1, y1, x2, y2 = exact.unbind(1)
+        corners = torch.stack([x1, y1, x2, y1, x1, y2, x2, y2], 1).view(-1, 2)
+        sample = sample.repeat_interleave(4)
+    else:
+        corners = exact + 0.5  # a pixel's middle
+    for move in moves:
+        corners = move.points(corners, sample)
+        shape = move.output_shape(shape)
+    if boxes:
+        four = corners.view(-1, 4, 2)
+        moved = torch.cat([four.amin(1), four.amax(1)], 1)
+        h, w = shape[-2:]
+        moved = moved.clamp(min=torch.zeros(4)).minimum(torch.tensor([w, h, w, h], dtype=torch.float64))
+    else:
+        moved = corners - 0.5
+    if not values.dtype.is_floating_point:
+        moved = moved.round()
+    return moved.to(values.device, values.dtype)

@@ -1,0 +1,41 @@
+"""What can be done image by image, and what of that only moves pixels, and takes masks and boxes along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+Fill: TypeAlias = "float | Sequence[float]"
+
+
+@runtime_checkable
+class Imagewise(Protocol):
+    """What is done to each of n images by itself. Its randomness is drawn already."""
+
+    def output_shape(self, shape: torch.Size) -> torch.Size:
+        """What images of `shape` [n, c, h, w] become."""
+
+    def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
+        """One image [c, h, w] of the batch, its number `sample`; may be a view of it. For the CPU."""
+
+    def all(self, image: torch.Tensor) -> torch.Tensor:
+        """All images [n, c, h, w], on any device, with gradients: the plain form, which `one` is compared with."""
+
+
+@runtime_checkable
+class Geometry(Imagewise, Protocol):
+    """Where the pixels of n images go, whatever their values; it says the same to every field."""
+
+    def nearest(self) -> Geometry:
+        """The same for masks, whose values must not be mixed: by nearest neighbour, with 0 outside."""
+
+    def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """Where points [m, 2] of samples [m] go: (x, y), float64, the upper left corner of an image at (0, 0)."""
+
+
+def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """A tensor [c, ...] of one number, or one per channel, of the dtype and on the device of `like`."""
+    values = torch.as_tensor(fill, device=like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
+    return values.expand(*shape).clone()
