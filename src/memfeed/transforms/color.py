@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.fields import On
+from memfeed.transforms.geometry import Imagewise
 from memfeed.transforms.steps import Uniform
 from memfeed.transforms.transform import ImageTransform, check_probability
 
@@ -22,7 +23,7 @@ Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Jitter:
+class Jitter(Imagewise):
     """Changes of colour of n images, each with a factor and in an order of its own.
 
     Args:
@@ -60,7 +61,7 @@ class Jitter:
 
 
 @dataclass(frozen=True, eq=False)
-class Gray:
+class Gray(Imagewise):
     """Which of n images become gray, bool [n]."""
 
     chosen: NDArray[np.bool_]

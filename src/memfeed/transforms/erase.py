@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.fields import On
-from memfeed.transforms.geometry import Fill
+from memfeed.transforms.geometry import Fill, Imagewise
 from memfeed.transforms.steps import Uniform
 from memfeed.transforms.transform import ImageTransform, check_probability
 
@@ -20,7 +20,7 @@ TRIES = 10  # as torchvision
 
 
 @dataclass(frozen=True, eq=False)
-class Erased:
+class Erased(Imagewise):
     """A box of each of n images, painted over.
 
     Args:

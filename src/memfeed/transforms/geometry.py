@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 import torch
 
 Fill: TypeAlias = "float | Sequence[float]"
 
 
-@runtime_checkable
-class Imagewise(Protocol):
+class Imagewise(abc.ABC):
     """What is done to each of n images by itself. Its randomness is drawn already."""
 
+    @abc.abstractmethod
     def output_shape(self, shape: torch.Size) -> torch.Size:
         """What images of `shape` [n, c, h, w] become."""
 
+    @abc.abstractmethod
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
         """One image [c, h, w] of the batch, its number `sample`; may be a view of it. For the CPU."""
 
+    @abc.abstractmethod
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """All images [n, c, h, w], on any device, with gradients: the plain form, which `one` is compared with."""
 
 
-@runtime_checkable
-class Geometry(Imagewise, Protocol):
+class Geometry(Imagewise):
     """Where the pixels of n images go, whatever their values; it says the same to every field."""
 
+    @abc.abstractmethod
     def nearest(self) -> Geometry:
         """The same for masks, whose values must not be mixed: by nearest neighbour, with 0 outside."""
 
+    @abc.abstractmethod
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Where points [m, 2] of samples [m] go: (x, y), float64, the upper left corner of an image at (0, 0)."""
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from memfeed.errors import TransformError
+from memfeed.transforms.geometry import Geometry
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _BY_TORCH = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
-class Resampled:
+class Resampled(Geometry):
     """A box of each of n images, resized to one size.
 
     Args:

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import grid_sample
 
-from memfeed.transforms.geometry import Fill, filled
+from memfeed.transforms.geometry import Fill, Geometry, filled
 
 MODES = ("nearest", "bilinear")
 
 
 @dataclass(frozen=True, eq=False)
-class Warped:
+class Warped(Geometry):
     """An affine map of each of n images, which keep their size.
 
     Args:

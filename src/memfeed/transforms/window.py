@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memfeed.transforms.geometry import Fill, filled
+from memfeed.transforms.geometry import Fill, Geometry, filled
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class Window(Geometry):
     """A window of one size on each of n images, then flips. Pixels are moved, never computed.
 
     Args:
@@ -78,20 +79,27 @@ class Window:
         """What images of `shape` [n, c, h, w] become: [n, c, height, width]."""
         return torch.Size((*shape[:2], self.height, self.width))
 
+    @cached_property
+    def _places(self) -> list[tuple[int, int, list[int]]]:
+        """Top, left and the dims to mirror of each sample, as Python's ints, which slice faster."""
+        mirrored = zip(self.hflip.tolist(), self.vflip.tolist(), strict=True)
+        dims = [[-1] * hflip + [-2] * vflip for hflip, vflip in mirrored]
+        return list(zip(self.top.tolist(), self.left.tolist(), dims, strict=True))
+
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
         """The window on one image [c, h, w]; a view of it where it is neither padded nor mirrored."""
-        top, left = int(self.top[sample]), int(self.left[sample])
-        h, w = image.shape[1:]
+        top, left, dims = self._places[sample]
+        _, h, w = image.shape
         bottom, right = top + self.height, left + self.width
-        piece = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
-        dims = [-1] * bool(self.hflip[sample]) + [-2] * bool(self.vflip[sample])
         if top < 0 or left < 0 or bottom > h or right > w:
             padded = filled(self.fill, (len(image), self.height, self.width), image)
+            piece = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
             down, across = max(-top, 0), max(-left, 0)
             padded[:, down : down + piece.shape[1], across : across + piece.shape[2]] = piece
             piece = padded
-        # torch has no negative strides
-        return piece.flip(dims) if dims else piece
+        else:
+            piece = image[:, top:bottom, left:right]
+        return piece.flip(dims) if dims else piece  # torch has no negative strides
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """The windows on images [n, c, h, w], on any device: rows are picked, then columns."""
@@ -110,7 +118,7 @@ class Window:
 
     def nearest(self) -> Window:
         """The same for masks: filled with 0."""
-        return self if self.fill == 0 else Window(**{**vars(self), "fill": 0})
+        return replace(self, fill=0)
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Where points [m, 2] (x, y; float64, the corner of an image at 0, 0) of samples [m] go."""
