@@ -11,6 +11,7 @@ from memfeed.transforms.erase import Erased, RandomErasing
 from memfeed.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.geometry import Geometry, Imagewise
 from memfeed.transforms.mix import CutMix, MixUp
+from memfeed.transforms.per_sample import PerSample
 from memfeed.transforms.resample import Resampled
 from memfeed.transforms.resize import RandomResizedCrop, Resize
 from memfeed.transforms.rotate import RandomAffine, RandomRotation
@@ -33,6 +34,7 @@ __all__ = [
     "Jitter",
     "MixUp",
     "Normalize",
+    "PerSample",
     "RandomAffine",
     "RandomCrop",
     "RandomErasing",

@@ -33,7 +33,7 @@ class Mix(Transform):
         """The images [n, c, h, w] mixed, and the share that each has of itself."""
         raise NotImplementedError
 
-    def mix(self, batch: B, keys: Keys, stream: str, on: On) -> B:
+    def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """A batch with images and labels mixed. What is drawn depends on seed, epoch and the rows in the batch."""
         image, label = self._fields(batch, on)
         draw = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))

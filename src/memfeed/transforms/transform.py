@@ -38,7 +38,7 @@ class Transform(torch.nn.Module):
             looks like images, [n, c, h, w] with 1 to 4 channels.
     """
 
-    of_whole_batches = False  # whether samples are mixed with each other: `mix` is called, and not `transform`
+    of_whole_batches = False  # whether `change_batch` is called, and not `transform`
 
     def __init__(self, *, on: On = None) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Transform(torch.nn.Module):
         """Carry `params` out on images [n, c, h, w], on any device, without writing to them."""
         raise NotImplementedError
 
-    def mix(self, batch: B, keys: Keys, stream: str, on: On) -> B:
+    def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Change several fields of a batch at once, in place of `make_params` and `transform`.
 
         Args:
@@ -123,12 +123,9 @@ class Transform(torch.nn.Module):
                 "use apply(batch, keys) for other batches"
             )
         steps = self._steps()
-        mixing = [type(step.transform).__name__ for step in steps if step.transform.of_whole_batches]
-        if mixing:
-            raise TransformError(
-                f"{type(self).__name__} was called with one tensor, and {', '.join(mixing)} changes labels too; "
-                "expected apply(batch, keys), or that it is called by itself, with images and labels"
-            )
+        if any(step.transform.of_whole_batches for step in steps):
+            seed = int(torch.randint(2**62, (), device="cpu"))
+            return self.apply(image, Keys(seed, 0, torch.arange(len(image))))
         fields = {step.on for step in steps}
         if len(fields) > 1:
             raise TransformError(
@@ -191,7 +188,7 @@ class Transform(torch.nn.Module):
         for (on, whole), steps in groupby(self._steps(), key=lambda step: (step.on, step.transform.of_whole_batches)):
             if whole:
                 for step in steps:
-                    batch = step.transform.mix(batch, keys, step.stream, on)
+                    batch = step.transform.change_batch(batch, keys, step.stream, on)
                 continue
             field, *others = find_all(batch, on)
             _check_images(field.tensor, f"field {field}")
