@@ -331,6 +331,63 @@ def test_inspect_says_where_there_are_no_pictures(capsys: pytest.CaptureFixture[
     assert not Path("pics").exists()
 
 
+AUGMENT = """
+from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
+
+augment = Compose([RandomCrop(8), RandomHorizontalFlip(), Normalize([0.5] * 3, [0.25] * 3)])
+
+def make():
+    return augment
+
+def plain(batch):
+    return [batch[0].flip(-1), batch[1]]
+
+class Bad:
+    pass
+
+bad = Bad()
+"""
+
+
+@pytest.fixture
+def augmented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cli_augment.py").write_text(AUGMENT)
+    monkeypatch.delitem(sys.modules, "cli_augment", raising=False)
+    images = torch.randint(0, 256, (6, 3, 16, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    memfeed.cache((images, torch.arange(6)), tmp_path / "pixels.mf", progress=False)
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize("name", ["augment", "make", "plain"])
+def test_inspect_draws_what_a_transform_makes(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    options = ["--augment", f"cli_augment:{name}", "--rows", "4", "--epochs", "3", "--pictures", "deep"]
+    assert main(["inspect", "pixels.mf", *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(Path("deep") / "pixels-augmented.png")
+    sheet = decoded("deep/pixels-augmented.png")
+    assert sheet.shape == (22 + 4 * 176, 64 + 4 * 176, 3)
+    first = memfeed.open("pixels.mf")[0][0].permute(1, 2, 0).numpy()
+    assert np.array_equal(sheet[22:182:10, 64:184:10], first), "the original, ten times as large"
+    versions = [sheet[22:, 64 + 176 * k : 232 + 176 * k].tobytes() for k in range(1, 4)]
+    assert len(set(versions)) == (1 if name == "plain" else 3)
+
+
+@pytest.mark.usefixtures("augmented")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--augment", "cli_augment"], "expected module:factory"),
+        (["--augment", "cli_augment:nothing"], "found no 'nothing'"),
+        (["--augment", "cli_augment:bad"], "found Bad as transform=; expected a memfeed.transforms transform"),
+        (["--augment", "cli_augment:augment", "--rows", "0"], "found --augment and no rows to show"),
+    ],
+)
+def test_inspect_says_what_is_wrong_with_a_transform(
+    capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert main(["inspect", "pixels.mf", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 # --- verify
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from enum import Enum
 from pathlib import Path
@@ -86,6 +87,26 @@ def load(text: str) -> Any:
 
     Raises UsageError if there is no such thing, or if the user's own code raises.
     """
+    found = _find(text)
+    return _made(text, found) if callable(found) else found
+
+
+def load_transform(text: str) -> Any:
+    """The transform that ``module:name`` stands for, or that the function there makes: one that needs no argument.
+
+    Raises UsageError if there is no such thing, or if the user's own code raises.
+    """
+    found = _find(text)
+    if callable(found) and not isinstance(found, torch.nn.Module):
+        try:
+            inspect.signature(found).bind()
+        except (TypeError, ValueError):
+            return found  # it takes a batch
+        return _made(text, found)
+    return found
+
+
+def _find(text: str) -> Any:
     module, colon, name = text.partition(":")
     if not (colon and name and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
         raise UsageError(f"found {text!r}; expected module:factory, as my_data:make_train for make_train in my_data.py")
@@ -108,10 +129,12 @@ def load(text: str) -> Any:
                 f"{text}: found no {part!r} in {module} ({found.__file__}); expected a dataset or a function"
             )
         found = getattr(found, part)
-    if not callable(found):
-        return found
+    return found
+
+
+def _made(text: str, factory: Any) -> Any:
     try:
-        return found()
+        return factory()
     except Exception as error:
         raise _raised(f"calling {text}", error) from error
 

@@ -13,7 +13,10 @@ from rich.text import Text
 
 import memfeed
 from memfeed import codec, format, memmap_dir
+from memfeed.cli.cache import load_transform
+from memfeed.cli.errors import UsageError
 from memfeed.cli.pictures import write_pictures
+from memfeed.cli.sheet import write_sheet
 from memfeed.errors import StoreError
 from memfeed.gather import read_row
 from memfeed.schema import HEAP_OF_BYTES, Field
@@ -31,8 +34,18 @@ def inspect(
     pictures: Annotated[
         Path | None, typer.Option(help="Write the image-like fields of these rows there, as small PNG files.")
     ] = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:TRANSFORM",
+            help="Draw these rows beside what this transform makes of them, as one PNG file in the --pictures "
+            "directory, or here.",
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How many versions of each row --augment shows.")] = 5,
 ) -> None:
     """Show the fields of a store, their bytes, and the first rows."""
+    transform = None if augment is None else load_transform(augment)
     opened = memfeed.open(store)
     count = _count(opened)
     shown = range(min(rows, count or 0))
@@ -48,7 +61,13 @@ def inspect(
     console.print(_fields(opened))
     if shown or count is None:
         console.print(_values(opened, None if count is None else shown))
-    if pictures is not None:
+    if augment is not None:
+        if not shown:
+            raise UsageError(f"found --augment and no rows to show of {store}; expected one at least: see --rows")
+        sheet = (pictures or Path()) / f"{store.stem}-augmented.png"
+        write_sheet(opened, shown, transform, epochs, sheet)
+        typer.echo(str(sheet))
+    elif pictures is not None:
         for path in write_pictures(opened, shown, pictures):
             typer.echo(str(path))
 
