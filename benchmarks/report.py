@@ -217,12 +217,18 @@ def transforms(result: Result) -> str:
         [name, milliseconds(t), f"{result['images_per_second'][name]:,.0f}"]
         for name, t in result["median_seconds"].items()
     ]
+    count = about["shape"][0]
+    resized = [[name, milliseconds(t), f"{count / t:,.0f}"] for name, t in result["resized_median_seconds"].items()]
     return f"""## Transforms
 
 Crop to {about["crop"]}, flip and normalise of {about["dtype"]} {about["shape"]} on the CPU, one batch. "Slice and cast"
 neither flips nor normalises: it is the floor.
 
-{table(["", "time", "images/s"], rows)}"""
+{table(["", "time", "images/s"], rows)}
+RandomResizedCrop (antialiased), flip and normalise; torchvision is given the boxes, and does not draw them:
+
+{table(["", "time", "images/s"], resized)}
+{targets(result)}"""
 
 
 def others(result: Result) -> str:

@@ -1,4 +1,6 @@
-"""Crop, flip and normalise of uint8 [64, 3, 256, 256] to float32 [64, 3, 224, 224] on the CPU: who takes how long.
+"""Augmentation of uint8 [64, 3, 256, 256] to float32 [64, 3, 224, 224] on the CPU: who takes how long.
+
+Crop, flip and normalise, with a fixed and with a resized crop; and what it takes to draw the parameters of 256 images.
 
 Every contender is shown to give the same images before it is timed. Rounds visit the contenders in turn, so that all of
 them meet the same disturbances; the figures are medians, the ratios come from one run.
@@ -14,14 +16,27 @@ from functools import partial
 import numpy as np
 import torch
 
-from measure import Seconds, in_turns, medians, parser, ratio, seconds_of, write
+import memfeed.transforms as T
+from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of, show, write
 from memfeed.keyed import Keys, uniform
-from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
+from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from memfeed.transforms.memory import empty
 
 N, SIDE, CROP = 64, 256, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AUGMENT = Compose([RandomCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
+RESIZED = Compose([RandomResizedCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
+VISION = "torchvision v2 per sample"
+DRAWN = {
+    "RandomCrop": T.RandomCrop(CROP),
+    "RandomHorizontalFlip": T.RandomHorizontalFlip(),
+    "RandomResizedCrop": T.RandomResizedCrop(CROP),
+    "RandomRotation": T.RandomRotation(30),
+    "RandomAffine": T.RandomAffine(30, (0.1, 0.1), (0.9, 1.1), 10),
+    "ColorJitter": T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "RandomGrayscale": T.RandomGrayscale(),
+    "RandomErasing": T.RandomErasing(),
+}
 
 
 def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
@@ -66,6 +81,21 @@ def torchvision_per_sample(images: torch.Tensor, keys: Keys) -> torch.Tensor:
     return torch.stack(samples)
 
 
+def resized_by_torchvision(images: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """The same crops, sample by sample; what it takes to draw them is not in it."""
+    from torchvision.transforms.v2 import functional
+
+    made = RESIZED.params(keys.rows, shape=images.shape[1:], dtype=images.dtype)
+    boxes, flips = made["RandomResizedCrop.0"], made["RandomHorizontalFlip.0"].hflip
+    places = zip(boxes.top, boxes.left, boxes.box_height, boxes.box_width, strict=True)
+    samples = []
+    for image, place, flip in zip(images, places, flips, strict=True):
+        sample = functional.resized_crop(image, *map(int, place), [CROP, CROP], antialias=True)
+        sample = functional.horizontal_flip(sample) if flip else sample
+        samples.append(functional.normalize(functional.to_dtype(sample, torch.float32, scale=True), MEAN, STD))
+    return torch.stack(samples)
+
+
 def torch_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
@@ -90,7 +120,7 @@ def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
         import torchvision  # noqa: F401
     except ImportError:
         return roads
-    return {**roads, "torchvision v2 per sample": torchvision_per_sample}
+    return {**roads, VISION: torchvision_per_sample}
 
 
 def check(images: torch.Tensor, keys: Keys) -> None:
@@ -98,6 +128,31 @@ def check(images: torch.Tensor, keys: Keys) -> None:
     for name, road in contenders().items():
         if not name.startswith("slice"):
             torch.testing.assert_close(road(images, keys), expected, rtol=0, atol=2e-6)
+
+
+def race_resized(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
+    """RandomResizedCrop, flip and normalise; empty without torchvision."""
+    try:
+        expected = resized_by_torchvision(images, keys)
+    except ImportError:
+        return {}
+    torch.testing.assert_close(RESIZED.apply(images, keys), expected, rtol=0, atol=2e-6)
+    roads = {"memfeed": RESIZED.apply, VISION: resized_by_torchvision}
+    return in_turns(
+        {name: lambda road=road: seconds_of(lambda: road(images, keys)) for name, road in roads.items()}, rounds
+    )
+
+
+def draw(transform: T.Transform) -> float:
+    """Seconds to draw for a batch of 256, the keys of whose rows were mixed before: once, for all transforms."""
+    keys = Keys(seed=0, epoch=0, rows=torch.arange(256))
+    assert len(keys.states) == 256
+    shape = torch.Size((256, 3, SIDE, SIDE))
+
+    def of(draws: int, samples: np.ndarray | None = None) -> np.ndarray:
+        return uniform(keys if samples is None else keys.part(samples), "stream", draws)
+
+    return seconds_of(lambda: transform.make_params(shape, torch.float32, of))
 
 
 def measure(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
@@ -133,6 +188,18 @@ def main() -> None:
     ratios = {f"{one} / {other}": ratio(seconds, other, one) for one, other in pairs}
     for name, times in ratios.items():
         print(f"{name:50} {times:6.2f}")
+    resized = race_resized(images, keys, rounds)
+    draws = in_turns({name: lambda t=t: draw(t) for name, t in DRAWN.items()}, rounds, 0.005)
+    checks = [
+        Check("crop, flip, normalise: the tutorial takes", ratios["memfeed / tutorial"], 7, at_least=True),
+        Check("crop, flip, normalise: slice and cast takes", ratios["memfeed / slice and cast"], 0.6, at_least=True),
+    ]
+    if resized:
+        times = ratio(resized, VISION, "memfeed")
+        checks.append(Check("resized crop, flip, normalise: torchvision v2 takes", times, 1.8, at_least=True))
+    for name, time_s in medians(draws).items():
+        checks.append(Check(f"to draw 256 of {name}", time_s * 1e6, 20, False, "us"))
+    show("transforms", checks)
     write(
         options,
         {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": rounds},
@@ -140,9 +207,11 @@ def main() -> None:
             "median_seconds": median,
             "images_per_second": {name: N / time_s for name, time_s in median.items()},
             "throughput_ratios": ratios,
+            "resized_median_seconds": medians(resized),
+            "draw_seconds": medians(draws),
             "seconds": seconds,
         },
-        [],
+        checks,
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -78,6 +79,29 @@ def test_in_a_loader():
     first = [b["image"] for b in loader]
     loader.set_epoch(0)
     assert all(torch.equal(a, b["image"]) for a, b in zip(first, loader, strict=True))
+
+
+def test_it_runs_in_the_callers_thread(monkeypatch):
+    monkeypatch.setattr("memfeed.loader.Pace", lambda allowed: _Threaded())
+    seen = set()
+
+    def where(image):
+        seen.add(threading.current_thread())
+        return image
+
+    images = torch.zeros(40, 3, 64, 64, dtype=torch.uint8)
+    loader = memfeed.Loader(images, 2, transform=Compose([RandomCrop(60), PerSample(where)]))
+    assert sum(len(batch) for batch in loader) == 40
+    assert seen == {threading.current_thread()}
+
+
+class _Threaded:
+    """A pace that always takes a thread."""
+
+    threaded, settled = True, True
+
+    def begin(self):
+        pass
 
 
 def test_wrong_functions():

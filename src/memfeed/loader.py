@@ -137,6 +137,7 @@ class Loader:
             at_once,
             self.store.assemble_batch,
             bind(keyed, self.store.schema, Pool()),
+            keyed is None or keyed.runs_anywhere,
             bind(None if keyed is not None else transform, self.store.schema),
             self.device,
             self.seed,

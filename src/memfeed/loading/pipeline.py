@@ -44,7 +44,8 @@ class Pipeline:
         gather: rows to leaves.
         at_once: how many batches come from one gather.
         assemble: leaves to a batch.
-        keyed: a transform of ours, a pure function of its keys, which may therefore run in a thread.
+        keyed: a transform of ours, a pure function of its keys.
+        anywhere: whether it may run in a thread.
         plain: a user's callable, which runs in the caller's thread.
         device: where batches go before the transforms see them; None leaves them on the CPU.
         seed: of the keys.
@@ -55,6 +56,7 @@ class Pipeline:
     at_once: int
     assemble: Callable[[Any], Any]
     keyed: Bound | None
+    anywhere: bool
     plain: Callable[[Any, None], Any] | None
     device: torch.device | None
     seed: int
@@ -63,7 +65,8 @@ class Pipeline:
     @property
     def finishes(self) -> bool:
         """Whether something is to be done in the caller's thread."""
-        return self.device is not None or self.plain is not None or self.pads
+        here = self.keyed is not None and not self.anywhere
+        return self.device is not None or self.plain is not None or self.pads or here
 
     def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
         """What can be done in any thread."""
@@ -88,7 +91,7 @@ class Pipeline:
             # a row that comes twice in an epoch must differ: its position tells the visits apart
             visit: Any = 0 if task.positions is None else torch.from_numpy(task.positions[part])
             keys = Keys(self.seed, epoch, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visit)
-            if self.device is None or self.device.type == "cpu":
+            if self.anywhere and (self.device is None or self.device.type == "cpu"):
                 batch, keys = self.keyed(batch, keys), None
         valid = None if task.valid is None else task.valid[part].clone()
         return (batch, keys, valid) if self.finishes else batch

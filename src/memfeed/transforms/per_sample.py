@@ -37,6 +37,7 @@ class PerSample(Transform):
             given. What `fn` raises comes with the row as a note.
     """
 
+    thread_safe = False  # the user's code, and the global generators
     of_whole_batches = True
 
     def __init__(self, fn: Callable[..., Any], *, on: On = None) -> None:

@@ -38,6 +38,7 @@ class Transform(torch.nn.Module):
             looks like images, [n, c, h, w] with 1 to 4 channels.
     """
 
+    thread_safe = True  # False for what touches the state of the process, as global generators
     of_whole_batches = False  # whether `change_batch` is called, and not `transform`
 
     def __init__(self, *, on: On = None) -> None:
@@ -180,6 +181,11 @@ class Transform(torch.nn.Module):
                 size = made.output_shape(size) if isinstance(made, Imagewise) else size
                 kind = made.dtype if isinstance(made, Affine) else kind
         return found
+
+    @property
+    def runs_anywhere(self) -> bool:
+        """Whether a loader may run it in a thread ahead of its caller."""
+        return all(step.transform.thread_safe for step in self._steps())
 
     def _steps(self) -> list[Step]:
         return [Step(self, self.on, f"{type(self).__name__}.0")]
