@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from memfeed import format, memmap_dir, order
+from memfeed import fill, format, memmap_dir, order
 from memfeed.buffers import Fresh
 from memfeed.columns import Column, FixedColumn, Ints, RaggedColumn, Values
 from memfeed.errors import FieldError, RowError, StoreError
@@ -265,6 +265,46 @@ class Store:
             elif isinstance(column, RaggedColumn):
                 tree[keys] = {"start": column.start, "dims": column.dims}
         return tree if self._rows is None else tree[torch.from_numpy(self._rows)]
+
+    # --- elsewhere
+
+    def to(self, device: torch.device | str, *, progress: bool = True) -> Any:
+        """All rows on a device, as one batch: what ``store[:]`` gives, but never through more than a chunk of RAM.
+
+        A TensorDict of weights, which has no rows, comes as it is. The memory is the caller's. ``progress`` shows a bar
+        on stderr. Raises LoaderError for a device that is not there, StoreError where the fields of fixed size do not
+        fit into what a CUDA device has free.
+
+        Example::
+
+            images, labels = memfeed.open("ants.mf").to("cuda")
+        """
+        return self.assemble_batch(fill.load(self.columns, self._all(), device, self.path.name, progress=progress))
+
+    def into(self, dest: Any, *, strict: bool = True) -> fill.Unfilled:
+        """Fills tensors that are there already, on any device, with all rows, chunk by chunk.
+
+        Args:
+            dest: tensors [n, *shape] (for weights [*shape]) of the store's dtypes, in a TensorDict, dict, list or any
+                nesting of those, or a module's ``state_dict()``: a field belongs where its path leads, or under its
+                name, which is its path joined by dots.
+            strict: both sides must have the same fields; otherwise those that both have are filled.
+
+        Returns:
+            ``(missing_keys, unexpected_keys)``: fields that ``dest`` has no place for, and tensors left as they were.
+
+        Raises:
+            FieldError: fields on one side only, of another shape or dtype, or of varying length; nothing was written.
+
+        Example::
+
+            memfeed.open("weights.mf").into(model.state_dict())
+        """
+        return fill.into(self.columns, self._all(), dest, str(self.path), strict=strict)
+
+    def _all(self) -> Ints:
+        """Every row, by its number in the whole store; none where there are no rows to tell apart."""
+        return np.empty(0, np.int64) if self._source.rows is None else self.base_rows(np.arange(len(self)))
 
     # --- views
 
