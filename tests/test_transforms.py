@@ -131,6 +131,22 @@ def test_the_usual_sequence(layout):
     torch.testing.assert_close(result, augment(24).reference(images, keys(32)), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("road", ["apply", "reference", "forward"])
+@pytest.mark.parametrize("steps", [[ToDtype(torch.uint8)], [RandomCrop(8)], [RandomCrop(8), Normalize(MEAN, STD)]])
+def test_channels_last(road, steps):
+    images = photos()
+    made = Compose(steps, memory_format=torch.channels_last)
+    torch.manual_seed(0)
+    got = made(images) if road == "forward" else getattr(made, road)(images, keys())
+    torch.manual_seed(0)
+    expected = Compose(steps)(images) if road == "forward" else getattr(Compose(steps), road)(images, keys())
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert expected.is_contiguous()
+    torch.testing.assert_close(got, expected)
+    with pytest.raises(TransformError, match=r"memory_format=torch.preserve_format; expected"):
+        Compose(steps, memory_format=torch.preserve_format)
+
+
 def test_read_only_and_overlapping_images():
     whole = photos(1).expand(6, 3, 12, 10)
     torch.testing.assert_close(augment().apply(whole, keys()), augment().reference(whole.clone(), keys()))

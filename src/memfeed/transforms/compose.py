@@ -25,16 +25,29 @@ class Compose(Transform):
     Args:
         transforms: to apply, in order.
         on: the field, see `Transform`, for those transforms that name none themselves.
+        memory_format: of the images that come out: `torch.contiguous_format`, or `torch.channels_last`, which
+            convolutions on a GPU like best. That of the outermost Compose counts.
 
     Raises:
-        TransformError: a part that is no Transform.
+        TransformError: a part that is no Transform, or another memory format.
 
     >>> augment = Compose([RandomCrop(224), RandomHorizontalFlip(), Normalize(mean, std)])  # doctest: +SKIP
     >>> images = augment.apply(images, Keys(seed=0, epoch=0, rows=ids))  # doctest: +SKIP
     """
 
-    def __init__(self, transforms: Iterable[Transform], on: On = None) -> None:
+    def __init__(
+        self,
+        transforms: Iterable[Transform],
+        on: On = None,
+        *,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
         super().__init__(on=on)
+        if memory_format not in (torch.contiguous_format, torch.channels_last):
+            raise TransformError(
+                f"memory_format={memory_format}; expected torch.contiguous_format or torch.channels_last"
+            )
+        self.memory_format = memory_format
         parts = list(transforms)
         for part in parts:
             if not isinstance(part, Transform):

@@ -25,3 +25,13 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
     memory = np.empty(size_bytes, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(tuple(shape))
+
+
+def channels_last(allocate: Empty) -> Empty:
+    """The same for images [n, c, h, w] whose channels lie side by side."""
+
+    def lend(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        n, c, h, w = shape
+        return allocate((n, h, w, c), dtype).permute(0, 3, 1, 2)
+
+    return lend

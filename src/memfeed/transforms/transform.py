@@ -17,7 +17,7 @@ from memfeed.transforms.affine import Affine
 from memfeed.transforms.fields import On, find_all, replace
 from memfeed.transforms.followers import follow
 from memfeed.transforms.geometry import Imagewise
-from memfeed.transforms.memory import Empty, empty
+from memfeed.transforms.memory import Empty, channels_last, empty
 from memfeed.transforms.steps import Moved, Step, Uniform, UniformOf, make_params, run_fused, run_plain
 
 B = TypeVar("B")
@@ -38,6 +38,7 @@ class Transform(torch.nn.Module):
             looks like images, [n, c, h, w] with 1 to 4 channels.
     """
 
+    memory_format = torch.contiguous_format  # of the images that come out
     thread_safe = True  # False for what touches the state of the process, as global generators
     of_whole_batches = False  # whether `change_batch` is called, and not `transform`
 
@@ -105,11 +106,16 @@ class Transform(torch.nn.Module):
                 f"{type(self).__name__}.apply got a {type(batch).__name__} and no keys; expected apply(batch, keys); "
                 "call the transform itself, with a tensor, to draw from torch's global generator"
             )
-        return self._on_fields(batch, keys, lambda steps, image, draw: _run(steps, image, draw, empty))
+        return self._on_fields(batch, keys, lambda steps, image, draw: self._run(steps, image, draw, empty))
 
     def reference(self, batch: B, keys: Keys) -> B:
         """What `apply` gives, transform by transform: the slow road that tests compare the fast one with."""
-        result: B = self._on_fields(batch, keys, run_plain)
+
+        def plain(steps: list[Step], image: torch.Tensor, draw: UniformOf) -> Moved:
+            image, moves = run_plain(steps, image, draw)
+            return image.contiguous(memory_format=self.memory_format), moves
+
+        result: B = self._on_fields(batch, keys, plain)
         return result
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -135,7 +141,7 @@ class Transform(torch.nn.Module):
             )
         _check_images(image, "the tensor")
         self._seen = {step.on: (image.shape[1:], image.dtype) for step in steps}
-        return _run(steps, image, partial(_draw_globally, len(image)), empty)[0]
+        return self._run(steps, image, partial(_draw_globally, len(image)), empty)[0]
 
     def params(
         self,
@@ -182,6 +188,15 @@ class Transform(torch.nn.Module):
                 kind = made.dtype if isinstance(made, Affine) else kind
         return found
 
+    def _run(self, steps: list[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
+        # Writing into a buffer has no gradient, and slicing sample by sample launches a kernel for each on a GPU.
+        if image.device.type != "cpu" or image.requires_grad:
+            image, moves = run_plain(steps, image, uniform)
+        else:
+            lend = empty if self.memory_format is torch.contiguous_format else channels_last(empty)
+            image, moves = run_fused(steps, image, uniform, lend)
+        return image.contiguous(memory_format=self.memory_format), moves
+
     @property
     def runs_anywhere(self) -> bool:
         """Whether a loader may run it in a thread ahead of its caller."""
@@ -227,13 +242,6 @@ def check_probability(p: float) -> float:
     if not 0.0 <= p <= 1.0:  # false for NaN, too
         raise TransformError(f"p={p!r}; expected a probability from 0 to 1; e.g. 0.5 for every other image")
     return float(p)
-
-
-def _run(steps: list[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
-    # Writing into a buffer has no gradient, and slicing sample by sample launches a kernel for each on a GPU.
-    if image.device.type != "cpu" or image.requires_grad:
-        return run_plain(steps, image, uniform)
-    return run_fused(steps, image, uniform, empty)
 
 
 def _keyed(keys: Keys) -> UniformOf:
