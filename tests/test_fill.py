@@ -139,6 +139,10 @@ def test_fields_on_one_side_only(path):
     with pytest.raises(FieldError, match=r"no place for \['label'\], and no field for \['more'\]"):
         store.into(dest)
     assert not dest["image"].any()
+    with pytest.raises(FieldError, match=r"no place for nothing, and no field for \['more'\]"):
+        store.select("image").into(dest)
+    with pytest.raises(FieldError, match=r"no place for \['label'\], and no field for nothing"):
+        store.into({"image": dest["image"]})
     keys = memfeed.open(path).into(dest, strict=False)
     assert keys.missing_keys == ["label"]
     assert keys.unexpected_keys == ["more"]

@@ -110,6 +110,17 @@ def test_neighbouring_maps_sample_once():
     assert (apart - images)[middle].abs().max() > 1e-4, "sampled twice it is blurred"
 
 
+def test_joined_maps_do_what_one_after_the_other_does():
+    images, sample = pictures(6), torch.arange(6)
+    xy = torch.rand(6, 2, dtype=torch.float64) * 20
+    first = params(RandomAffine(40, (0.3, 0.3), (0.7, 1.4), 10), images)
+    second = params(RandomRotation((70, 80), center=(3, 4)), images)
+    joined = first.then(second)
+    torch.testing.assert_close(joined.points(xy, sample), second.points(first.points(xy, sample), sample))
+    assert first.then(params(RandomRotation(5, "bilinear"), images)) is None
+    assert first.then(params(RandomRotation(5, fill=1), images)) is None
+
+
 # Against torchvision
 
 
@@ -261,6 +272,15 @@ def test_masks_follow_by_nearest_neighbour(road, move):
     assert agree > 0.93, "the mask still lies on what it marks"
 
 
+@pytest.mark.parametrize("road", ["apply", "reference"])
+def test_masks_are_filled_with_0(road):
+    moves = [RandomRotation(45, fill=7), RandomCrop(30, padding=9, fill=7), RandomAffine(0, (0.5, 0.5), fill=7)]
+    batch = {"image": torch.full((6, 1, 24, 20), 5.0), "mask": torch.full((6, 24, 20), 5)}
+    out = getattr(Compose(moves, on=("image", "mask")), road)(batch, keys())
+    assert out["image"].unique().tolist() == [5, 7]
+    assert out["mask"].unique().tolist() == [0, 5]
+
+
 @pytest.mark.parametrize("shape", ["hw", "1hw", "chw"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32, torch.int64])
 def test_masks_of_any_shape_and_dtype(shape, dtype):
@@ -304,6 +324,16 @@ def test_boxes_are_torchvisions(functional):
     assert torch.equal(flipped, form)
     resized = Compose([Resize((48, 10))], on=("image", "boxes")).apply(batch, keys(1))["boxes"][0]
     assert torch.equal(resized, functional.resize_bounding_boxes(boxes, (24, 20), [48, 10])[0])
+
+
+def test_keypoints_are_those_of_pixels():
+    points = torch.tensor([[[0, 0], [19, 23], [4, 7]]])
+    batch = {"image": pictures(1), "points": points}
+    flips = Compose([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], on=("image", "points"))
+    expected = torch.tensor([[[19, 23], [0, 0], [15, 16]]])
+    assert torch.equal(flips.apply(batch, keys(1))["points"], expected), "as torchvision's keypoints"
+    larger = Compose([Resize((48, 40))], on=("image", "points")).apply({**batch, "points": points.double()}, keys(1))
+    assert larger["points"][0, 0].tolist() == [0.5, 0.5], "the middle of the four pixels that it became"
 
 
 def _xyxy():

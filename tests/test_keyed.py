@@ -42,6 +42,13 @@ def test_values_are_pinned():
     assert integers(later, 3, 1000).tolist() == PINNED_LATER
 
 
+def test_a_part_of_the_keys_draws_what_its_rows_draw():
+    places = np.array([4, 0, 4])
+    for occurrence in (3, torch.tensor([5, 6, 7, 8, 9])):
+        keys = Keys(1, 2, torch.arange(5) * 7, occurrence)
+        assert (uniform(keys.part(places), "s", 2) == uniform(keys, "s", 2)[places]).all()
+
+
 def test_the_mixer_is_splitmix64s():
     # The first outputs for seed 1234567, as published for the reference implementation.
     states = 1234567 + np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -28,6 +28,7 @@ def test_mixup_blends_images_and_labels_by_one_share():
     assert torch.allclose(out["label"].sum(1), torch.ones(N))
     share = out["label"][1, 1]
     assert 0 < share < 1
+    assert out["label"][1, 0].item() == pytest.approx(1 - share.item()), "the rest is the one's before it"
     expected = given["image"] * share + given["image"].roll(1, 0) * (1 - share)
     assert torch.allclose(out["image"], expected, atol=1e-5)
     assert torch.equal(given["image"], batch()["image"]), "what was passed in stays"
