@@ -64,7 +64,9 @@ class Keys:
         """The keys of some of the rows, by their places here, int64 [m]."""
         index = torch.from_numpy(samples)
         occurrence = self.occurrence[index] if isinstance(self.occurrence, torch.Tensor) else self.occurrence
-        return Keys(self.seed, self.epoch, self.rows[index], occurrence)
+        made = Keys(self.seed, self.epoch, self.rows[index], occurrence)
+        made.__dict__["states"] = self.states[samples]  # what the cached property would mix again
+        return made
 
     def __post_init__(self) -> None:
         _check_counter("rows", self.rows)

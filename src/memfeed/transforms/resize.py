@@ -127,8 +127,9 @@ class RandomResizedCrop(ImageTransform):
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         root = np.exp((0.5 * low) + drawn[..., 1] * (0.5 * (high - low)))
         side = np.sqrt(area)
-        boxes = np.rint(np.stack([side / root, side * root], -1)).astype(np.int64)
+        boxes = np.empty((*side.shape, 2), np.int64)
         height, width = boxes[..., 0], boxes[..., 1]
+        height[...], width[...] = np.rint(side / root), np.rint(side * root)
         return boxes, (height > 0) & (width > 0) & (height <= h) & (width <= w)
 
     def _largest(self, h: int, w: int) -> tuple[int, int]:
