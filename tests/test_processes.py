@@ -260,9 +260,18 @@ def test_the_interpreter_exits_while_threads_work(end, code, said):
     assert done.stderr.count("Traceback") == bool(said)
 
 
-class Slow(Transform):
+class Stuck(Transform):
+    """Waits in its second batch until it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.stuck, self.go = 0, threading.Event(), threading.Event()
+
     def apply(self, batch, keys, **_):
-        time.sleep(0.1)
+        self.calls += 1
+        if self.calls == 2:
+            self.stuck.set()
+            self.go.wait(SECONDS)
         return batch
 
 
@@ -270,24 +279,30 @@ def left():
     return [thread for thread in threading.enumerate() if thread.name == "memfeed"]
 
 
-def interrupt_in_loop():
+def interrupt_in_loop(stuck):
     raise KeyboardInterrupt
 
 
-def interrupt_while_waiting():
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+def interrupt_while_waiting(stuck):
+    def interrupt():
+        stuck.wait(SECONDS)
+        time.sleep(0.05)  # the caller asks for the batch
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
 
 
 @pytest.mark.parametrize("interrupt", [interrupt_in_loop, interrupt_while_waiting])
 def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt):
-    loader = ahead(Loader(store.subset(range(300)), SIZE, shuffle=True, transform=Slow()))
+    transform = Stuck()
+    loader = ahead(Loader(store.subset(range(300)), SIZE, shuffle=True, transform=transform))
     try:
         for _ in loader:
             assert left()
-            interrupt()
+            interrupt(transform.stuck)
         pytest.fail("was not interrupted")
     except KeyboardInterrupt:
-        pass
+        transform.go.set()
     want = Loader(store.subset(range(300)), SIZE, shuffle=True)
     want.set_epoch(1)
     assert sums(loader) == sums(want)
