@@ -35,6 +35,8 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.is_nested != b.is_nested:
             return False
+        if a.device != b.device:
+            a, b = a.cpu(), b.cpu()
         if a.is_nested:
             return len(a) == len(b) and all(equal(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
         if a.shape != b.shape:

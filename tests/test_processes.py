@@ -66,7 +66,7 @@ def ahead(loader):
 
 def cold(loader):
     """The loader, its rows announced to the disk by a thread."""
-    loader._reader.begin = lambda ids: True
+    loader._prepared().reader.begin = lambda ids: True
     return asked_for(loader)
 
 

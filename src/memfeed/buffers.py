@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,13 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+class Lender(Protocol):
+    """Gives out memory for one batch of one column."""
+
+    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised CPU tensor."""
 
 
 class Pool:

@@ -256,6 +256,18 @@ class JoinedFixed(_Joined):
         return out
 
 
+class KeptFixed(JoinedFixed):
+    """Some rows of a fixed column, in memory: ``data`` is [m, *shape], row ``kept[i]`` (ascending, int64 [m]) at i."""
+
+    def __init__(self, field: Field, data: torch.Tensor, kept: Ints) -> None:
+        super().__init__(field, [InMemory(field, data)])
+        self._kept = kept
+
+    def by_part(self, ids: Ints) -> list[tuple[Any, Ints, Ints]]:
+        """The one part, all of ``ids``, and their numbers there."""
+        return [(self.parts[0], np.arange(len(ids)), np.searchsorted(self._kept, ids))]
+
+
 class JoinedRagged(_Joined):
     """Ragged columns of several stores, seen as one heap behind the other. See ``Ragged``."""
 

@@ -44,9 +44,7 @@ def load(columns: Sequence[Column], rows: Ints, device: torch.device | str, titl
                 count = None if column.rows is None else len(rows)
                 shape = column.field.row_shape if count is None else (count, *column.field.row_shape)
                 leaf: Any = torch.empty(shape, dtype=column.field.torch_dtype, device=target)
-                for place, chunk in _chunks(column, rows):
-                    leaf[place].copy_(chunk)
-                    bar.advance(chunk.nbytes)
+                copy_rows(column, rows, leaf, bar)
             elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
                 leaf = _jagged(column, rows, target, offsets, bar)
             else:
@@ -95,9 +93,16 @@ def into(columns: Sequence[Column], rows: Ints, dest: Any, title: str, *, strict
     return Unfilled(missing, unexpected)
 
 
-def _chunks(column: FixedColumn, rows: Ints) -> Iterator[tuple[Any, torch.Tensor]]:
+def copy_rows(column: Column, rows: Ints, out: torch.Tensor, bar: Progress) -> None:
+    """Copies rows of one shape into ``out``, [len(rows), *shape] on any device."""
+    for place, chunk in _chunks(column, rows):
+        out[place].copy_(chunk)
+        bar.advance(chunk.nbytes)
+
+
+def _chunks(column: Column, rows: Ints) -> Iterator[tuple[Any, torch.Tensor]]:
     """Rows in pieces of bounded size, each with the place where it belongs."""
-    if column.rows is None:
+    if isinstance(column, FixedColumn) and column.rows is None:
         yield ..., column.data
         return
     step = max(1, CHUNK_BYTES // max(column.field.row_bytes, 1))
@@ -105,9 +110,13 @@ def _chunks(column: FixedColumn, rows: Ints) -> Iterator[tuple[Any, torch.Tensor
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         run = part[-1] - part[0] == len(part) - 1 and bool((np.diff(part) == 1).all())
-        yield slice(start, start + len(part)), (
-            column.data[int(part[0]) : int(part[-1]) + 1] if run else gather(part)[0]
-        )  # fmt: skip
+        whole = run and isinstance(column, FixedColumn)
+        yield (
+            slice(start, start + len(part)),
+            (
+                column.data[int(part[0]) : int(part[-1]) + 1] if whole else gather(part)[0]  # type: ignore[union-attr]
+            ),
+        )
 
 
 def _jagged(

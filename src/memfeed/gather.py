@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from memfeed import codec
+from memfeed.buffers import Lender
 from memfeed.columns import Column, FixedColumn, Ints, JoinedFixed, Ragged, RaggedColumn, Values
 from memfeed.jagged import Shared, jagged
 from memfeed.schema import HEAP_OF_BYTES
@@ -22,13 +23,6 @@ SMALL_RAGGED_BYTES = 4 << 20  # a nested tensor takes Python longer to make than
 MOST_AT_ONCE = 64
 NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gathered for all batches of a task
 RUN_BYTES = 64 * 1024  # below this, to find out that rows lie together takes longer than it saves
-
-
-class Lender(Protocol):
-    """Gives out memory for one batch of one column."""
-
-    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised CPU tensor."""
 
 
 class _Fixed(NamedTuple):
@@ -71,18 +65,24 @@ class Gather:
     """Plans once for some columns; a call returns one leaf per column for the rows ``ids``.
 
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. Tensors
-    live in memory leased from ``lenders``, one per column.
+    live in memory leased from ``lenders``, one per column. The columns with the numbers ``elsewhere`` are not gathered
+    here: their leaf is None.
     """
 
-    def __init__(self, columns: Sequence[Column], lenders: Sequence[Lender]) -> None:
+    def __init__(self, columns: Sequence[Column], lenders: Sequence[Lender], elsewhere: Collection[int] = ()) -> None:
         self._columns, self._lenders = list(columns), list(lenders)
+        self._elsewhere = sum(columns[number].field.row_bytes for number in elsewhere)
         self._fixed = [
             _Fixed(number, column, lender, column.field.torch_dtype, column.field.row_shape, column.field.row_bytes)
             for number, (column, lender) in enumerate(zip(columns, lenders, strict=True))
-            if isinstance(column, FixedColumn)
+            if isinstance(column, FixedColumn) and number not in elsewhere
         ]
-        self._others = [(number, c) for number, c in enumerate(columns) if isinstance(c, Values | JoinedFixed)]
-        known = {number for number, *_ in (*self._fixed, *self._others)}
+        self._others = [
+            (number, c)
+            for number, c in enumerate(columns)
+            if isinstance(c, Values | JoinedFixed) and number not in elsewhere
+        ]
+        known = {number for number, *_ in (*self._fixed, *self._others)} | set(elsewhere)
         self._ragged: list[tuple[int, Ragged]] = [
             (number, c)  # type: ignore[misc]
             for number, c in enumerate(columns)
@@ -96,11 +96,17 @@ class Gather:
     def row_bytes(self) -> int:
         """Bytes of one row of all columns, on average where they differ, as far as that is known."""
         heaps = sum(c.heap_bytes // max(c.rows, 1) for _, c in self._ragged if isinstance(c, RaggedColumn))
-        return self._row_bytes + heaps + sum(c.field.row_bytes for _, c in self._others if isinstance(c, JoinedFixed))
+        others = sum(c.field.row_bytes for _, c in self._others if not isinstance(c, Values))
+        return self._row_bytes + heaps + others + self._elsewhere
+
+    @property
+    def ragged(self) -> bool:
+        """Whether rows of some column differ in size."""
+        return bool(self._ragged)
 
     def batches_at_once(self, batch_size: int) -> int:
         """How many batches one gather is best made for: several, where they are small."""
-        most = SMALL_BYTES if len(self._fixed) == len(self._columns) else SMALL_RAGGED_BYTES
+        most = SMALL_RAGGED_BYTES if self._ragged or self._others else SMALL_BYTES
         return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
 
     def split(self, ids: Ints, batch_size: int) -> Iterator[Sequence[Any]]:
@@ -109,20 +115,7 @@ class Gather:
         They share memory, which is used again when the last of them has died.
         """
         leaves = self._gather(ids, [column.extents(ids) for _, column in self._ragged], batch_size, self._fixed)
-        sizes = [batch_size] * (len(ids) // batch_size)
-        # plain split would tie the batches together for autograd: changing one would forbid the others' backward; with
-        # sizes it takes two thirds of the time
-        return zip(
-            *(
-                torch.unsafe_split_with_sizes(leaf, sizes)
-                if isinstance(leaf, torch.Tensor)
-                else leaf
-                if number in self._jagged
-                else [leaf[start : start + batch_size] for start in range(0, len(ids), batch_size)]
-                for number, leaf in enumerate(leaves)
-            ),
-            strict=True,
-        )
+        return split(leaves, batch_size, len(ids) // batch_size, self._jagged)
 
     def several(self, ids: Ints, batch_size: int) -> Iterator[list[Any]]:
         """The leaves of several batches, each gathered when it is asked for; those of narrow columns, as labels, share
@@ -215,3 +208,22 @@ class Gather:
             here = [True] * len(shapes) if present is None else present.tolist()
             return [next(parts).view(shape) if there else None for shape, there in zip(shapes, here, strict=True)]
         return flat
+
+
+def split(leaves: Sequence[Any], batch_size: int, batches: int, ready: Collection[int] = ()) -> Iterator[Sequence[Any]]:
+    """The leaves of several whole batches of those of all together; jagged ones, whose numbers are ``ready``, are a
+    list of the batches' own already."""
+    sizes = [batch_size] * batches
+    # plain split would tie the batches together for autograd: changing one would forbid the others' backward; with
+    # sizes it takes two thirds of the time
+    return zip(
+        *(
+            torch.unsafe_split_with_sizes(leaf, sizes)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            if number in ready
+            else [leaf[start : start + batch_size] for start in range(0, batches * batch_size, batch_size)]
+            for number, leaf in enumerate(leaves)
+        ),
+        strict=True,
+    )

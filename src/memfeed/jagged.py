@@ -39,6 +39,12 @@ def jagged(flat: torch.Tensor, lengths: Ints, each: int, field: Field, shared: S
     return [make(piece, ends_of_rows) for piece, ends_of_rows in zip(pieces, offsets, strict=True)]
 
 
+def nested(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """A jagged nested tensor of these, without a copy."""
+    made: torch.Tensor = _make()(values, offsets)
+    return made
+
+
 @cache
 def _make() -> Callable[[torch.Tensor, torch.Tensor], Any]:
     """The constructor of torch's nested tensors, where it is what we know; else the public function.

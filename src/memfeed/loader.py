@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -13,13 +14,13 @@ import torch
 import torch.distributed
 
 from memfeed.augment import UserTransform, bind
-from memfeed.buffers import Pool
 from memfeed.errors import LoaderError
-from memfeed.gather import Gather
-from memfeed.loading import pipeline, state, tasks
+from memfeed.loading import pipeline, plan, state, tasks
 from memfeed.loading.epoch import Place, run
 from memfeed.loading.pace import Pace
-from memfeed.loading.pipeline import Made, Pipeline
+from memfeed.loading.pipeline import Made
+from memfeed.loading.placement import Placed, Placing, asked_of, is_out_of_memory, lowered
+from memfeed.loading.plan import Plan, first_places
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
@@ -28,10 +29,9 @@ from memfeed.order import Blocks, Order, Sequential
 from memfeed.order.choice import Shuffle, default_block_rows, mixed_orders, orders_of
 from memfeed.order.mixture import shares
 from memfeed.order.steps import Steps
-from memfeed.transfer import check_device
-from memfeed.transforms import Transform
+from memfeed.transfer import Streams, check_device, streams_of
 
-TASK_BYTES, TASK_BATCHES = 16 << 20, 32
+NAMED = 4  # fields that repr names one by one
 
 
 class Loader:
@@ -67,8 +67,15 @@ class Loader:
         block_rows: rows of a block under ``shuffle="blocks"``; None takes as many as make 1 MiB, at most 1,024.
         device: where batches go before the transform sees them; None leaves them in CPU memory.
         transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``.
-        prefetch: how many batches a thread may make ahead; whether one does is measured (see ``stats``). 0 for no
-            thread.
+        placement: where columns live meanwhile: "device" (the device's memory, which picks the rows itself), "pinned"
+            (page-locked memory of the CPU, read by the device over the bus) or "mapped" (the store's files, or where
+            columns in memory lie); or {field: one of these}. "auto" leaves half of the device's memory to the model,
+            fills the other half, then up to half of the free RAM, the largest columns first; without a CUDA device
+            it leaves all mapped, and both other places are a copy in RAM. Columns are placed when the first epoch
+            begins, so move the model to the device before; those whose rows differ in size stay mapped. Where memory
+            runs out later, the columns go a rung down, once, with a warning. See ``stats``.
+        prefetch: how many batches are made ahead: by a thread where the device is a GPU, else by one if it is measured
+            to be worth it (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
             `torch.distributed` where it is initialised. A sampler decides itself what its rank reads. Without
             ``drop_last`` and ``pad_last`` the rows left at the end are dealt so that ranks differ by a row at most;
@@ -100,6 +107,7 @@ class Loader:
         block_rows: int | None = None,
         device: torch.device | str | None = None,
         transform: UserTransform = None,
+        placement: Placing = "auto",
         prefetch: int = 2,
         rank: int | None = None,
         world_size: int | None = None,
@@ -125,25 +133,14 @@ class Loader:
             self._orders = orders_of(self._steps.rows, shuffle, self.seed, self.block_rows)
         else:
             self._orders = mixed_orders(sizes, self._counts, shuffle, self.seed, self.block_rows)
-        self._gather = Gather(self.store.columns, [Pool() for _ in self.store.schema])
-        self._reader = ReadAhead(self.store.columns, order_covers=2 * len(self.store) >= self.store.base_length)
-        keyed = transform if isinstance(transform, Transform) else None
-        at_once = self._gather.batches_at_once(self.batch_size)
-        # what is to be gathered is planned for several batches, also where each has a gather of its own
-        planned = TASK_BYTES // max(self._gather.row_bytes * self.batch_size, 1)
-        self._batches_a_task = at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned))
-        self._pipeline = Pipeline(
-            self._gather,
-            at_once,
-            self.store.assemble_batch,
-            bind(keyed, self.store.schema, Pool()),
-            keyed is None or keyed.runs_anywhere,
-            bind(None if keyed is not None else transform, self.store.schema),
-            self.device,
-            self.seed,
-            pad_last,
-        )
-        self._pace = Pace(allowed=self.prefetch > 0)
+        bind(transform, self.store.schema)  # raises for what is none
+        self.placement = placement
+        self._asked = asked_of(placement, self.store.schema, self.device)
+        streamed = self.device is not None and self.device.type == "cuda"
+        self._pace = Pace(allowed=self.prefetch > 0 and self._own_order, always=streamed)
+        self._streams: Streams | None = None
+        self._plan: Plan | None = None
+        self._fell = False
         self.epoch = -1
         self._resume: Mark | None = None
         self._place: Place | None = None
@@ -194,7 +191,16 @@ class Loader:
         ranks = "" if self.world_size == 1 else f"rank {self.rank} of {self.world_size}, "
         return (
             f"Loader({len(self.store):,} rows, batch_size={self.batch_size}, {self._order_name()}, seed={self.seed}, "
-            f"{ranks}{batches} batches an epoch, device={self.device or 'cpu'})"
+            f"{ranks}{batches} batches an epoch, device={self.device or 'cpu'}, placement={self._placement_name()})"
+        )
+
+    def _placement_name(self) -> str:
+        if self._plan is None:
+            return repr(self.placement)
+        where = [placed.where for placed in self._plan.placement.placed]
+        names = {one: [f.name for f, at in zip(self.store.schema, where, strict=True) if at == one] for one in where}
+        return "; ".join(
+            f"{one}: {', '.join(held) if len(held) <= NAMED else f'{len(held)} fields'}" for one, held in names.items()
         )
 
     def _order_name(self) -> str:
@@ -209,12 +215,12 @@ class Loader:
 
         ``epoch``; ``batches`` and ``samples`` given, ``bytes`` gathered; ``seconds`` since the first batch, and from it
         ``samples_per_second`` and ``bytes_per_second``; ``wait_share``, the part of that time the caller waited for
-        data; ``columns``, where each lies ("mapped", "memory", "files"); ``cold``, whether rows were missing in the
-        page cache when the epoch began; ``plan``, how batches are made: asked for or ahead in a thread, how many small
-        batches by one gather, and whether rows are read ahead. JSON.
+        data; ``columns``, where each lies ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
+        there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
+        made: asked for or ahead in a thread, how many small batches by one gather, and whether rows are read ahead.
+        JSON.
         """
-        gathered = self._gather.bytes - self._gathered
-        return stats(self._place, gathered, self.store.columns, self._pipeline.at_once, self._pace, self._cold)
+        return stats(self._place, self._gathered, self._prepared(), self._pace, self._cold)
 
     # --- epochs
 
@@ -226,8 +232,9 @@ class Loader:
             if set_epoch is not None:
                 set_epoch(self.epoch)
         epoch, place = self.epoch, Place(self.epoch, begin, begin)
-        self._gathered = self._gather.bytes
-        finish = self._pipeline.finish if self._pipeline.finishes else None
+        plan = self._prepared()
+        self._gathered = plan.gather.bytes
+        finish = self._finish if plan.pipeline.finishes else None
         running = run(place, lambda mark: self._start(epoch, mark), finish, self._pace, self.prefetch)
         self._place, self._running = place, weakref.ref(running)
         return running
@@ -238,8 +245,50 @@ class Loader:
             raise LoaderError(f"found epoch {epoch}; expected 0 or more")
         self.epoch, self._resume, self._place = epoch - 1, None, None
 
+    def _prepared(self) -> Plan:
+        """How it reads; columns are placed at the first call."""
+        if self._plan is None:
+            self._streams = streams_of(self.device)
+            self._plan = self._make_plan(first_places(self.store, self._asked, self._streams))
+        return self._plan
+
+    def _make_plan(self, placed: Sequence[Placed]) -> Plan:
+        return plan.make(
+            self.store,
+            placed,
+            self.batch_size,
+            self._streams,
+            self.device,
+            self.transform,
+            self.seed,
+            self.pad_last,
+        )
+
+    def _finish(self, *made: Any) -> Any:
+        return self._prepared().pipeline.finish(*made)
+
     def _start(self, epoch: int, mark: Mark | None) -> Iterator[Made]:
-        """The batches of an epoch behind a mark."""
+        """The batches of an epoch behind a mark; where memory runs out, the columns go a rung down, once."""
+        while True:
+            try:
+                for made in self._made(epoch, mark):
+                    yield made
+                    mark = made.marks[-1]
+                return
+            except (RuntimeError, MemoryError) as error:
+                below = lowered(self._prepared().placement.placed) if is_out_of_memory(error) else None
+                if below is None or self._fell:
+                    raise
+            self._fell, self._plan = True, None  # what the columns took is free, before they are placed again
+            self._plan = self._make_plan(below)
+            warnings.warn(
+                f"memory ran out in epoch {epoch}: the columns went a rung down, now {self._placement_name()}; leave "
+                "more room with placement=, or a smaller batch",
+                stacklevel=2,
+            )
+
+    def _made(self, epoch: int, mark: Mark | None) -> Iterator[Made]:
+        plan = self._prepared()
         sampler = self.batch_sampler if self.sampler is None else self.sampler
         if sampler is not None:
             last: LastBatch = "drop" if self.drop_last else "pad" if self.pad_last else "keep"
@@ -251,9 +300,11 @@ class Loader:
             order, begin = self._orders(epoch), 0 if mark is None else int(mark)  # type: ignore[arg-type]
             base_rows = None if self.store.whole else self.store.base_rows
             repeats = self._counts is not None
-            coming = tasks.of_order(order, self._steps, begin, base_rows, self._batches_a_task, repeats=repeats)
+            coming = tasks.of_order(order, self._steps, begin, base_rows, plan.batches_a_task, repeats=repeats)
             coming = self._draw_ahead(coming, epoch + 1)
-        return self._pipeline.made(self._read_ahead(coming, order, begin), epoch)
+        made = plan.pipeline.made(self._read_ahead(coming, plan.reader, order, begin), epoch)
+        # a sampler is the user's code: it runs in the caller's thread, ahead of a GPU too
+        return made if self._streams is None or self._own_order else pipeline.ahead_here(made, self.prefetch)
 
     def _draw_ahead(self, coming: Iterator[Task], epoch: int) -> Iterator[Task]:
         """The tasks; the order of the next epoch is drawn meanwhile, but only once the first batch is on its way."""
@@ -261,9 +312,9 @@ class Loader:
         self._orders.draw_ahead(epoch)
         yield from coming
 
-    def _read_ahead(self, coming: Iterator[Task], order: object, begin: int) -> Iterator[Task]:
+    def _read_ahead(self, coming: Iterator[Task], reader: ReadAhead, order: object, begin: int) -> Iterator[Task]:
         """The tasks, with the disk at work for those to come, if rows are missing in the page cache."""
-        n, reader = len(self.store), self._reader
+        n = len(self.store)
         self._cold = bool(reader.nbytes) and reader.begin(self.store.base_rows(np.arange(0, n, -(-n // 64))))
         if not self._cold:
             return coming
@@ -374,7 +425,7 @@ class Loader:
 
 _OPTIONS = (
     "batch_size", "shuffle", "seed", "drop_last", "pad_last", "sampler", "batch_sampler", "weights", "device",
-    "transform", "prefetch",
+    "transform", "placement", "prefetch",
 )  # fmt: skip
 
 

@@ -15,10 +15,16 @@ class _Bar(tqdm):
 
 
 class Progress:
-    """A context manager around a progress bar on stderr; silent unless ``shown``; ``done`` units were there before."""
+    """A context manager around a progress bar on stderr; silent unless ``shown``; ``done`` units were there before.
 
-    def __init__(self, what: str, total: int | None, *, unit: str, shown: bool, done: int = 0) -> None:
+    It appears after ``delay_seconds``.
+    """
+
+    def __init__(
+        self, what: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
+    ) -> None:
         self._what, self._total, self._unit, self._shown, self._done = what, total, unit, shown, done
+        self._delay = delay_seconds
         self._bar: tqdm[object] | None = None
         self.bytes = 0
 
@@ -32,6 +38,7 @@ class Progress:
                 unit_scale=True,
                 dynamic_ncols=True,
                 file=sys.stderr,
+                delay=self._delay,
             )
         return self
 

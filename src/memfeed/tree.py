@@ -337,3 +337,20 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return made
 
     return optree.tree_map(walk, tree, is_leaf=_is_whole, none_is_leaf=True)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a nesting, those in TensorDicts and lists of theirs too."""
+    for leaf in optree.tree_leaves(tree, is_leaf=_is_whole, namespace=NAMESPACE):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, NonTensorStack):
+            yield from tensors_in(leaf.tolist())
+        elif isinstance(leaf, NonTensorData):
+            yield from tensors_in(leaf.data)
+        elif isinstance(leaf, TensorDictBase) or is_tensorclass(type(leaf)):
+            for value in leaf.values():
+                yield from tensors_in(value)
+        elif _is_record(leaf):
+            for field in dataclasses.fields(leaf):
+                yield from tensors_in(getattr(leaf, field.name))

@@ -12,11 +12,12 @@ class Pace:
     """Sees how long each batch kept the caller waiting, and how long the caller was busy before it asked again.
 
     A thread can hide the smaller of the two behind the other. If that is much, one is tried, and kept if batches then
-    come faster: on a machine whose cores the caller needs itself they do not.
+    come faster: on a machine whose cores the caller needs itself they do not. ``always`` asks for one without a look:
+    where a GPU works, what the caller waits for is not the CPU.
     """
 
-    def __init__(self, allowed: bool) -> None:
-        self.threaded, self.settled, self._measured = False, not allowed, False
+    def __init__(self, allowed: bool, always: bool = False) -> None:
+        self.threaded, self.settled, self._measured = allowed and always, always or not allowed, False
         self._batches, self._wait, self._busy = 0, 0.0, 0.0
         self._alone = 0.0
 

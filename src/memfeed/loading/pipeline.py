@@ -12,12 +12,14 @@ import torch
 from tensordict import TensorDictBase
 
 from memfeed.augment import Bound
-from memfeed.gather import Gather
+from memfeed.gather import Gather, split
 from memfeed.keyed import Keys
 from memfeed.loading.background import Background
+from memfeed.loading.placement import Placement
 from memfeed.loading.readahead import LEAST_AHEAD, ReadAhead
 from memfeed.loading.tasks import Mark, Task
-from memfeed.transfer import to_device
+from memfeed.transfer import Crossing, to_device
+from memfeed.transfer.streams import Event
 
 SAMPLER_AHEAD = 16  # batches of a user's sampler that are drawn ahead where rows are read from the disk
 
@@ -47,7 +49,8 @@ class Pipeline:
         keyed: a transform of ours, a pure function of its keys.
         anywhere: whether it may run in a thread.
         plain: a user's callable, which runs in the caller's thread.
-        device: where batches go before the transforms see them; None leaves them on the CPU.
+        crossing: the way to where batches go before the transforms see them.
+        placement: where the columns are.
         seed: of the keys.
         pads: batches get a mask of the rows that are valid.
     """
@@ -58,7 +61,8 @@ class Pipeline:
     keyed: Bound | None
     anywhere: bool
     plain: Callable[[Any, None], Any] | None
-    device: torch.device | None
+    crossing: Crossing
+    placement: Placement
     seed: int
     pads: bool
 
@@ -66,56 +70,88 @@ class Pipeline:
     def finishes(self) -> bool:
         """Whether something is to be done in the caller's thread."""
         here = self.keyed is not None and not self.anywhere
-        return self.device is not None or self.plain is not None or self.pads or here
+        return self.crossing.device is not None or self.plain is not None or self.pads or here
 
     def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
         """What can be done in any thread."""
         assemble, plain = self.assemble, self.keyed is None and not self.finishes
         for task in tasks:
             together = self.at_once > 1 and len(task.marks) > 1
-            several = (self.gather.split if together else self.gather.several)(task.ids, task.size)
+            if self.crossing.slabs:
+                several = self._sent(task, together)
+            else:
+                several = (self.gather.split if together else self.gather.several)(task.ids, task.size)
             rows = len(task.ids) // len(task.marks)
             if plain and together:
                 yield Made(map(assemble, several), task.marks, rows)
                 continue
             for n, (leaves, mark) in enumerate(zip(several, task.marks, strict=True)):
-                batch = assemble(leaves)
-                yield Made((batch if plain else self._transformed(batch, n, task, epoch),), (mark,), rows)
+                batch = assemble(leaves) if plain else self._transformed(leaves, n, task, epoch)
+                yield Made((batch,), (mark,), rows)
                 del leaves, batch  # hold nothing that the caller may have let go
 
-    def _transformed(self, batch: Any, number: int, task: Task, epoch: int) -> Any:
-        """A task's n-th batch after a transform of ours on the CPU, or with the keys for one on another device."""
+    def _sent(self, task: Task, together: bool) -> Iterator[Sequence[Any]]:
+        """The leaves of each batch on the device, their copies under way: one for each batch, or for all of a task."""
+        size = len(task.ids) if together else task.size
+        for start in range(0, max(len(task.ids), 1), size):
+            ids = task.ids[start : start + size]
+            self.crossing.begin()
+            leaves = self.gather(ids)
+            self.gather.bytes += len(ids) * self.placement.row_bytes
+            with self.crossing.aside():
+                leaves = self.crossing.send(leaves, self.placement.index(ids))
+            if together:
+                yield from split(leaves, task.size, len(task.marks))
+            else:
+                held = [leaves]
+                del leaves  # the batch may live on the device no longer than the caller wants it
+                yield held.pop()
+
+    def _transformed(self, leaves: Any, number: int, task: Task, epoch: int) -> Any:
+        """A task's n-th batch, after a transform of ours or with the keys for it: what ``finish`` takes."""
         part = slice(number * task.size, (number + 1) * task.size)
-        keys = None
+        keys, crossing = None, self.crossing
         if self.keyed is not None:
             # a row that comes twice in an epoch must differ: its position tells the visits apart
             visit: Any = 0 if task.positions is None else torch.from_numpy(task.positions[part])
             keys = Keys(self.seed, epoch, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visit)
-            if self.anywhere and (self.device is None or self.device.type == "cpu"):
-                batch, keys = self.keyed(batch, keys), None
         valid = None if task.valid is None else task.valid[part].clone()
-        return (batch, keys, valid) if self.finishes else batch
+        with crossing.aside():
+            batch = self.assemble(leaves)
+            if crossing.slabs and crossing.device is not None:  # what is left: the mask, and what TensorDicts say
+                batch, valid = to_device((batch, valid), crossing.device)
+            if keys is not None and self.keyed is not None and self.anywhere and crossing.ahead:
+                batch, keys = self.keyed(batch, keys), None
+            return (batch, keys, valid, crossing.mark()) if self.finishes else batch
 
-    def finish(self, batch: Any, keys: Keys | None, valid: torch.Tensor | None) -> Any:
+    def finish(self, batch: Any, keys: Keys | None, valid: torch.Tensor | None, event: Event | None) -> Any:
         """What is done in the caller's thread, since it is the user's code, or needs the device's current stream."""
-        if self.device is not None:
-            batch = to_device(batch, self.device, non_blocking=False)
+        batch, valid = self.crossing.arrive((batch, valid), event)
         if keys is not None and self.keyed is not None:
             batch = self.keyed(batch, keys)
         if self.plain is not None:
             batch = self.plain(batch, None)
-        return batch if valid is None else with_valid(batch, valid, self.device)
+        return batch if valid is None else with_valid(batch, valid)
 
 
-def with_valid(batch: Any, valid: torch.Tensor, device: torch.device | None) -> Any:
+def with_valid(batch: Any, valid: torch.Tensor) -> Any:
     """A dict or TensorDict gets the key "valid", any other batch becomes (batch, valid); bool [k]."""
-    if device is not None:
-        valid = valid.to(device)
     if isinstance(batch, dict):
         return {**batch, "valid": valid}
     if isinstance(batch, TensorDictBase):
         return batch.set("valid", valid)
     return batch, valid
+
+
+def ahead_here(made: Iterator[Made], prefetch: int) -> Iterator[Made]:
+    """The same, so many ahead of the caller without a thread: what a GPU was told to do, it does meanwhile."""
+    held: deque[Made] = deque()
+    for one in made:
+        held.append(one)
+        if len(held) > prefetch:
+            yield held.popleft()
+    while held:
+        yield held.popleft()
 
 
 def read_ahead(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from memfeed.columns import Column, InMemory, JoinedFixed, JoinedRagged, Pieces, Values
 from memfeed.loading.epoch import Place
 from memfeed.loading.pace import Pace
+from memfeed.loading.plan import Plan
 
 
-def stats(
-    place: Place | None, gathered: int, columns: Sequence[Column], at_once: int, pace: Pace, cold: bool | None
-) -> dict[str, Any]:
+def stats(place: Place | None, before: int, plan: Plan, pace: Pace, cold: bool | None) -> dict[str, Any]:
     """See ``Loader.stats``."""
+    gathered = plan.gather.bytes - before
     seconds = 0.0 if place is None else place.seconds
     samples, batches = (0, 0) if place is None else (place.samples, place.batches)
     # the first batch of an epoch has no clock before it
@@ -27,11 +26,18 @@ def stats(
         "bytes": gathered,
         "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
         "wait_share": place.wait_seconds / seconds if place is not None and seconds else 0.0,
-        "columns": {column.field.name: _where(column) for column in columns},
+        "columns": {
+            column.field.name: _where(column) if placed.where == "mapped" else placed.where
+            for column, placed in zip(plan.placement.columns, plan.placement.placed, strict=True)
+        },
+        "placement": {
+            column.field.name: placed.why
+            for column, placed in zip(plan.placement.columns, plan.placement.placed, strict=True)
+        },
         "cold": cold,
         "plan": {
             "batches": str(pace),
-            "batches_per_gather": at_once,
+            "batches_per_gather": plan.pipeline.at_once,
             "read_ahead": "off" if not cold else "on",
         },
     }

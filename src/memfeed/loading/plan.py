@@ -1,0 +1,93 @@
+"""How a loader reads: where the columns are, and what its batches are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from memfeed.augment import UserTransform, bind
+from memfeed.buffers import Pool
+from memfeed.columns import Ints
+from memfeed.gather import Gather
+from memfeed.loading.pipeline import Pipeline
+from memfeed.loading.placement import Asked, Placed, Placement, Room, choose, place, sizes_of
+from memfeed.loading.readahead import ReadAhead
+from memfeed.store import Store
+from memfeed.transfer import Crossing, Direct, Streamed, Streams
+from memfeed.transforms import Transform
+
+TASK_BYTES, TASK_BATCHES = 16 << 20, 32
+
+
+def _kept(store: Store) -> Ints:
+    """The rows that a loader of this store reads, ascending."""
+    rows = store.base_rows(np.arange(len(store)))
+    return rows if store.whole else np.unique(rows)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Made when a loader's first epoch begins, and anew where memory ran out.
+
+    Args:
+        placement: where the columns are.
+        gather: rows to leaves, of the columns that the CPU gathers.
+        reader: reads their files ahead.
+        pipeline: rows to batches.
+        batches_a_task: how many batches are planned at once.
+    """
+
+    placement: Placement
+    gather: Gather
+    reader: ReadAhead
+    pipeline: Pipeline
+    batches_a_task: int
+
+
+def first_places(store: Store, asked: Sequence[Asked], streams: Streams | None) -> list[Placed]:
+    """Where the columns of a store shall go. Raises LoaderError where what is asked for does not fit."""
+    placing = streams is not None or not {*asked} <= {"auto", "mapped"}
+    rows = len(store) if store.whole or not placing else len(_kept(store))
+    room = Room.now(streams) if placing else Room(None, 0, 0)
+    return choose([field.name for field in store.schema], sizes_of(store.columns, rows), asked, room)
+
+
+def make(
+    store: Store,
+    placed: Sequence[Placed],
+    batch_size: int,
+    streams: Streams | None,
+    device: torch.device | None,
+    transform: UserTransform,
+    seed: int,
+    pads: bool,
+) -> Plan:
+    """Loads what is to be placed, and plans the rest."""
+    if any(one.where != "mapped" for one in placed):
+        placement = place(store.columns, placed, _kept(store), store.whole, streams)
+    else:
+        placement = Placement(placed, store.columns, {}, None)
+    crossing: Crossing = Direct(device) if streams is None else Streamed(streams, placement.tables)
+    gather = Gather(placement.columns, crossing.lenders(len(store.columns)), placement.tables)
+    on_disk = [c for n, c in enumerate(placement.columns) if placement.placed[n].where == "mapped"]
+    reader = ReadAhead(on_disk, order_covers=2 * len(store) >= store.base_length)
+    keyed = transform if isinstance(transform, Transform) else None
+    at_once = 1 if crossing.slabs and gather.ragged else gather.batches_at_once(batch_size)
+    # what is to be gathered is planned for several batches, also where each has a gather of its own
+    planned = TASK_BYTES // max(gather.row_bytes * batch_size, 1)
+    pipeline = Pipeline(
+        gather=gather,
+        at_once=at_once,
+        assemble=store.assemble_batch,
+        keyed=bind(keyed, store.schema, Pool()),
+        anywhere=keyed is None or keyed.runs_anywhere,
+        plain=bind(None if keyed is not None else transform, store.schema),
+        crossing=crossing,
+        placement=placement,
+        seed=seed,
+        pads=pads,
+    )
+    return Plan(placement, gather, reader, pipeline, at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)))

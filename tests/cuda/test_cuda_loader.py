@@ -1,0 +1,154 @@
+"""Loaders on a GPU: the contract of placements, the races of docs/notes/streams.md, graphs, the end of memory."""
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+
+import test_crossing
+import test_placement
+from memfeed import Loader
+from memfeed.errors import LoaderError
+from memfeed.transfer import Streamed
+from memfeed.transfer.streams import CudaStreams
+from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
+from test_placement import sources  # noqa: F401  # a fixture
+
+SLEEP = 20_000_000  # cycles of the GPU: some 10 ms
+PLACEMENTS = ["device", "pinned", "mapped"]
+
+
+class TestPlacements(test_placement.TestContract):
+    @pytest.fixture
+    def device(self):
+        return torch.device("cuda")
+
+
+class TestCrossings(test_crossing.TestContract):
+    @pytest.fixture(params=[1, 3])
+    def crossing(self, request):
+        return Streamed(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
+
+
+def images(n=256, side=64):
+    return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8), torch.arange(n)
+
+
+def sums(batch):
+    return torch.stack([part.sum(dtype=torch.int64) for part in batch])
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("slabs", [1, 3])
+def test_a_slow_model_and_a_tiny_ring_see_every_batch_whole(placement, slabs, monkeypatch):
+    monkeypatch.setattr("memfeed.loading.plan.Streamed", partial(Streamed, slabs=slabs))
+    data = images()
+    want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True)])
+    loader = Loader(data, 8, shuffle=True, device="cuda", placement=placement, prefetch=4)
+    found = []
+    for batch in loader:
+        torch.cuda._sleep(SLEEP)  # the batch is read long after next() has returned it, and after it was dropped
+        found.append(sums(batch))
+        del batch
+    assert torch.equal(torch.stack(found).cpu(), want)
+
+
+def test_batches_on_another_stream_than_the_default():
+    data, stream = images(), torch.cuda.Stream()
+    want = torch.stack([sums(batch) for batch in Loader(data, 8)])
+    with torch.cuda.stream(stream):
+        found = []
+        for batch in Loader(data, 8, device="cuda", placement="mapped"):
+            torch.cuda._sleep(SLEEP // 10)
+            found.append(sums(batch))
+    stream.synchronize()
+    assert torch.equal(torch.stack(found).cpu(), want)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_batches_that_are_kept_stay_as_they_are(placement):
+    data = images()
+    held = list(Loader(data, 8, shuffle=True, device="cuda", placement=placement))
+    want = list(Loader(data, 8, shuffle=True))
+    for batch, other in zip(held, want, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(batch, other, strict=True))
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_transforms_on_the_device_give_what_they_give_on_the_cpu(placement):
+    data = images()
+    augment = Compose([RandomCrop(56, padding=4), RandomHorizontalFlip(), Normalize([0.5] * 3, [0.2] * 3)])
+    want = list(Loader(data, 16, shuffle=True, transform=augment))
+    found = list(Loader(data, 16, shuffle=True, transform=augment, device="cuda", placement=placement))
+    for (x, y), (a, b) in zip(found, want, strict=True):
+        torch.testing.assert_close(x.cpu(), a, rtol=0, atol=1e-5)
+        assert torch.equal(y.cpu(), b)
+
+
+def test_a_graph_is_fed_from_a_loader():
+    data = images(64)
+    static = torch.zeros(8, 3, 64, 64, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        static.sum(dtype=torch.int64)
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        total = static.sum(dtype=torch.int64)
+    found = []
+    for x, _ in Loader(data, 8, device="cuda"):
+        static.copy_(x)
+        graph.replay()
+        found.append(total.clone())
+    assert torch.stack(found).tolist() == [int(x.sum(dtype=torch.int64)) for x, _ in Loader(data, 8)]
+
+
+def test_a_loader_that_is_dropped_gives_its_memory_back():
+    data = images(512)
+    before = torch.cuda.memory_allocated()
+    for placement in PLACEMENTS:
+        loader = Loader(data, 8, device="cuda", placement=placement)
+        next(iter(loader))
+        del loader
+        gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+class TestMemory:
+    @pytest.fixture(autouse=True)
+    def _little_memory(self):
+        torch.cuda.empty_cache()
+        yield
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def test_the_columns_make_room_when_memory_runs_out_in_the_middle(self):
+        data = images(1024)
+        loader = Loader(data, 8, shuffle=True, device="cuda", placement="device")
+        want = [sums(batch) for batch in Loader(data, 8, shuffle=True)]
+        batches = iter(loader)
+        found = [sums(next(batches)).cpu()]
+
+        def rest():
+            held = []
+            for batch in batches:
+                held.append(batch[0])  # what a model takes
+                found.append(sums(batch).cpu())
+                if len(held) > 100:
+                    held.clear()
+
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
+        with pytest.warns(UserWarning, match="memory ran out in epoch 0: the columns went a rung down"):
+            rest()
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+        assert loader.stats()["columns"]["0"] == "pinned"
+
+    def test_a_forced_placement_that_does_not_fit(self):
+        free, _ = torch.cuda.mem_get_info()
+        row = torch.zeros(1, 1 << 20, dtype=torch.uint8)
+        loader = Loader(row.expand(free // (1 << 20) + 64, -1), 8, device="cuda", placement="device")
+        with pytest.raises(LoaderError, match="found placement 'device' for field .* would choose"):
+            iter(loader)

@@ -1,0 +1,172 @@
+"""Batches on their way to a device: what waits for what, and what they are made of when they arrive."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfeed.jagged import nested
+from memfeed.transfer import Direct, Streamed
+from memfeed.transfer.crossing import SLABS
+from slow_device import GARBAGE, SlowDevice
+from support import equal
+
+DTYPES = [torch.uint8, torch.bool, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.int64,
+          torch.float64, torch.complex128, torch.float8_e4m3fn]  # fmt: skip
+
+
+def leaves_of(lenders, step):
+    """What a gather gives: tensors in leased memory, and some beside it."""
+    images = lenders[0].lease((4, 3, 5), torch.uint8).fill_(step)
+    labels = lenders[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
+    values = lenders[2].lease((6, 2), torch.float32).fill_(step / 7)
+    offsets = torch.tensor([0, 1, 1, 4, 6])
+    others = lenders[3].lease((6,), torch.int16).copy_(torch.arange(6) + step)
+    flat = lenders[4].lease((5,), torch.float64).fill_(step)
+    return [
+        images, labels, nested(values, offsets), nested(others, offsets), [flat[:2], None, flat[2:].view(3, 1)],
+        [f"row {row} of {step}" for row in range(4)], lenders[5].lease((4, 0), torch.float32),
+    ]  # fmt: skip
+
+
+def copied(leaf):
+    if isinstance(leaf, list):
+        return [copied(part) for part in leaf]
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return nested(leaf.values().clone(), leaf.offsets().clone()) if leaf.is_nested else leaf.clone()
+
+
+class TestContract:
+    """What every way to a device keeps."""
+
+    @pytest.fixture(params=["direct", "cpu", "streamed", "one slab"])
+    def crossing(self, request):
+        if request.param in ("direct", "cpu"):
+            return Direct(None if request.param == "direct" else torch.device("cpu"))
+        return Streamed(SlowDevice(), {}, slabs=1 if request.param == "one slab" else SLABS)
+
+    def send(self, crossing, step):
+        crossing.begin()
+        leaves = leaves_of(crossing.lenders(6), step)
+        want = copied(leaves)
+        with crossing.aside():
+            return crossing.send(leaves), crossing.mark(), want
+
+    def test_batches_arrive_as_they_were_gathered(self, crossing):
+        for step in range(20):
+            leaves, event, want = self.send(crossing, step)
+            assert equal(crossing.arrive(leaves, event), want)
+
+    @pytest.mark.parametrize("ahead", [1, 2, 5])
+    def test_memory_is_not_used_again_before_its_copy_is_done(self, crossing, ahead):
+        under_way = []
+        for step in range(30):
+            under_way.append(self.send(crossing, step))
+            if len(under_way) > ahead:
+                leaves, event, want = under_way.pop(0)
+                assert equal(crossing.arrive(leaves, event), want)
+        for leaves, event, want in under_way:
+            assert equal(crossing.arrive(leaves, event), want)
+
+    def test_what_arrived_is_never_written_again(self, crossing):
+        held = []
+        for step in range(12):
+            leaves, event, want = self.send(crossing, step)
+            held.append((crossing.arrive(leaves, event), want))
+        assert all(equal(batch, want) for batch, want in held)
+
+    def test_jagged_leaves_of_equal_lengths_still_add_up(self, crossing):
+        leaves, event, _ = self.send(crossing, 3)
+        batch = crossing.arrive(leaves, event)
+        assert batch[2].offsets() is batch[3].offsets()
+
+
+def test_the_gather_does_not_wait_while_a_slab_is_free():
+    device = SlowDevice()
+    crossing = Streamed(device, {})
+    for _ in range(SLABS):
+        crossing.begin()
+        crossing.send([crossing.lease((64,), torch.uint8).fill_(1)])
+    assert device._done == 0
+    crossing.begin()
+    assert device._done == 1, "only the oldest copy"
+
+
+def test_leaves_that_are_no_whole_lease_cross_too():
+    crossing = Streamed(SlowDevice(), {})
+    for step in range(4):
+        crossing.begin()
+        leased = crossing.lease((4, 6), torch.int32).copy_(torch.arange(24).view(4, 6) + step)
+        leaves = [leased.t(), leased[1:3], torch.arange(5) + step, torch.tensor(step)]
+        want = copied(leaves)
+        sent = crossing.send(leaves)
+        assert equal(crossing.arrive(sent, crossing.mark()), want)
+
+
+def test_nothing_is_there_before_it_is_waited_for():
+    crossing = Streamed(SlowDevice(), {})
+    crossing.begin()
+    sent = crossing.send([crossing.lease((64,), torch.uint8).fill_(1)])
+    event = crossing.mark()
+    assert sent[0].tolist() == [GARBAGE] * 64, "else these tests show nothing"
+    assert crossing.arrive(sent, event)[0].tolist() == [1] * 64
+
+
+def test_a_batch_is_one_copy_and_small_leaves_get_memory_of_their_own():
+    device = SlowDevice()
+    crossing = Streamed(device, {})
+    for number in range(6):
+        crossing.begin()
+        images = crossing.lease((8, 1000), torch.uint8).fill_(number)
+        masks = crossing.lease((8, 900), torch.uint8).fill_(number)
+        labels = crossing.lease((8,), torch.int64).fill_(number)
+        before = device.copies
+        sent = crossing.send([images, masks, labels])
+        arrived = crossing.arrive(sent, crossing.mark())
+        if number >= SLABS:  # the first round finds out how large a slab has to be
+            assert device.copies - before == 2, "the slab, and the labels out of it"
+            storages = {leaf.untyped_storage().data_ptr() for leaf in arrived[:2]}
+            assert len(storages) == 1
+        assert arrived[2].untyped_storage().nbytes() == 64, "who keeps labels keeps no images"
+        assert arrived[2].tolist() == [number] * 8
+    locked = device.locked_bytes
+    for _ in range(20):
+        crossing.begin()
+        crossing.lease((8, 1000), torch.uint8)
+    assert device.locked_bytes == locked, "slabs are used again"
+
+
+def test_a_batch_larger_than_all_before_crosses_too():
+    crossing = Streamed(SlowDevice(), {})
+    for size in (10, 1000, 5, 100_000, 1000):
+        crossing.begin()
+        leaves = [crossing.lease((size,), torch.uint8).copy_(torch.arange(size) % 251) for _ in range(3)]
+        want = [leaf.clone() for leaf in leaves]
+        sent = crossing.send(leaves)
+        assert equal(crossing.arrive(sent, crossing.mark()), want)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 5), max_size=3),
+    rows=st.integers(1, 9),
+    at=st.integers(0, 3),
+    picked=st.lists(st.integers(0, 8), max_size=7),
+    narrow=st.booleans(),
+)
+def test_rows_of_tables_are_picked_on_the_device(dtype, shape, rows, at, picked, narrow):
+    step = int(np.prod(shape))
+    whole = torch.randint(0, 2, ((rows * step + at) * dtype.itemsize,), dtype=torch.uint8).view(dtype)
+    table = whole[at : at + rows * step].view(rows, *shape)  # not every table begins at a multiple of 16
+    index = torch.tensor([row % rows for row in picked], dtype=torch.int32 if narrow else torch.int64)
+    crossing = Streamed(SlowDevice(), {1: table})
+    crossing.begin()
+    sent = crossing.send([crossing.lease((2,), torch.int64).fill_(5), None], index)
+    first, found = crossing.arrive(sent, crossing.mark())
+    assert first.tolist() == [5, 5]
+    assert (found.dtype, found.shape) == (dtype, (len(picked), *shape))
+    want = torch.stack([table[row] for row in index.tolist()]) if picked else table[:0]
+    assert torch.equal(found.reshape(-1).view(torch.uint8), want.reshape(-1).view(torch.uint8))
