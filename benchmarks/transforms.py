@@ -60,13 +60,15 @@ def memfeed_into(images: torch.Tensor, keys: Keys, allocate: Callable[..., torch
 
 def tutorial(images: torch.Tensor, keys: Keys) -> torch.Tensor:
     """As the tensorclass tutorial does it: normalise all pixels, crop with two gathers, flip with two masks."""
-    tops, lefts, flips = (torch.tensor(values) for values in drawn(keys))
-    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    n, there = len(images), images.device
+    tops, lefts, flips = (torch.tensor(values, device=there) for values in drawn(keys))
+    mean, std = (255 * torch.tensor(values, device=there).view(3, 1, 1) for values in (MEAN, STD))
     images = (images - mean) / std
-    rows = (tops[:, None] + torch.arange(CROP))[:, None, :, None].expand(N, 3, CROP, SIDE)
-    columns = (lefts[:, None] + torch.arange(CROP))[:, None, None, :].expand(N, 3, CROP, CROP)
+    steps = torch.arange(CROP, device=there)
+    rows = (tops[:, None] + steps)[:, None, :, None].expand(n, 3, CROP, SIDE)
+    columns = (lefts[:, None] + steps)[:, None, None, :].expand(n, 3, CROP, CROP)
     images = images.gather(-2, rows).gather(-1, columns)
-    flipped = flips.view(N, 1, 1, 1).expand_as(images)
+    flipped = flips.view(n, 1, 1, 1).expand_as(images)
     return images.masked_fill(flipped, 0.0) + images.masked_fill(~flipped, 0.0).flip(-1)
 
 
