@@ -41,8 +41,9 @@ def read(path: Path) -> dict[str, Any]:
 def machine_line(result: dict[str, Any]) -> str:
     """The machine in one line."""
     m = result["machine"]
+    gpu = f"{m['gpu']}, " if "gpu" in m else ""
     return (
-        f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, Python {m['python']}, "
+        f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, {gpu}Python {m['python']}, "
         f"torch {m['torch']}, memfeed {m['memfeed']}, {m['date']}, load average at the end {m['load_average'][0]:.1f}"
     )
 

@@ -214,6 +214,7 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "cpu": models[0] if models else platform.processor(),
         "cores": os.cpu_count(),
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": list(os.getloadavg()),
         "system": platform.platform(),

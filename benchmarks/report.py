@@ -231,6 +231,31 @@ RandomResizedCrop (antialiased), flip and normalise; torchvision is given the bo
 {targets(result)}"""
 
 
+def to_device(result: Result) -> str:
+    about, parts = result["input"], []
+    for name, found in result["works"].items():
+        rows = [
+            [who, f"{t * 1e6:,.0f} us", "" if who == "memfeed.to_device" else f"{found['ratios'][who]:,.2f}"]
+            for who, t in found["median_seconds"].items()
+        ]
+        what = f"{found['leaves']} tensors, {found['bytes'] / 1e6:,.1f} MB"
+        parts.append(f"**{name}**: {what}\n\n{table(['', 'time', TIMES], rows)}")
+    how = (
+        "No GPU was there: the tree is in CPU memory and stays there, so that **these are times of the walk through it "
+        "alone**, and say nothing of copies (torch.save and torch.load copy in any case)."
+        if about["walk_only"]
+        else f"From pageable memory to {about['device']}; a time ends when everything has arrived."
+    )
+    return f"""## To a device
+
+Trees of dicts, lists and tuples. {how}
+TensorDict.from_dict(...).to takes a list for a value that is no tensor: of {result["tensors_in_a_list"]} tensors in
+a list in a dict it leaves {result["tensordict_leaves_behind"]} where they were. Its time is for less work.
+
+{chr(10).join(parts)}
+{targets(result)}"""
+
+
 def others(result: Result) -> str:
     versions, exact = result["machine"]["versions"], result["exact_shuffle"]
     parts = []
@@ -282,6 +307,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "convert": convert,
     "columnar": columnar,
     "transforms": transforms,
+    "to_device": to_device,
 }
 CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others}
 

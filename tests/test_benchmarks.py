@@ -37,6 +37,7 @@ def check_result(path: Path, name: str, figures: str) -> dict:
         ("cold", "works"),
         ("scale", "first_batch_seconds"),
         ("transforms", "median_seconds"),
+        ("to_device", "works"),
     ],
 )
 def test_quick(name, figures, tmp_path):

@@ -183,15 +183,15 @@ def test_subclasses_that_nobody_registered_keep_what_they_have_besides(moving):
     x = torch.ones(3)
     named = Named([x, "b"])
     named.name = "n"
-    tree = [Attributes({"to": x, "y": 1}, "note"), named, Stack([x]), MappingProxyType({"x": x}), Odd(x, 2)]
+    tree = [Attributes({"to": len, "x": x}, "note"), named, Stack([x]), MappingProxyType({"x": x}), Odd(x, 2)]
     new = moving(tree)
     assert [type(part) for part in new] == [Attributes, Named, Stack, MappingProxyType, tuple]
     assert new[0].note == "note"
     assert new[1].name == "n"
-    moved = new[0]["to"]
+    moved = new[0]["x"]
     assert moved is not x
     assert all(part is moved for part in (new[1][0], new[2][0], new[3]["x"], new[4][0])), "one tensor stays one"
-    assert tree[0]["to"] is named[0] is x
+    assert tree[0]["x"] is named[0] is x
 
 
 def test_containers_of_other_things_pass_as_they_are(moving):
@@ -261,7 +261,9 @@ class Encoding(UserDict):
     """As an older BatchEncoding of Hugging Face: its ``to`` takes a device alone."""
 
     def to(self, device):
-        return Encoding({key: value.to(device) for key, value in self.items()})
+        made = Encoding({key: value.to(device) for key, value in self.items()})
+        made.by_itself = True
+        return made
 
 
 class Nothing:
@@ -277,6 +279,7 @@ def test_objects_that_move_themselves():
     assert new[3]["again"] is graph
     assert (graph.x.device.type, graph.non_blocking) == ("meta", True)
     assert (type(new[1]), new[1]["ids"].device.type) == (Encoding, "meta")
+    assert new[1].by_itself
     assert new[2] is nothing, "a method that returns nothing has changed the object"
     assert nothing.device.type == "meta"
     assert encoding["ids"].device.type == "cpu"
@@ -457,6 +460,9 @@ def test_small_tensors_travel_in_one_buffer_and_others_do_not():
     x, y = torch.ones(3), torch.ones(MOST_BYTES // 4)
     _, buffers = together([x, {"y": y}, torch.arange(2), "text", x])
     assert [buffer.nbytes for buffer in buffers] == [MOST_BYTES + 2 * ALIGNMENT]
+    (a, b), buffers = together([x, y])
+    assert len(buffers) == 1
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     assert together([x, "text", x])[1] == [], "one tensor needs no buffer"
     large = torch.ones(MOST_BYTES // 4 + 1)
     others = [large, torch.ones(2, requires_grad=True), torch.eye(2).to_sparse(), torch.ones(2, 3).T]

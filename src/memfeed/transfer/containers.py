@@ -44,7 +44,7 @@ with warnings.catch_warnings():
 
 def has_to(value: Any) -> bool:
     """Whether the class of ``value`` knows how to move it; an attribute of one instance may be a field named "to"."""
-    return callable(getattr(type(value), "to", None)) and not isinstance(value, type)
+    return callable(getattr(type(value), "to", None))
 
 
 def take_apart(tree: Any) -> tuple[list[Any], PutTogether]:
