@@ -27,7 +27,8 @@ def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = Tru
     through; with ``strict`` they raise TypeError, which names their place in the tree.
 
     On CUDA two or more small tensors (plain and contiguous, without a gradient, 256 KiB at most) travel in one copy.
-    They share its memory on the device: who keeps one of them keeps all. Their sources may be written again at once.
+    They share its memory on the device: who keeps one of them, or gives it to torch.save, keeps all; a clone does not.
+    Their sources may be written again at once.
 
     ``non_blocking`` does not wait for the copies; work queued on the device's current stream does. Synchronise before
     you write to a page-locked source. Copies to the CPU are always waited for.
