@@ -77,6 +77,17 @@ class TestContract:
             held.append((crossing.arrive(leaves, event), want))
         assert all(equal(batch, want) for batch, want in held)
 
+    def test_a_write_to_one_leaf_leaves_the_backward_of_another_alone(self, crossing):
+        for _ in range(SLABS + 1):  # from then on a batch is one piece
+            crossing.begin()
+            lenders = crossing.lenders(2)
+            sent = crossing.send([lender.lease((8,), torch.float32).fill_(1) for lender in lenders])
+            one, other = crossing.arrive(sent, crossing.mark())
+        weight = torch.ones(8, requires_grad=True, device=one.device)
+        loss = (weight * one).sum()
+        other.add_(1)
+        loss.backward()
+
     def test_jagged_leaves_of_equal_lengths_still_add_up(self, crossing):
         leaves, event, _ = self.send(crossing, 3)
         batch = crossing.arrive(leaves, event)

@@ -196,7 +196,8 @@ class _Slab:
             flat = piece[at : at + part.nbytes]
             # who keeps the labels of an epoch must not keep its images
             flat = self._streams.copy(flat) if 0 < part.nbytes * KEPT_APART < len(piece) else flat
-            made[key] = flat.view(part.dtype).view(part.shape)
+            # .data: views share a version counter, and a write to one leaf would forbid the backward of another
+            made[key] = flat.view(part.dtype).view(part.shape).data
         self._crossed = self._streams.mark()
         return [made[id(part)] for part in parts]
 
