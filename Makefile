@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types contract check bench bench-tutorial test-oldest clean
+.PHONY: demo test test-cuda lint types contract check bench bench-tutorial test-oldest clean
 
 demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# What needs an NVIDIA GPU: streams, races, graphs, the end of memory, the kernel.
+test-cuda: $(INSTALLED)
+	$(BIN)/python -m pytest tests/cuda
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +43,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
+	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
 	$(BIN)/python benchmarks/report.py
