@@ -1,5 +1,7 @@
 """Batches on their way to a device: what waits for what, and what they are made of when they arrive."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,21 @@ class TestContract:
             held.append((crossing.arrive(leaves, event), want))
         assert all(equal(batch, want) for batch, want in held)
 
+    def test_several_threads_fill_it_at_once(self, crossing):
+        def work(first):
+            for step in range(first, first + 40):
+                leaves, event, want = self.send(crossing, step)
+                if not equal(crossing.arrive(leaves, event), want):
+                    wrong.append(step)
+
+        wrong = []
+        threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
     def test_a_write_to_one_leaf_leaves_the_backward_of_another_alone(self, crossing):
         for _ in range(SLABS + 1):  # from then on a batch is one piece
             crossing.begin()
@@ -103,6 +120,18 @@ def test_the_gather_does_not_wait_while_a_slab_is_free():
     assert device._done == 0
     crossing.begin()
     assert device._done == 1, "only the oldest copy"
+
+
+def test_a_batch_that_could_not_be_gathered_leaves_its_slab_to_the_next():
+    device = SlowDevice()
+    crossing = Streamed(device, {}, slabs=1)
+    for step in range(5):
+        crossing.begin()
+        crossing.lease((100,), torch.uint8)  # and then a corrupt row, say
+        crossing.begin()
+        sent = crossing.send([crossing.lease((64,), torch.uint8).fill_(step)])
+        assert crossing.arrive(sent, crossing.mark())[0].tolist() == [step] * 64
+    assert device.locked_bytes < 1000
 
 
 def test_leaves_that_are_no_whole_lease_cross_too():

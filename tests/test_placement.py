@@ -225,6 +225,8 @@ class TestOutOfMemory:
 
         monkeypatch.setattr(device, "page_locked", none_left)
         loader = Loader(sources["store"].select("image"), 8, placement="pinned", device="cpu")
+        assert loader.stats()["placement"] == {"image": "no epoch has begun"}
+        iter(loader)
         assert loader.stats()["columns"] == {"image": "mapped"}
         assert loader.stats()["placement"] == {"image": "out of memory as 'pinned'"}
 

@@ -220,7 +220,7 @@ class Loader:
         made: asked for or ahead in a thread, how many small batches by one gather, and whether rows are read ahead.
         JSON.
         """
-        return stats(self._place, self._gathered, self._prepared(), self._pace, self._cold)
+        return stats(self._place, self._gathered, self.store, self._plan, self._pace, self._cold)
 
     # --- epochs
 

@@ -7,12 +7,18 @@ from typing import Any
 from memfeed.columns import Column, InMemory, JoinedFixed, JoinedRagged, Pieces, Values
 from memfeed.loading.epoch import Place
 from memfeed.loading.pace import Pace
+from memfeed.loading.placement import Placed
 from memfeed.loading.plan import Plan
+from memfeed.store import Store
 
 
-def stats(place: Place | None, before: int, plan: Plan, pace: Pace, cold: bool | None) -> dict[str, Any]:
+def stats(
+    place: Place | None, before: int, store: Store, plan: Plan | None, pace: Pace, cold: bool | None
+) -> dict[str, Any]:
     """See ``Loader.stats``."""
-    gathered = plan.gather.bytes - before
+    gathered = 0 if plan is None else plan.gather.bytes - before
+    columns = store.columns if plan is None else plan.placement.columns
+    placed = [Placed("mapped", "no epoch has begun")] * len(columns) if plan is None else plan.placement.placed
     seconds = 0.0 if place is None else place.seconds
     samples, batches = (0, 0) if place is None else (place.samples, place.batches)
     # the first batch of an epoch has no clock before it
@@ -27,17 +33,14 @@ def stats(place: Place | None, before: int, plan: Plan, pace: Pace, cold: bool |
         "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
         "wait_share": place.wait_seconds / seconds if place is not None and seconds else 0.0,
         "columns": {
-            column.field.name: _where(column) if placed.where == "mapped" else placed.where
-            for column, placed in zip(plan.placement.columns, plan.placement.placed, strict=True)
+            column.field.name: _where(column) if one.where == "mapped" else one.where
+            for column, one in zip(columns, placed, strict=True)
         },
-        "placement": {
-            column.field.name: placed.why
-            for column, placed in zip(plan.placement.columns, plan.placement.placed, strict=True)
-        },
+        "placement": {column.field.name: one.why for column, one in zip(columns, placed, strict=True)},
         "cold": cold,
         "plan": {
             "batches": str(pace),
-            "batches_per_gather": plan.pipeline.at_once,
+            "batches_per_gather": 0 if plan is None else plan.pipeline.at_once,
             "read_ahead": "off" if not cold else "on",
         },
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -105,31 +106,42 @@ class Streamed:
         self._streams, self.device = streams, streams.device
         self._tables = {number: (_wide(table), table) for number, table in tables.items()}
         self._ring = deque(_Slab(streams) for _ in range(slabs))
+        self._here = threading.local()  # the slab that is filled: a loader may be read by several iterators
 
     def lenders(self, count: int) -> list[Lender]:
         """See ``Crossing.lenders``."""
         return [self] * count
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory in the slab of the batch that is gathered."""
-        return self._ring[0].lease(shape, dtype)
+        """Memory in the slab of the batch that this thread gathers."""
+        leased: torch.Tensor = self._here.slab.lease(shape, dtype)
+        return leased
 
     def begin(self) -> None:
         """See ``Crossing.begin``."""
-        self._ring.rotate(-1)
-        self._ring[0].begin()
+        slab = getattr(self._here, "slab", None)  # one is left where the batch before was not sent
+        if slab is None:
+            try:
+                slab = self._ring.popleft()
+            except IndexError:  # the threads of other iterators fill all of them
+                slab = _Slab(self._streams)
+        self._here.slab = slab
+        slab.begin()
 
     def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
         """See ``Crossing.send``; within ``aside``. Leaves that are no tensors stay as they are."""
         picking = index is not None and bool(self._tables)
         parts = [part for leaf in leaves for part in _parts(leaf)]
-        arrived = iter(self._ring[0].cross([*parts, index] if picking else parts))  # type: ignore[list-item]
+        slab: _Slab = self._here.slab
+        arrived = iter(slab.cross([*parts, index] if picking else parts))  # type: ignore[list-item]
         made = [_rebuilt(leaf, arrived) for leaf in leaves]
         if picking:
             there = next(arrived)
             for number, (wide, table) in self._tables.items():
                 rows = self._streams.select(wide, there)
                 made[number] = rows.view(torch.uint8).view(table.dtype).view(len(there), *table.shape[1:])
+        self._here.slab = None
+        self._ring.append(slab)
         return made
 
     def aside(self) -> AbstractContextManager[Any]:
