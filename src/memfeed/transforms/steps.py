@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from memfeed.errors import TransformError
 from memfeed.transforms.affine import Affine
 from memfeed.transforms.fields import On
-from memfeed.transforms.fused import fused
 from memfeed.transforms.geometry import Geometry, Imagewise
-from memfeed.transforms.memory import Empty
 from memfeed.transforms.warp import Warped
 from memfeed.transforms.window import Window
 
@@ -37,6 +35,10 @@ UniformOf: TypeAlias = Callable[[str, int, "NDArray[np.int64] | None"], NDArray[
 
 Moved: TypeAlias = tuple[torch.Tensor, list[Geometry]]
 """Images, and what moved their pixels, for the fields that follow them."""
+
+
+Stage: TypeAlias = Callable[[torch.Tensor, Sequence[Imagewise], "Affine | None"], torch.Tensor]
+"""Carries out changes and then an Affine on images [n, c, h, w] together: `fused.fused`, or `kernel.fused` on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +70,8 @@ def run_plain(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf) ->
     return image, moves
 
 
-def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
-    """What `run_plain` gives, on the CPU, in as few passes over the images as the sequence allows."""
+def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, stage: Stage) -> Moved:
+    """What `run_plain` gives, in as few stages as the sequence allows."""
     shape, dtype = image.shape, image.dtype
     changes: list[Imagewise] = []
     pending: list[Imagewise] = []
@@ -84,7 +86,7 @@ def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, em
             affine = params if affine is None else affine.then(params)
             dtype = affine.dtype
         else:  # a second cast, which would round, or what needs all values: what is pending comes first
-            image = fused(image, pending, affine, empty)
+            image = stage(image, pending, affine)
             changes, pending, affine = changes + pending, [], None
             if isinstance(params, Imagewise):
                 pending, shape = [params], params.output_shape(shape)
@@ -93,7 +95,7 @@ def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, em
             else:
                 image = step.transform.transform(image, params)
                 shape, dtype = image.shape, image.dtype
-    return fused(image, pending, affine, empty), [c for c in changes + pending if isinstance(c, Geometry)]
+    return stage(image, pending, affine), [c for c in changes + pending if isinstance(c, Geometry)]
 
 
 def _only_moves(params: Imagewise, shape: torch.Size) -> bool:

@@ -16,9 +16,11 @@ from memfeed.keyed import Keys, uniform
 from memfeed.transforms.affine import Affine
 from memfeed.transforms.fields import On, find_all, replace
 from memfeed.transforms.followers import follow
+from memfeed.transforms.fused import fused
 from memfeed.transforms.geometry import Imagewise
+from memfeed.transforms.gpu import gpu_kernel
 from memfeed.transforms.memory import Empty, channels_last, empty
-from memfeed.transforms.steps import Moved, Step, Uniform, UniformOf, make_params, run_fused, run_plain
+from memfeed.transforms.steps import Moved, Stage, Step, Uniform, UniformOf, make_params, run_fused, run_plain
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")
@@ -189,13 +191,18 @@ class Transform(torch.nn.Module):
         return found
 
     def _run(self, steps: list[Step], image: torch.Tensor, uniform: UniformOf, empty: Empty) -> Moved:
-        # Writing into a buffer has no gradient, and slicing sample by sample launches a kernel for each on a GPU.
-        if image.device.type != "cpu" or image.requires_grad:
-            image, moves = run_plain(steps, image, uniform)
-        else:
-            lend = empty if self.memory_format is torch.contiguous_format else channels_last(empty)
-            image, moves = run_fused(steps, image, uniform, lend)
+        stage = None if image.requires_grad else self._stage(image.device, empty)  # into a buffer flows no gradient
+        image, moves = run_plain(steps, image, uniform) if stage is None else run_fused(steps, image, uniform, stage)
         return image.contiguous(memory_format=self.memory_format), moves
+
+    def _stage(self, device: torch.device, empty: Empty) -> Stage | None:
+        """What fuses on this device; None where nothing does."""
+        if device.type == "cpu":
+            return partial(
+                fused, empty=empty if self.memory_format is torch.contiguous_format else channels_last(empty)
+            )
+        kernel = gpu_kernel(device) if device.type == "cuda" else None
+        return None if kernel is None else partial(kernel.fused, memory_format=self.memory_format)
 
     @property
     def runs_anywhere(self) -> bool:
