@@ -90,6 +90,7 @@ FLOATS = T.ToDtype(torch.float32, scale=True)
         ([T.Normalize(MEAN, STD), T.RandomCrop(190, padding=20)], 3e-6),
         ([T.RandomErasing(), T.Normalize(MEAN, STD)], 3e-6),
         ([FLOATS, T.RandomErasing(value="random")], 1e-6),
+        ([T.RandomCrop(100), FLOATS, T.Pointwise(torch.sin), T.RandomHorizontalFlip()], 1e-6),
         # those below compute: as far apart as float32 on two machines
         ([FLOATS, T.Resize(96), T.Normalize(MEAN, STD)], 1e-4),
         ([FLOATS, T.RandomResizedCrop(96), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)], 1e-4),

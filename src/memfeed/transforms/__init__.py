@@ -12,6 +12,7 @@ from memfeed.transforms.flip import RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.geometry import Geometry, Imagewise
 from memfeed.transforms.mix import CutMix, MixUp
 from memfeed.transforms.per_sample import PerSample
+from memfeed.transforms.pointwise import Mapped, Pointwise
 from memfeed.transforms.resample import Resampled
 from memfeed.transforms.resize import RandomResizedCrop, Resize
 from memfeed.transforms.rotate import RandomAffine, RandomRotation
@@ -32,9 +33,11 @@ __all__ = [
     "ImageTransform",
     "Imagewise",
     "Jitter",
+    "Mapped",
     "MixUp",
     "Normalize",
     "PerSample",
+    "Pointwise",
     "RandomAffine",
     "RandomCrop",
     "RandomErasing",

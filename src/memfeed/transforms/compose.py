@@ -17,7 +17,8 @@ class Compose(Transform):
     """Apply transforms in order, neighbours fused where they allow it.
 
     On the CPU, consecutive crops, flips, casts and normalisations become one copy of each sample's window straight from
-    the source into the output, and one pass over the output. `reference` is the same, one transform after another.
+    the source into the output, and one pass over the output; on CUDA they become one kernel. `reference` is the same,
+    one transform after another.
 
     Two transforms of one class draw from different streams (the class's name and its number among its like), and
     leaving out or adding one of another class changes no draws. A Compose in a Compose counts as its parts.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memfeed.transforms.affine import Affine
+from memfeed.transforms.affine import Affine, scale_and_shift
 from memfeed.transforms.geometry import Imagewise
 from memfeed.transforms.memory import Empty
 
@@ -21,9 +21,10 @@ def fused(image: torch.Tensor, changes: Sequence[Imagewise], affine: Affine | No
         return image
     # A subclass (MemoryMappedTensor, tv_tensors.Image) pays for its __torch_function__ at every slice.
     image = image.as_subclass(torch.Tensor)
-    shape = image.shape
+    shape, kind = image.shape, image.dtype
     for change in changes:
-        shape = change.output_shape(shape)
+        shape, kind = change.output_shape(shape), change.output_dtype(kind)
+    dtype = kind if affine is None else affine.dtype
     output = empty(shape, dtype)
     source = output
     if changes:
@@ -38,17 +39,5 @@ def fused(image: torch.Tensor, changes: Sequence[Imagewise], affine: Affine | No
     else:
         source = image  # float images in, nothing moved: normalised straight from where they are
     if affine is not None and affine.scale is not None and affine.shift is not None:
-        _scale_and_shift(source, affine.scale, affine.shift, output)
+        scale_and_shift(source, affine.scale, affine.shift, output)
     return output
-
-
-def _scale_and_shift(
-    source: torch.Tensor, scale: tuple[float, ...], shift: tuple[float, ...], output: torch.Tensor
-) -> None:
-    """Write source * scale + shift per channel, in one pass.
-
-    A scalar add with alpha took 0.6 ms for [64, 3, 224, 224], mul_ then add_ 1.4 ms, a broadcast addcmul 2.6 ms.
-    """
-    for channel in range(output.shape[1]):
-        offset = torch.tensor(shift[channel], dtype=output.dtype)
-        torch.add(offset, source[:, channel], alpha=scale[channel], out=output[:, channel])

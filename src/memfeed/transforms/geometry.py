@@ -18,6 +18,10 @@ class Imagewise(abc.ABC):
     def output_shape(self, shape: torch.Size) -> torch.Size:
         """What images of `shape` [n, c, h, w] become."""
 
+    def output_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What images of `dtype` become: of the same, unless a subclass says so."""
+        return dtype
+
     @abc.abstractmethod
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
         """One image [c, h, w] of the batch, its number `sample`; may be a view of it. For the CPU."""

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from memfeed.transforms.affine import Affine
+from memfeed.transforms.affine import Affine, Scaled
 from memfeed.transforms.geometry import Imagewise, filled
 from memfeed.transforms.window import Window
 
@@ -32,8 +32,8 @@ def fused(
 ) -> torch.Tensor:
     """Change images [n, c, h, w], then apply `affine`; `image` itself where there is nothing to do.
 
-    The last change, if it is a window, and `affine` take one kernel, which reads each pixel that is needed once and
-    writes each pixel of the output once. What else there is to do is done by torch, each change in its plain form.
+    A window and the Affine after it take one kernel, which reads each pixel that is needed once and writes each pixel
+    of the output once; so does either alone. What else there is to do is done by torch, each change in its plain form.
 
     Args:
         image: of any strides, on a GPU. It is only read.
@@ -42,37 +42,36 @@ def fused(
         memory_format: of what the kernel writes: `torch.contiguous_format` or `torch.channels_last`.
     """
     window: Window | None = None
-    for change in changes:
+    for change in [*changes, *([] if affine is None else [Scaled(affine)])]:
+        if isinstance(change, Scaled):
+            image, window = _together(image, window, change.affine, memory_format), None
+            continue
         if window is not None:
-            image, window = window.all(image), None
+            image, window = _together(image, window, None, memory_format), None
         if isinstance(change, Window):
             window = change
         else:
             image = change.all(image)
-    if affine is not None and affine.dtype == image.dtype and affine.scale is None:
+    return image if window is None else _together(image, window, None, memory_format)
+
+
+def _together(
+    image: torch.Tensor, window: Window | None, affine: Affine | None, memory_format: torch.memory_format
+) -> torch.Tensor:
+    """By the kernel where it fits; else by torch."""
+    if affine == Affine(image.dtype):
         affine = None
     if window is None and affine is None:
         return image
     image = image.as_subclass(torch.Tensor)
     if fits(image, window, affine):
         return launch(image, window, affine, memory_format)
-    return plain(image, window, affine)
-
-
-def plain(image: torch.Tensor, window: Window | None, affine: Affine | None) -> torch.Tensor:
-    """What the kernel does, by torch, for any dtype."""
     image = image if window is None else window.all(image)
-    if affine is None:
-        return image
-    image = image.to(affine.dtype)
-    if affine.scale is None or affine.shift is None:
-        return image
-    scale, shift = (torch.tensor(v, dtype=image.dtype, device=image.device) for v in (affine.scale, affine.shift))
-    return image * scale[:, None, None] + shift[:, None, None]
+    return image if affine is None else Scaled(affine).all(image)
 
 
 def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> bool:
-    """Whether the kernel gives what `plain` gives."""
+    """Whether the kernel gives what torch gives."""
     if image.dtype not in COPIED or not (affine is None or affine.dtype in COMPUTED):
         return False
     _, c, h, w = image.shape

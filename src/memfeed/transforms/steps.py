@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
-from memfeed.transforms.affine import Affine
+from memfeed.transforms.affine import Affine, Scaled
 from memfeed.transforms.fields import On
 from memfeed.transforms.geometry import Geometry, Imagewise
 from memfeed.transforms.warp import Warped
@@ -78,19 +78,19 @@ def run_fused(steps: Sequence[Step], image: torch.Tensor, uniform: UniformOf, st
     affine: Affine | None = None
     for step in steps:
         params = make_params(step, shape, dtype, uniform)
-        if isinstance(params, Imagewise) and (affine is None or _only_moves(params, shape)):
+        if isinstance(params, Imagewise):
+            if affine is not None and not _only_moves(params, shape):  # it needs the values that the Affine makes
+                pending, affine = [*pending, Scaled(affine)], None
             joined = _joined(pending[-1], params) if pending else None
             pending = [*pending, params] if joined is None else [*pending[:-1], joined]
-            shape = params.output_shape(shape)
+            shape, dtype = params.output_shape(shape), params.output_dtype(dtype)
         elif isinstance(params, Affine) and (affine is None or affine.dtype == params.dtype):
             affine = params if affine is None else affine.then(params)
             dtype = affine.dtype
         else:  # a second cast, which would round, or what needs all values: what is pending comes first
             image = stage(image, pending, affine)
             changes, pending, affine = changes + pending, [], None
-            if isinstance(params, Imagewise):
-                pending, shape = [params], params.output_shape(shape)
-            elif isinstance(params, Affine):
+            if isinstance(params, Affine):
                 affine, dtype = params, params.dtype
             else:
                 image = step.transform.transform(image, params)

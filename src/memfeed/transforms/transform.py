@@ -29,8 +29,9 @@ T = TypeVar("T", bound="Transform")
 class Transform(torch.nn.Module):
     """A transform of image batches [n, c, h, w] whose random parameters can be keyed by row.
 
-    A subclass says what to do in two methods, `make_params` and `transform`. Images on the CPU take the fused road
-    where the parameters allow it; the result is the same. Train and eval mode make no difference, as in torchvision.
+    A subclass says what to do in two methods, `make_params` and `transform`. Images on the CPU, and on
+    CUDA where Triton is there, take the fused road as far as the parameters allow it; the result is the same. Train and
+    eval mode make no difference, as in torchvision.
 
     Args:
         on: the field to work on: a key, a position, or a tuple of these for a nested one. A tuple of several fields,
@@ -186,7 +187,8 @@ class Transform(torch.nn.Module):
             kind = dtype or (seen[1] if seen else torch.uint8)
             for step in steps:
                 made = found[step.stream] = make_params(step, size, kind, _keyed(keys))
-                size = made.output_shape(size) if isinstance(made, Imagewise) else size
+                if isinstance(made, Imagewise):
+                    size, kind = made.output_shape(size), made.output_dtype(kind)
                 kind = made.dtype if isinstance(made, Affine) else kind
         return found
 
