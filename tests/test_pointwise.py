@@ -131,6 +131,35 @@ def test_copies_and_repr():
     assert torch.equal(again.apply(images, keys()), Pointwise(gamma).apply(images, keys()))
 
 
+def fails(fn, **_):
+    def compiled(image):
+        raise FileNotFoundError("no C++ compiler")
+
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("compiler", "how"),
+    [
+        (lambda fn, **_: lambda image: fn(image), "compiled"),
+        (fails, "eager (compiling failed: FileNotFoundError)"),
+        (lambda fn, **_: lambda image: fn(image) + 1, "eager (compiled, it gives other values)"),
+        (lambda fn, **_: lambda image: fn(image).half(), "eager (compiled, it gives other values)"),
+    ],
+)
+def test_it_is_compiled_where_that_pays_and_repr_says_what_became_of_it(compiler, how, monkeypatch):
+    images = photos(dtype=torch.float32)
+    want = Pointwise(gamma).apply(images, keys())
+    monkeypatch.setattr(torch, "compile", compiler)
+    eager = Pointwise(gamma)
+    assert torch.equal(eager.apply(images, keys()), want)
+    assert repr(eager) == "Pointwise(gamma, eager on cpu)"
+    monkeypatch.setattr("memfeed.transforms.pointwise.COMPILED_ON", ("cpu",))
+    transform = Pointwise(gamma)
+    assert torch.equal(transform.apply(images, keys()), want)
+    assert repr(transform) == f"Pointwise(gamma, {how} on cpu)"
+
+
 @pytest.mark.parametrize("road", ["apply", "reference"])
 @pytest.mark.parametrize(
     ("fn", "words"),

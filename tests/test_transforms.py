@@ -499,3 +499,13 @@ def test_wrong_calls():
         augment()(photos()[0])
     with pytest.raises(TransformError, match="got a Tensor and no keys"):
         augment().apply(photos())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_rounded_once(dtype):
+    steps = [RandomCrop(8), ToDtype(dtype, scale=True), Normalize(MEAN, STD)]
+    exact = Compose([RandomCrop(8), Normalize(MEAN, STD)]).apply(photos(), keys())
+    found = Compose(steps).apply(photos(), keys())
+    assert found.dtype is dtype
+    ulp = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.float(), exact, rtol=ulp, atol=ulp * 2**-4)

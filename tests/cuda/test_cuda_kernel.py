@@ -147,3 +147,11 @@ def test_on_another_stream():
     stream.synchronize()
     for epoch, got in enumerate(made):  # their parameters crossed one after the other, and none was overwritten
         assert torch.equal(got.cpu(), transform.reference(photos(), Keys(0, epoch, torch.arange(32))))
+
+
+def test_a_function_of_single_values_is_compiled():
+    transform = T.Pointwise(lambda x: x.clamp(0, 1) ** 2.2)
+    images = photos().float().div(255)
+    torch.testing.assert_close(transform(images.cuda()).cpu(), transform(images), rtol=1e-4, atol=1e-5)
+    assert "on cuda" in repr(transform)
+    assert "compiled on cuda" in repr(transform) or "compiling failed" in repr(transform)

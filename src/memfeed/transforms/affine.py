@@ -23,6 +23,11 @@ class Affine:
     scale: tuple[float, ...] | None = None
     shift: tuple[float, ...] | None = None
 
+    @property
+    def halves(self) -> bool:
+        """Whether it computes for a dtype of 16 bits, which is done in float32 and rounded once."""
+        return self.scale is not None and self.dtype in (torch.float16, torch.bfloat16)
+
     def then(self, after: Affine) -> Affine:
         """This one and `after` in one; both have the same dtype."""
         if self.scale is None or self.shift is None:
@@ -52,21 +57,25 @@ class Scaled(Imagewise):
 
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
         """One image [c, h, w]."""
-        cast = image.to(self.affine.dtype)
         if self.affine.scale is None or self.affine.shift is None:
-            return cast
+            return image.to(self.affine.dtype)
+        cast = image.to(self._computed)
         output = torch.empty_like(cast) if cast is image else cast
         scale_and_shift(cast[None], self.affine.scale, self.affine.shift, output[None])
-        return output
+        return output.to(self.affine.dtype)
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """All images [n, c, h, w], on any device."""
-        image = image.to(self.affine.dtype)
         if self.affine.scale is None or self.affine.shift is None:
-            return image
+            return image.to(self.affine.dtype)
         values = (self.affine.scale, self.affine.shift)
-        scale, shift = (torch.tensor(v, dtype=image.dtype, device=image.device)[:, None, None] for v in values)
-        return image * scale + shift
+        scale, shift = (torch.tensor(v, dtype=self._computed, device=image.device)[:, None, None] for v in values)
+        return (image.to(self._computed) * scale + shift).to(self.affine.dtype)
+
+    @property
+    def _computed(self) -> torch.dtype:
+        """What to compute in: bfloat16 would round three times, to a result 0.02 off where 0.005 is meant."""
+        return torch.float32 if self.affine.halves else self.affine.dtype
 
 
 def scale_and_shift(

@@ -27,17 +27,29 @@ def fused(image: torch.Tensor, changes: Sequence[Imagewise], affine: Affine | No
     dtype = kind if affine is None else affine.dtype
     output = empty(shape, dtype)
     source = output
-    if changes:
+    # 16 bits would be rounded three times: each image is computed in float32, and the one scratch stays in the cache
+    scratch = torch.empty(1, *shape[1:]) if affine is not None and affine.halves else None
+    if changes or scratch is not None:
         # one by one: an image is small enough to stay in the cache between two changes, which come before the cast, as
         # that quadruples uint8
         for sample, (piece, place) in enumerate(zip(image, output, strict=True)):
             for change in changes:
                 piece = change.one(piece, sample)
+            if scratch is not None:
+                scratch.copy_(piece)
+                _apply(affine, scratch, scratch)
+                piece = scratch[0]
             place.copy_(piece)
+        if scratch is not None:
+            return output
     elif dtype != image.dtype:
         output.copy_(image)
     else:
         source = image  # float images in, nothing moved: normalised straight from where they are
+    _apply(affine, source, output)
+    return output
+
+
+def _apply(affine: Affine | None, source: torch.Tensor, output: torch.Tensor) -> None:
     if affine is not None and affine.scale is not None and affine.shift is not None:
         scale_and_shift(source, affine.scale, affine.shift, output)
-    return output
