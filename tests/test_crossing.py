@@ -81,13 +81,13 @@ class TestContract:
 
     def test_several_threads_fill_it_at_once(self, crossing):
         def work(first):
-            for step in range(first, first + 40):
+            for step in range(first, first + 30):
                 leaves, event, want = self.send(crossing, step)
                 if not equal(crossing.arrive(leaves, event), want):
                     wrong.append(step)
 
         wrong = []
-        threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(5)]
+        threads = [threading.Thread(target=work, args=(40 * n,)) for n in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:

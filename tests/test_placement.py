@@ -201,7 +201,8 @@ class TestOutOfMemory:
     def device(self, monkeypatch):
         made = SlowDevice()
         monkeypatch.setattr("memfeed.loader.streams_of", lambda device: made if device is not None else None)
-        monkeypatch.setattr("memfeed.gather.SMALL_BYTES", 2000)  # two batches to a gather
+        for most in ("CROSSING_BYTES", "PICKING_BYTES"):
+            monkeypatch.setattr(f"memfeed.loading.plan.{most}", 2000)  # two batches at a time
         return made
 
     @pytest.mark.parametrize("threaded", [False, True])

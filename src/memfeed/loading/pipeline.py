@@ -53,6 +53,7 @@ class Pipeline:
         placement: where the columns are.
         seed: of the keys.
         pads: batches get a mask of the rows that are valid.
+        tensordicts: batches hold TensorDicts, which say what device they are on.
     """
 
     gather: Gather
@@ -65,23 +66,30 @@ class Pipeline:
     placement: Placement
     seed: int
     pads: bool
+    tensordicts: bool
+
+    @property
+    def _bare(self) -> bool:
+        """Whether a batch is what was gathered, and no more."""
+        return self.keyed is None and self.plain is None and not self.pads
 
     @property
     def finishes(self) -> bool:
-        """Whether something is to be done in the caller's thread."""
+        """Whether something is to be done in the caller's thread with each batch."""
+        arrives = self.crossing.device is not None and not (self.crossing.slabs and self._bare)
         here = self.keyed is not None and not self.anywhere
-        return self.crossing.device is not None or self.plain is not None or self.pads or here
+        return arrives or self.plain is not None or self.pads or here
 
     def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
         """What can be done in any thread."""
         assemble, plain = self.assemble, self.keyed is None and not self.finishes
         for task in tasks:
             together = self.at_once > 1 and len(task.marks) > 1
-            if self.crossing.slabs:
-                several = self._sent(task, together)
-            else:
-                several = (self.gather.split if together else self.gather.several)(task.ids, task.size)
             rows = len(task.ids) // len(task.marks)
+            if self.crossing.slabs:
+                yield from self._crossed(task, len(task.marks) if together else 1, rows, epoch)
+                continue
+            several = (self.gather.split if together else self.gather.several)(task.ids, task.size)
             if plain and together:
                 yield Made(map(assemble, several), task.marks, rows)
                 continue
@@ -90,22 +98,42 @@ class Pipeline:
                 yield Made((batch,), (mark,), rows)
                 del leaves, batch  # hold nothing that the caller may have let go
 
-    def _sent(self, task: Task, together: bool) -> Iterator[Sequence[Any]]:
-        """The leaves of each batch on the device, their copies under way: one for each batch, or for all of a task."""
-        size = len(task.ids) if together else task.size
-        for start in range(0, max(len(task.ids), 1), size):
-            ids = task.ids[start : start + size]
+    def _crossed(self, task: Task, count: int, rows: int, epoch: int) -> Iterator[Made]:
+        """The batches of a task on the device, ``count`` of them in each crossing."""
+        for first in range(0, len(task.marks), count):
+            marks = task.marks[first : first + count]
+            ids = task.ids[first * task.size : (first + count) * task.size]
             self.crossing.begin()
             leaves = self.gather(ids)
             self.gather.bytes += len(ids) * self.placement.row_bytes
             with self.crossing.aside():
                 leaves = self.crossing.send(leaves, self.placement.index(ids))
-            if together:
-                yield from split(leaves, task.size, len(task.marks))
-            else:
-                held = [leaves]
-                del leaves  # the batch may live on the device no longer than the caller wants it
-                yield held.pop()
+                event = self.crossing.mark()
+            if self._bare:
+                several = self._received(leaves, event, task.size, count)
+                del leaves
+                yield Made(several, marks, rows)
+                continue
+            each = split(leaves, task.size, count) if count > 1 else iter([leaves])
+            del leaves
+            for n, (part, mark) in enumerate(zip(each, marks, strict=True), first):
+                batch = self._transformed(part, n, task, epoch)
+                del part
+                yield Made((batch,), (mark,), rows)
+                del batch
+
+    def _received(self, leaves: Sequence[Any], event: Event | None, size: int, count: int) -> Iterator[Any]:
+        """The batches of one crossing, in the caller's thread."""
+        leaves = self.crossing.arrive(leaves, event)
+        several = split(leaves, size, count) if count > 1 else iter([leaves])
+        del leaves
+        for part in several:
+            batch = self.assemble(part)
+            if self.tensordicts and self.crossing.device is not None:
+                batch = to_device(batch, self.crossing.device)
+            del part
+            yield batch
+            del batch
 
     def _transformed(self, leaves: Any, number: int, task: Task, epoch: int) -> Any:
         """A task's n-th batch, after a transform of ours or with the keys for it: what ``finish`` takes."""
@@ -118,7 +146,7 @@ class Pipeline:
         valid = None if task.valid is None else task.valid[part].clone()
         with crossing.aside():
             batch = self.assemble(leaves)
-            if crossing.slabs and crossing.device is not None:  # what is left: the mask, and what TensorDicts say
+            if crossing.slabs and crossing.device is not None:  # the mask, and where TensorDicts say that they are
                 batch, valid = to_device((batch, valid), crossing.device)
             if keys is not None and self.keyed is not None and self.anywhere and crossing.ahead:
                 batch, keys = self.keyed(batch, keys), None

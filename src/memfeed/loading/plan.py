@@ -11,15 +11,20 @@ import torch
 from memfeed.augment import UserTransform, bind
 from memfeed.buffers import Pool
 from memfeed.columns import Ints
-from memfeed.gather import Gather
+from memfeed.gather import MOST_AT_ONCE, Gather
 from memfeed.loading.pipeline import Pipeline
 from memfeed.loading.placement import Asked, Placed, Placement, Room, choose, place, sizes_of
 from memfeed.loading.readahead import ReadAhead
+from memfeed.schema import Node
 from memfeed.store import Store
 from memfeed.transfer import Crossing, Direct, Streamed, Streams
 from memfeed.transforms import Transform
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
+# what a GPU is told to do takes some 50 microseconds of Python a time, in which it copies this much over the bus, or in
+# its own memory; batches that came together keep each other's memory
+CROSSING_BYTES, PICKING_BYTES = 16 << 20, 256 << 20
+PICKING_SHARE = 64  # and a small device's memory is not filled with batches
 
 
 def _kept(store: Store) -> Ints:
@@ -75,7 +80,11 @@ def make(
     on_disk = [c for n, c in enumerate(placement.columns) if placement.placed[n].where == "mapped"]
     reader = ReadAhead(on_disk, order_covers=2 * len(store) >= store.base_length)
     keyed = transform if isinstance(transform, Transform) else None
-    at_once = 1 if crossing.slabs and gather.ragged else gather.batches_at_once(batch_size)
+    at_once = (
+        gather.batches_at_once(batch_size)
+        if streams is None
+        else _crossing_at_once(gather, placement, batch_size, streams)
+    )
     # what is to be gathered is planned for several batches, also where each has a gather of its own
     planned = TASK_BYTES // max(gather.row_bytes * batch_size, 1)
     pipeline = Pipeline(
@@ -89,5 +98,19 @@ def make(
         placement=placement,
         seed=seed,
         pads=pads,
+        tensordicts=_holds_tensordicts(store.schema.structure),
     )
     return Plan(placement, gather, reader, pipeline, at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)))
+
+
+def _crossing_at_once(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:
+    """How many batches cross together, or are picked together where all columns are in the device's memory."""
+    if gather.ragged:
+        return 1
+    there = all(placed.where == "device" for placed in placement.placed)
+    most = min(PICKING_BYTES, streams.room()[1] // PICKING_SHARE) if there else CROSSING_BYTES
+    return max(1, min(MOST_AT_ONCE, most // max(gather.row_bytes * batch_size, 1)))
+
+
+def _holds_tensordicts(structure: Node) -> bool:
+    return structure.kind in ("tensordict", "tensorclass") or any(map(_holds_tensordicts, structure.children))
