@@ -177,14 +177,12 @@ def training(device: torch.device, rounds: int, rows: int, batch: int) -> tuple[
 
 
 def main() -> None:
-    made = parser("device", __doc__)
+    made = parser("device-cuda" if torch.cuda.is_available() else "device-cpu", __doc__)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--rounds", type=int, default=7)
     options = made.parse_args()
     device = torch.device(options.device)
     cuda = device.type == "cuda"
-    if options.json.name == "device.json":  # a GPU machine's results lie beside the CPU's
-        options.json = options.json.with_name(f"device-{device.type}.json")
     rounds = 1 if options.quick else options.rounds
     checks: list[Check] = []
     figures: dict[str, Any] = {"gigabytes_per_second": {}, "median_seconds": {}}

@@ -256,6 +256,31 @@ a list in a dict it leaves {result["tensordict_leaves_behind"]} where they were.
 {targets(result)}"""
 
 
+def device(result: Result) -> str:
+    about, median = result["input"], result["median_seconds"]
+    cuda, tables = about["device"] != "cpu", []
+    for name, rates in result["gigabytes_per_second"].items():
+        tables.append(f"**{name}**\n\n{table(['', 'GB/s'], [[who, f'{rate:,.2f}'] for who, rate in rates.items()])}")
+    times = [[f"{what}: {who}", milliseconds(t)] for what, found in median.items() for who, t in found.items()]
+    found = table(["", "found"], [[what, f"{value:,.2f}"] for what, value in result.get("without_targets", {}).items()])
+    where = (
+        f"To {about['device']}."
+        if cuda
+        else "**No GPU was there**: the same contenders on the CPU, where nothing crosses and no target applies. It "
+        "shows what the loader costs beside a model."
+    )
+    return f"""## From each placement{", on a GPU" if cuda else ""}
+
+{where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, against bare
+copies and a bare gather of as many bytes; {about["images"]} images of uint8 [3, 256, 256] cropped, flipped and
+normalised to bfloat16, channels last; epochs of a small ResNet on 32 x 32 images, fed by the loader, and by one batch
+again and again.
+
+{chr(10).join(tables)}
+{table(["", "time"], times)}
+{targets(result) if cuda else found}"""
+
+
 def others(result: Result) -> str:
     versions, exact = result["machine"]["versions"], result["exact_shuffle"]
     parts = []
@@ -307,6 +332,9 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "convert": convert,
     "columnar": columnar,
     "transforms": transforms,
+    "device-cuda": device,
+    "device-cpu": device,
+    "to_device-cuda": to_device,
     "to_device": to_device,
 }
 CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others}

@@ -123,7 +123,7 @@ def race(tree: Tree, device: torch.device, rounds: int, least: float) -> dict[st
 
 
 def main() -> None:
-    arguments = parser("to_device", __doc__)
+    arguments = parser("to_device-cuda" if torch.cuda.is_available() else "to_device", __doc__)
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = arguments.parse_args()
     device = torch.empty(0, device=options.device).device

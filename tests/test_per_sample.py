@@ -82,7 +82,7 @@ def test_in_a_loader():
 
 
 def test_it_runs_in_the_callers_thread(monkeypatch):
-    monkeypatch.setattr("memfeed.loader.Pace", lambda allowed: _Threaded())
+    monkeypatch.setattr("memfeed.loader.Pace", lambda **_: _Threaded())
     seen = set()
 
     def where(image):

@@ -48,6 +48,11 @@ def _no_hang():
     signal.signal(signal.SIGALRM, before)
 
 
+def before_placing(loader):
+    """What a loader says of itself, without where its columns are, which is decided at its first epoch."""
+    return repr(loader).split(", placement=")[0]
+
+
 def sums(batches):
     return [zlib.crc32(batch[0].numpy(), int(batch[1][0])) for batch in batches]
 
@@ -111,7 +116,7 @@ def test_pickles_are_small(store):
 def test_a_pickle_goes_on_at_the_same_place(store, options):
     loader, batches = midway(store, steps=2, **options)
     other = pickle.loads(pickle.dumps(loader))
-    assert repr(other) == repr(loader)
+    assert before_placing(other) == before_placing(loader)
     assert equal(list(other) + list(other), list(batches) + list(loader))
 
 
@@ -137,7 +142,7 @@ def test_a_loader_goes_on_in_processes_of_torch(store, tmp_path):
 def test_stores_with_weights_pickle(store):
     loader, batches = midway([store.subset(range(100)), store.subset(range(50, N))], weights=[0.25, 0.75])
     other = pickle.loads(pickle.dumps(loader))
-    assert repr(other) == repr(loader)
+    assert before_placing(other) == before_placing(loader)
     assert sums(other) == sums(batches)
     assert sums(other) == sums(loader)
 
