@@ -26,8 +26,10 @@ class SlowDevice:
     def __init__(self, free=1 << 40, total=1 << 40, sees_host=True):
         self.device = torch.device("cpu")
         self.free, self.total, self.sees_host = free, total, sees_host
+        self.arrivals = []
         self.copies = self.selects = self.locked_bytes = 0
         self.fails_at = None  # the select that runs out of memory
+        self.stream = 0
         self._queue, self._done, self._lock = deque(), 0, threading.Lock()
 
     def room(self):
@@ -60,8 +62,12 @@ class SlowDevice:
         with self._lock:
             return Event(self, self._done + len(self._queue))
 
+    def current(self):
+        return self.stream
+
     def arrive(self, event, tensors):
         assert all(isinstance(tensor, torch.Tensor) and not tensor.is_nested for tensor in tensors)
+        self.arrivals.append(self.stream)
         event.synchronize()
 
     def run(self, number):

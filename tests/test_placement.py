@@ -1,9 +1,11 @@
 """Where columns live: what is chosen, and that batches are the same wherever that is."""
 
+import gc
 import json
 import pickle
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed import Loader
 from memfeed.errors import FieldError, LoaderError
-from memfeed.loading.placement import RESERVE, SHARE, Room, choose
+from memfeed.loading.placement import RESERVE, SHARE, Placed, Room, choose, lowered
 from memfeed.transforms import RandomCrop
 from slow_device import SlowDevice
 from support import Made, equal, rich_sample
@@ -43,7 +45,7 @@ class TestChoice:
 
     def test_rows_of_different_sizes_stay_mapped(self):
         placed = choose(["text"], [None], ["auto"], Room(70 * GIB, 80 * GIB, 100 * GIB))
-        assert placed[0] == ("mapped", "rows differ in size")
+        assert placed[0][:2] == ("mapped", "rows differ in size")
 
     def test_what_is_asked_for_goes_first_and_takes_room(self):
         room = Room(60 * GIB, 80 * GIB, 64 * GIB)
@@ -220,6 +222,36 @@ class TestOutOfMemory:
         with pytest.raises(torch.OutOfMemoryError):
             list(loader)
 
+    def test_two_rungs_where_the_lower_one_has_no_room(self, monkeypatch):
+        placed = [Placed("device", "asked for", 100), Placed("device", "asked for", 300), Placed("mapped", "", 5)]
+        monkeypatch.setattr("memfeed.files.memory_limit", lambda: 400)
+        assert [one.where for one in lowered(placed)] == ["pinned", "mapped", "mapped"]
+        assert [one.where for one in lowered(lowered(placed))] == ["mapped", "mapped", "mapped"]
+        assert lowered(lowered(lowered(placed))) is None
+
+    def test_the_columns_are_gone_before_others_are_placed(self, device, sources, monkeypatch):
+        loader = Loader(sources["store"], 8, shuffle=True, placement="device", device="cpu")
+        loader._pace.settled = loader._pace.threaded = True
+        batches, alive = iter(loader), []
+        place = memfeed.loading.placement.place
+
+        def placing(*arguments):
+            device.mark().synchronize()  # what is queued there holds what it reads
+            gc.collect()
+            alive.append(table() is not None)
+            return place(*arguments)
+
+        table = weakref.ref(loader._plan.placement.tables[0])
+        monkeypatch.setattr("memfeed.loading.plan.place", placing)
+        device.fails_at = device.selects + 10  # in the third crossing, while the first two are not used up
+        with pytest.warns(UserWarning, match="memory ran out"):
+            next(batches)
+            deadline = time.monotonic() + 20
+            while not alive and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(list(batches)) == 12
+        assert alive == [False]
+
     def test_while_columns_are_placed(self, device, sources, monkeypatch):
         def none_left(nbytes):
             raise RuntimeError("CUDA error: out of memory")
@@ -274,3 +306,12 @@ def test_transforms_follow(sources):
         found = list(Loader(sources["store"], 8, shuffle=True, transform=crop, placement=placement))
         assert all(equal(a, b) for a, b in zip(found, want, strict=True))
     assert np.all([batch["image"].shape[-1] == 4 for batch in want])
+
+
+def test_every_stream_that_takes_a_batch_waits_for_it(sources, monkeypatch):
+    made = SlowDevice()
+    monkeypatch.setattr("memfeed.loader.streams_of", lambda device: made)
+    batches = iter(Loader(sources["store"], 8, device="cpu", prefetch=0))  # all of them cross together
+    for made.stream in (1, 1, 2, 2, 1):
+        next(batches)
+    assert made.arrivals == [1, 2, 1]

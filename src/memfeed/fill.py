@@ -18,7 +18,7 @@ from memfeed.errors import FieldError, StoreError
 from memfeed.gather import Gather
 from memfeed.progress import Progress
 from memfeed.schema import Field, Path, display
-from memfeed.transfer import check_device, to_device
+from memfeed.transfer import check_device, room, to_device
 from memfeed.units import format_bytes
 
 CHUNK_BYTES = 64 << 20
@@ -152,7 +152,7 @@ def _bytes(column: Column, rows: Ints) -> int:
 def _check_room(title: str, needed: int, target: torch.device) -> None:
     if target.type != "cuda":
         return
-    free, _ = torch.cuda.mem_get_info(target)
+    free, _ = room(target)
     if needed > free:
         raise StoreError(
             f"{title}: found {format_bytes(free)} free on {target}; expected {format_bytes(needed)} for all rows: "

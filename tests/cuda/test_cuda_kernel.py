@@ -149,6 +149,16 @@ def test_on_another_stream():
         assert torch.equal(got.cpu(), transform.reference(photos(), Keys(0, epoch, torch.arange(32))))
 
 
+@pytest.mark.parametrize("part", [T.Resize(48), T.RandomResizedCrop(48)], ids=repr)
+def test_integers_are_resized(part):
+    batch = {"image": photos()}
+    keys = Keys(0, 0, torch.arange(len(photos())))
+    expected = T.Compose([part], on="image").reference(batch, keys)["image"].int()
+    got = T.Compose([part], on="image").apply({"image": photos().cuda()}, keys)["image"]
+    assert got.dtype is torch.uint8
+    assert (got.cpu().int() - expected).abs().max() <= 1  # the CPU's code for uint8 computes in fixed point
+
+
 def test_a_function_of_single_values_is_compiled():
     transform = T.Pointwise(lambda x: x.clamp(0, 1) ** 2.2)
     images = photos().float().div(255)

@@ -31,6 +31,13 @@ class TestCrossings(test_crossing.TestContract):
         return Streamed(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
 
 
+@pytest.fixture(autouse=True)
+def _few_batches_at_a_time(monkeypatch):
+    """So that an epoch is many crossings."""
+    for most in ("CROSSING_BYTES", "PICKING_BYTES"):
+        monkeypatch.setattr(f"memfeed.loading.plan.{most}", 200_000)
+
+
 def images(n=256, side=64):
     return torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8), torch.arange(n)
 
@@ -63,6 +70,20 @@ def test_batches_on_another_stream_than_the_default():
             torch.cuda._sleep(SLEEP // 10)
             found.append(sums(batch))
     stream.synchronize()
+    assert torch.equal(torch.stack(found).cpu(), want)
+
+
+def test_streams_in_turns():
+    data, stream = images(), torch.cuda.Stream()
+    want = torch.stack([sums(batch) for batch in Loader(data, 4)])
+    found, batches = [], iter(Loader(data, 4, device="cuda", placement="mapped"))
+    for number in range(len(want)):
+        with torch.cuda.stream(stream if number % 2 else torch.cuda.default_stream()):
+            batch = next(batches)
+            torch.cuda._sleep(SLEEP // 10)
+            found.append(sums(batch))
+            del batch
+    torch.cuda.synchronize()
     assert torch.equal(torch.stack(found).cpu(), want)
 
 

@@ -19,8 +19,10 @@ from memfeed.loading.placement import Placement
 from memfeed.loading.readahead import LEAST_AHEAD, ReadAhead
 from memfeed.loading.tasks import Mark, Task
 from memfeed.transfer import Crossing, to_device
+from memfeed.transfer.crossing import Arrive
 from memfeed.transfer.streams import Event
 
+_NOWHERE = object()
 SAMPLER_AHEAD = 16  # batches of a user's sampler that are drawn ahead where rows are read from the disk
 
 
@@ -103,16 +105,17 @@ class Pipeline:
         for first in range(0, len(task.marks), count):
             marks = task.marks[first : first + count]
             ids = task.ids[first * task.size : (first + count) * task.size]
-            self.crossing.begin()
-            leaves = self.gather(ids)
             self.gather.bytes += len(ids) * self.placement.row_bytes
             with self.crossing.aside():
-                leaves = self.crossing.send(leaves, self.placement.index(ids))
+                self.crossing.begin()
+                leaves = self.crossing.send(self.gather(ids), self.placement.index(ids))
                 event = self.crossing.mark()
             if self._bare:
-                several = self._received(leaves, event, task.size, count)
-                del leaves
-                yield Made(several, marks, rows)
+                device = self.crossing.device if self.tensordicts else None
+                several = split(leaves, task.size, count) if count > 1 else iter([leaves])
+                arrive = self.crossing.arrive, self.crossing.current
+                yield Made(_received(several, leaves, event, *arrive, self.assemble, device), marks, rows)
+                del leaves, several
                 continue
             each = split(leaves, task.size, count) if count > 1 else iter([leaves])
             del leaves
@@ -121,19 +124,6 @@ class Pipeline:
                 del part
                 yield Made((batch,), (mark,), rows)
                 del batch
-
-    def _received(self, leaves: Sequence[Any], event: Event | None, size: int, count: int) -> Iterator[Any]:
-        """The batches of one crossing, in the caller's thread."""
-        leaves = self.crossing.arrive(leaves, event)
-        several = split(leaves, size, count) if count > 1 else iter([leaves])
-        del leaves
-        for part in several:
-            batch = self.assemble(part)
-            if self.tensordicts and self.crossing.device is not None:
-                batch = to_device(batch, self.crossing.device)
-            del part
-            yield batch
-            del batch
 
     def _transformed(self, leaves: Any, number: int, task: Task, epoch: int) -> Any:
         """A task's n-th batch, after a transform of ours or with the keys for it: what ``finish`` takes."""
@@ -160,6 +150,33 @@ class Pipeline:
         if self.plain is not None:
             batch = self.plain(batch, None)
         return batch if valid is None else with_valid(batch, valid)
+
+
+def _received(
+    several: Iterator[Sequence[Any]],
+    leaves: Sequence[Any],
+    event: Event | None,
+    arrive: Arrive,
+    current: Callable[[], object],
+    assemble: Callable[[Any], Any],
+    device: torch.device | None,
+) -> Iterator[Any]:
+    """The batches of one crossing, whose leaves together are ``leaves``, in the caller's thread.
+
+    Nothing here holds a column: it may have to make room. TensorDicts are told that they are on ``device``.
+    """
+    ready: object = _NOWHERE
+    for part in several:
+        now = current()
+        if now != ready:  # the first batch, or the caller is on another stream than before
+            arrive(leaves, event)
+            ready = now
+        batch = assemble(part)
+        if device is not None:
+            batch = to_device(batch, device)
+        del part
+        yield batch
+        del batch
 
 
 def with_valid(batch: Any, valid: torch.Tensor) -> Any:

@@ -28,10 +28,11 @@ SLOW_SECONDS = 2.0  # a load that takes longer shows a bar
 
 
 class Placed(NamedTuple):
-    """Where a column lives, and why there."""
+    """Where a column lives, why there, and the bytes it takes."""
 
     where: Where
     why: str
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def choose(names: Sequence[str], sizes: Sequence[int | None], asked: Sequence[As
             device -= size
         elif where in ("device", "pinned"):
             host -= size
-        chosen[number] = Placed(where, why)
+        chosen[number] = Placed(where, why, size)
 
     largest_first = sorted(range(len(sizes)), key=lambda number: -(sizes[number] or 0))
     for number in largest_first:
@@ -189,8 +190,9 @@ def _load(
     """The column for the CPU to gather from, and the table where the device can pick rows itself."""
     field, shape = column.field, (len(rows), *column.field.row_shape)
     if where == "device" and streams is not None:
-        table = torch.empty(shape, dtype=field.torch_dtype, device=streams.device)
-        copy_rows(column, rows, table, bar)
+        with streams.aside():  # the stream that will read it: only then is its memory not reused too early
+            table = torch.empty(shape, dtype=field.torch_dtype, device=streams.device)
+            copy_rows(column, rows, table, bar)
         return column, table
     if streams is None:
         data = torch.empty(shape, dtype=field.torch_dtype)
@@ -212,9 +214,10 @@ def _seen(data: torch.Tensor, streams: Streams) -> torch.Tensor | None:
 
 
 def lower(placed: Placed) -> Placed:
-    """A rung below, after memory has run out."""
-    rung: Where = "pinned" if placed.where == "device" else "mapped"
-    return Placed(rung, f"out of memory as {placed.where!r}")
+    """A rung below, after memory has run out; two where the lower one has no room either."""
+    fits = placed.nbytes <= SHARE * files.memory_limit()  # else the system may kill the process
+    rung: Where = "pinned" if placed.where == "device" and fits else "mapped"
+    return placed._replace(where=rung, why=f"out of memory as {placed.where!r}")
 
 
 def lowered(placed: Sequence[Placed]) -> list[Placed] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,12 +24,15 @@ KEPT_APART = 4  # a leaf smaller than this part of its slab gets memory of its o
 WIDE = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
+Arrive = Callable[[Any, "Event | None"], Any]
+
+
 class Crossing(Protocol):
     """The way of batches to a device.
 
     Where ``slabs``, for each batch: ``begin``, gather its leaves into memory of ``lenders``, ``send`` them, do with
-    them what may be done before the caller asks for the batch, ``mark``; the last three within ``aside``. In the
-    caller's thread then ``arrive``, also where there are no slabs.
+    them what may be done before the caller asks for the batch, ``mark``; all of it within ``aside``. In the caller's
+    thread then ``arrive``, also where there are no slabs.
     """
 
     ahead: bool  # whether transforms may run before the caller asks for the batch
@@ -53,8 +57,15 @@ class Crossing(Protocol):
     def mark(self) -> Event | None:
         """What ``arrive`` has to wait for."""
 
-    def arrive(self, batch: Any, event: Event | None) -> Any:
-        """The batch, on the device, for the caller to use."""
+    # both are functions of their own, which keep none of the columns alive: these may have to make room
+
+    @property
+    def current(self) -> Callable[[], object]:
+        """Gives what ``arrive`` makes ready for: anything else needs another call."""
+
+    @property
+    def arrive(self) -> Arrive:
+        """Makes a batch, or its leaves, ready for the caller."""
 
 
 class Direct:
@@ -84,6 +95,9 @@ class Direct:
 
     def mark(self) -> None:
         """Nothing to wait for."""
+
+    def current(self) -> None:
+        """It is the same for all."""
 
     def arrive(self, batch: Any, event: Event | None) -> Any:
         """See ``Crossing.arrive``; waits for the copy."""
@@ -152,11 +166,15 @@ class Streamed:
         """See ``Crossing.mark``."""
         return self._streams.mark()
 
-    def arrive(self, batch: Any, event: Event | None) -> Any:
+    @property
+    def current(self) -> Callable[[], object]:
+        """See ``Crossing.current``: a stream."""
+        return self._streams.current
+
+    @property
+    def arrive(self) -> Arrive:
         """See ``Crossing.arrive``: the caller's stream waits, the caller does not."""
-        assert event is not None
-        self._streams.arrive(event, (part for tensor in tensors_in(batch) for part in _parts(tensor)))
-        return batch
+        return partial(_arrive, self._streams)
 
 
 class _Slab:
@@ -185,7 +203,7 @@ class _Slab:
         at = -(-self._used[-1] // ALIGN) * ALIGN
         if at + size > len(self._pieces[-1]):
             # what was leased lies in the other piece: the batch crosses in two, the next ones in one again
-            self._pieces.append(self._streams.page_locked(max(size, len(self._pieces[-1]))))
+            self._pieces.append(self._streams.page_locked(max(size, len(self._pieces[-1]) // 2)))
             self._used.append(0)
             at = 0
         self._used[-1] = at + size
@@ -236,6 +254,12 @@ def _wide(table: torch.Tensor) -> torch.Tensor:
         if row_bytes % dtype.itemsize == 0 and flat.data_ptr() % dtype.itemsize == 0:
             return flat.view(dtype).view(len(table), -1)
     return table
+
+
+def _arrive(streams: Streams, batch: Any, event: Event | None) -> Any:
+    assert event is not None
+    streams.arrive(event, (part for tensor in tensors_in(batch) for part in _parts(tensor)))
+    return batch
 
 
 def _parts(leaf: Any) -> Sequence[torch.Tensor]:

@@ -5,9 +5,11 @@ The races that this guards against, and why it is done so: docs/notes/streams.md
 
 from __future__ import annotations
 
+import mmap
+import os
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +36,7 @@ class Streams(Protocol):
         """Bytes of the device's memory that are free, and that there are."""
 
     def page_locked(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised CPU memory that the device copies from by itself: uint8 [nbytes]."""
+        """CPU memory that the device copies from by itself: uint8 [nbytes], at least one."""
 
     def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
         """Memory from ``page_locked`` as a tensor of the device, which reads it over the bus. Raises RuntimeError where
@@ -52,6 +54,9 @@ class Streams(Protocol):
     def mark(self) -> Event:
         """An event behind all that has been queued."""
 
+    def current(self) -> object:
+        """The stream that is current in the calling thread."""
+
     def arrive(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
         """Lets the stream that is current in the calling thread use ``tensors``, made before ``event``."""
 
@@ -64,21 +69,25 @@ class CudaStreams:
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def room(self) -> tuple[int, int]:
-        """See ``Streams.room``; what torch keeps for reuse is free."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return free + kept, total
+        """See ``Streams.room``."""
+        return room(self.device)
 
     def page_locked(self, nbytes: int) -> torch.Tensor:
         """See ``Streams.page_locked``. Raises RuntimeError where the system locks no more."""
         # torch's own page-locked memory comes in powers of two: a column of 40 GB would take 64
-        memory = np.empty(nbytes, np.uint8)
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_DONTFORK"):  # a fork would give this process other pages than those that are locked
+            pages.madvise(mmap.MADV_DONTFORK)
+        memory = np.frombuffer(pages, np.uint8)
         address = memory.ctypes.data
-        if nbytes:
-            with torch.cuda.device(self.device):
-                torch.cuda.check_error(_runtime().cudaHostRegister(address, nbytes, 0))
-            # the tensors made of it keep the array alive, and so the lock
-            weakref.finalize(memory, _unlock, address, self.device).atexit = False
+        with torch.cuda.device(self.device):
+            failed = _runtime().cudaHostRegister(address, nbytes, 0)
+            if int(failed):
+                with suppress(RuntimeError):  # CUDA keeps the error for the next kernel, which would not be the user's
+                    torch.empty(1, device=self.device).add_(1)
+                torch.cuda.check_error(failed)
+        # the tensors made of it keep the array alive, and so the lock
+        weakref.finalize(memory, _unlock, address, self.device, os.getpid()).atexit = False
         return torch.from_numpy(memory)
 
     def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
@@ -89,9 +98,16 @@ class CudaStreams:
             raise RuntimeError("found that torch copies page-locked memory to the device when asked to look at it")
         return seen
 
-    def aside(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def aside(self) -> Iterator[None]:
         """See ``Streams.aside``."""
-        return torch.cuda.stream(self._side)
+        # a new thread is on GPU 0: to leave a stream of another would make a context there, of 500 MB
+        with torch.cuda.device(self.device), torch.cuda.stream(self._side):
+            yield
+
+    def current(self) -> object:
+        """See ``Streams.current``."""
+        return torch.cuda.current_stream(self.device)
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """See ``Streams.copy``."""
@@ -138,9 +154,17 @@ def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _unlock(address: int, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # rows may still be on their way
-    _runtime().cudaHostUnregister(address)
+def _unlock(address: int, device: torch.device, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has neither the pages nor CUDA
+        torch.cuda.synchronize(device)  # rows may still be on their way
+        _runtime().cudaHostUnregister(address)
+
+
+def room(device: torch.device) -> tuple[int, int]:
+    """Bytes of a CUDA device's memory that are free, what torch keeps for reuse among them, and that there are."""
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + kept, total
 
 
 def streams_of(device: torch.device | None) -> Streams | None:

@@ -53,7 +53,8 @@ class Resampled(Geometry):
             return piece
         if self.mode == "nearest":
             return piece[:, _nearest(piece.shape[1], self.height)[:, None], _nearest(piece.shape[2], self.width)]
-        dtype = piece.dtype if piece.dtype in _BY_TORCH else torch.float32
+        known = piece.dtype in _BY_TORCH and (piece.is_cpu or piece.dtype is not torch.uint8)  # no GPU knows uint8
+        dtype = piece.dtype if known else torch.float32
         made = interpolate(
             piece[None].to(dtype),
             (self.height, self.width),
