@@ -101,26 +101,31 @@ class RandomErasing(ImageTransform):
 
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Erased:
         """Draw whether, and area, ratio and place; others, ten times at most, where the box is too large."""
-        n, _, h, w = shape
+        _, _, h, w = shape
         noise = isinstance(self.value, str)
         if noise and not dtype.is_floating_point:
             raise TransformError(f'images are {dtype}; expected floats for value="random"; put ToDtype before it')
-        drawn = uniform(4)
+        drawn = uniform(6)
         seeds = (drawn[:, 3] * 2**53).astype(np.int64)
-        (chosen,) = np.nonzero(drawn[:, 0] < self.p)
-        box = np.zeros((n, 2), np.int64)
-        if len(chosen):
-            tried = uniform(4 + 2 * TRIES, chosen)[:, 4:].reshape(-1, TRIES, 2)
-            area = (h * w) * (self.scale[0] + tried[:, :, 0] * (self.scale[1] - self.scale[0]))
-            low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-            ratio = np.exp(low + tried[:, :, 1] * (high - low))
-            sides = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], 2))).astype(np.int64)
-            fits: NDArray[np.bool_] = np.all(sides < (h, w), axis=2)
-            box[chosen] = np.where(np.any(fits, axis=1)[:, None], sides[np.arange(len(chosen)), fits.argmax(1)], 0)
+        chosen = drawn[:, 0] < self.p
+        box, fits = self._boxes(h, w, drawn[:, 4:])
+        (again,) = np.nonzero(chosen & ~fits)
+        box[~chosen] = 0
+        if len(again):
+            boxes, fits = self._boxes(h, w, uniform(4 + 2 * TRIES, again)[:, 6:].reshape(-1, TRIES - 1, 2))
+            box[again] = np.where(np.any(fits, axis=1)[:, None], boxes[np.arange(len(again)), fits.argmax(1)], 0)
         corner = (drawn[:, 1:3] * ((h, w) - box + 1)).astype(np.int64)
         return Erased(
             corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], None if noise else self.value, seeds  # type: ignore[arg-type]
         )  # fmt: skip
+
+    def _boxes(self, h: int, w: int, drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Height and width for a drawn area and ratio, int64 [..., 2], and whether the image has room for it."""
+        area = (h * w) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = np.exp(low + drawn[..., 1] * (high - low))
+        boxes = np.rint(np.sqrt(np.stack([area * ratio, area / ratio], -1))).astype(np.int64)
+        return boxes, np.all(boxes < (h, w), axis=-1)
 
     def extra_repr(self) -> str:
         """The parameters, for repr."""
