@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensorclass, tensorclass
+from tensordict import TensorDict, tensorclass
 from torch.utils.data import Dataset
+
+from memfeed.testing import equal
+
+__all__ = ["Labelled", "Made", "Pair", "Point", "equal", "rich_sample"]
 
 Point = namedtuple("Point", "x y")
 
@@ -24,41 +28,6 @@ class Labelled:
 class Pair:
     images: torch.Tensor
     targets: torch.Tensor
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Same structure, types, dtypes and values; NaN equals NaN; arrays equal the tensors they come back as."""
-    if isinstance(a, np.ndarray | np.generic):
-        a = torch.from_numpy(np.array(a))
-    if isinstance(b, np.ndarray | np.generic):
-        b = torch.from_numpy(np.array(b))
-    if isinstance(a, torch.Tensor):
-        if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.is_nested != b.is_nested:
-            return False
-        if a.device != b.device:
-            a, b = a.cpu(), b.cpu()
-        if a.is_nested:
-            return len(a) == len(b) and all(equal(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
-        if a.shape != b.shape:
-            return False
-        same = a == b
-        if a.is_floating_point() or a.is_complex():
-            same = same | (torch.isnan(a) & torch.isnan(b))
-        return bool(same.all())
-    if is_tensorclass(type(a)) or isinstance(a, TensorDictBase):
-        if type(a).__name__ != type(b).__name__ or a.batch_size != b.batch_size:
-            return False
-        keys = set(a.keys())
-        return keys == set(b.keys()) and all(equal(a.get(k), b.get(k)) for k in keys)
-    if type(a) is not type(b) and not (hasattr(a, "_fields") and type(a).__name__ == type(b).__name__):
-        return False
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-    if dataclasses.is_dataclass(a):
-        return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
-    return bool(a == b) or (a != a and b != b)
 
 
 class Made(Dataset):

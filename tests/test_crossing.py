@@ -1,114 +1,31 @@
 """Batches on their way to a device: what waits for what, and what they are made of when they arrive."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.jagged import nested
+from memfeed.testing import CrossingContract, SlowDevice
+from memfeed.testing.slow_device import GARBAGE
 from memfeed.transfer import Direct, Streamed
 from memfeed.transfer.crossing import SLABS
-from slow_device import GARBAGE, SlowDevice
 from support import equal
 
 DTYPES = [torch.uint8, torch.bool, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.int64,
           torch.float64, torch.complex128, torch.float8_e4m3fn]  # fmt: skip
 
 
-def leaves_of(lenders, step):
-    """What a gather gives: tensors in leased memory, and some beside it."""
-    images = lenders[0].lease((4, 3, 5), torch.uint8).fill_(step)
-    labels = lenders[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
-    values = lenders[2].lease((6, 2), torch.float32).fill_(step / 7)
-    offsets = torch.tensor([0, 1, 1, 4, 6])
-    others = lenders[3].lease((6,), torch.int16).copy_(torch.arange(6) + step)
-    flat = lenders[4].lease((5,), torch.float64).fill_(step)
-    return [
-        images, labels, nested(values, offsets), nested(others, offsets), [flat[:2], None, flat[2:].view(3, 1)],
-        [f"row {row} of {step}" for row in range(4)], lenders[5].lease((4, 0), torch.float32),
-    ]  # fmt: skip
-
-
 def copied(leaf):
-    if isinstance(leaf, list):
-        return [copied(part) for part in leaf]
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return nested(leaf.values().clone(), leaf.offsets().clone()) if leaf.is_nested else leaf.clone()
+    return [part.clone() for part in leaf]
 
 
-class TestContract:
-    """What every way to a device keeps."""
-
+class TestContract(CrossingContract):
     @pytest.fixture(params=["direct", "cpu", "streamed", "one slab"])
     def crossing(self, request):
         if request.param in ("direct", "cpu"):
             return Direct(None if request.param == "direct" else torch.device("cpu"))
         return Streamed(SlowDevice(), {}, slabs=1 if request.param == "one slab" else SLABS)
-
-    def send(self, crossing, step):
-        crossing.begin()
-        leaves = leaves_of(crossing.lenders(6), step)
-        want = copied(leaves)
-        with crossing.aside():
-            return crossing.send(leaves), crossing.mark(), want
-
-    def test_batches_arrive_as_they_were_gathered(self, crossing):
-        for step in range(20):
-            leaves, event, want = self.send(crossing, step)
-            assert equal(crossing.arrive(leaves, event), want)
-
-    @pytest.mark.parametrize("ahead", [1, 2, 5])
-    def test_memory_is_not_used_again_before_its_copy_is_done(self, crossing, ahead):
-        under_way = []
-        for step in range(30):
-            under_way.append(self.send(crossing, step))
-            if len(under_way) > ahead:
-                leaves, event, want = under_way.pop(0)
-                assert equal(crossing.arrive(leaves, event), want)
-        for leaves, event, want in under_way:
-            assert equal(crossing.arrive(leaves, event), want)
-
-    def test_what_arrived_is_never_written_again(self, crossing):
-        held = []
-        for step in range(12):
-            leaves, event, want = self.send(crossing, step)
-            held.append((crossing.arrive(leaves, event), want))
-        assert all(equal(batch, want) for batch, want in held)
-
-    def test_several_threads_fill_it_at_once(self, crossing):
-        def work(first):
-            for step in range(first, first + 30):
-                leaves, event, want = self.send(crossing, step)
-                if not equal(crossing.arrive(leaves, event), want):
-                    wrong.append(step)
-
-        wrong = []
-        threads = [threading.Thread(target=work, args=(40 * n,)) for n in range(5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
-
-    def test_a_write_to_one_leaf_leaves_the_backward_of_another_alone(self, crossing):
-        for _ in range(SLABS + 1):  # from then on a batch is one piece
-            crossing.begin()
-            lenders = crossing.lenders(2)
-            sent = crossing.send([lender.lease((8,), torch.float32).fill_(1) for lender in lenders])
-            one, other = crossing.arrive(sent, crossing.mark())
-        weight = torch.ones(8, requires_grad=True, device=one.device)
-        loss = (weight * one).sum()
-        other.add_(1)
-        loss.backward()
-
-    def test_jagged_leaves_of_equal_lengths_still_add_up(self, crossing):
-        leaves, event, _ = self.send(crossing, 3)
-        batch = crossing.arrive(leaves, event)
-        assert batch[2].offsets() is batch[3].offsets()
 
 
 def test_the_gather_does_not_wait_while_a_slab_is_free():
@@ -117,9 +34,9 @@ def test_the_gather_does_not_wait_while_a_slab_is_free():
     for _ in range(SLABS):
         crossing.begin()
         crossing.send([crossing.lease((64,), torch.uint8).fill_(1)])
-    assert device._done == 0
+    assert device.done == 0
     crossing.begin()
-    assert device._done == 1, "only the oldest copy"
+    assert device.done == 1, "only the oldest copy"
 
 
 def test_a_batch_that_could_not_be_gathered_leaves_its_slab_to_the_next():

@@ -17,8 +17,8 @@ import memfeed
 from memfeed import Loader
 from memfeed.errors import FieldError, LoaderError
 from memfeed.loading.placement import RESERVE, SHARE, Placed, Room, choose, lowered
+from memfeed.testing import SlowDevice
 from memfeed.transforms import RandomCrop
-from slow_device import SlowDevice
 from support import Made, equal, rich_sample
 
 GIB = 1 << 30

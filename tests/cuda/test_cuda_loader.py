@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-import test_crossing
 import test_placement
 from memfeed import Loader
 from memfeed.errors import LoaderError
+from memfeed.testing import CrossingContract
 from memfeed.transfer import Streamed
 from memfeed.transfer.streams import CudaStreams
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
@@ -25,7 +25,7 @@ class TestPlacements(test_placement.TestContract):
         return torch.device("cuda")
 
 
-class TestCrossings(test_crossing.TestContract):
+class TestCrossings(CrossingContract):
     @pytest.fixture(params=[1, 3])
     def crossing(self, request):
         return Streamed(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
