@@ -37,6 +37,9 @@ class TestChoice:
         room = Room(60 * GIB, 80 * GIB, 64 * GIB)  # 20 for columns; half of the memory is 32
         assert where([15 * GIB, 30 * GIB, 4 * GIB, 40 * GIB], room) == ["device", "pinned", "device", "mapped"]
 
+    def test_the_processes_of_several_devices_share_the_memory(self):
+        assert where([30 * GIB, 4 * GIB], Room(0, 80 * GIB, 64 * GIB, devices=8)) == ["mapped", "pinned"]
+
     def test_a_device_in_use_takes_nothing(self):
         assert where([1000], Room(39 * GIB, 80 * GIB, 64 * GIB)) == ["pinned"]
 

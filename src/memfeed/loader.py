@@ -70,10 +70,10 @@ class Loader:
         placement: where columns live meanwhile: "device" (the device's memory, which picks the rows itself), "pinned"
             (page-locked memory of the CPU, read by the device over the bus) or "mapped" (the store's files, or where
             columns in memory lie); or {field: one of these}. "auto" leaves half of the device's memory to the model,
-            fills the other half, then up to half of the free RAM, the largest columns first; without a CUDA device
-            it leaves all mapped, and both other places are a copy in RAM. Columns are placed when the first epoch
-            begins, so move the model to the device before; those whose rows differ in size stay mapped. Where memory
-            runs out later, the columns go a rung down, once, with a warning. See ``stats``.
+            fills the other half, then up to half of the free RAM (divided by the number of GPUs), the largest columns
+            first; without a CUDA device it leaves all mapped, and both other places are a copy in RAM. Columns are
+            placed when the first epoch begins, so move the model to the device before; those whose rows differ in size
+            stay mapped. Where memory runs out later, the columns go a rung down, once, with a warning. See ``stats``.
         prefetch: how many batches are made ahead: by a thread where the device is a GPU, else by one if it is measured
             to be worth it (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of

@@ -23,7 +23,9 @@ Asked = Literal["auto", "device", "pinned", "mapped"]
 Placing = Asked | Mapping[Any, Asked]
 
 RESERVE = 0.5  # of the device's memory is left for the model, by "auto"
-SHARE = 0.5  # of the memory that is free is used for page-locked columns at most, by "auto"
+# of the memory that is free is used for page-locked columns at most, by "auto"; by a process for each device of the
+# machine together, since they start at the same time and see the same memory
+SHARE = 0.5
 SLOW_SECONDS = 2.0  # a load that takes longer shows a bar
 
 
@@ -37,17 +39,20 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that are free: on the device (``total`` there are), where there is one with streams of ours, and in RAM."""
+    """Bytes that are free: on the device (``total`` there are), where there is one with streams of ours, and in RAM,
+    which the processes of ``devices`` share."""
 
     device: int | None
     total: int
     host: int
+    devices: int = 1
 
     @classmethod
     def now(cls, streams: Streams | None) -> Room:
         """As it is at the moment."""
-        free, total = (None, 0) if streams is None else streams.room()
-        return cls(free, total, files.memory_limit())
+        if streams is None:
+            return cls(None, 0, files.memory_limit())
+        return cls(*streams.room(), files.memory_limit(), streams.count())
 
 
 def asked_of(placement: Any, schema: Schema, device: torch.device | None) -> list[Asked]:
@@ -114,7 +119,7 @@ def choose(names: Sequence[str], sizes: Sequence[int | None], asked: Sequence[As
         elif size <= device - int(RESERVE * room.total):
             kept = format_bytes(int(RESERVE * room.total))
             take(number, "device", f"{format_bytes(size)} fit beside the {kept} left for the model")
-        elif size <= SHARE * host:
+        elif size <= SHARE * host / room.devices:
             take(number, "pinned", f"{format_bytes(size)} are too much for the device, and fit into free memory")
         else:
             take(number, "mapped", f"{format_bytes(size)} are too much for the device and for half of free memory")

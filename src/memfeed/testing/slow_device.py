@@ -48,6 +48,10 @@ class SlowDevice:
         """What it was made with."""
         return self.free, self.total
 
+    def count(self) -> int:
+        """It is the only one."""
+        return 1
+
     def page_locked(self, nbytes: int) -> torch.Tensor:
         """Ordinary memory, full of garbage."""
         self.locked_bytes += nbytes

@@ -35,6 +35,9 @@ class Streams(Protocol):
     def room(self) -> tuple[int, int]:
         """Bytes of the device's memory that are free, and that there are."""
 
+    def count(self) -> int:
+        """How many such devices the machine has."""
+
     def page_locked(self, nbytes: int) -> torch.Tensor:
         """CPU memory that the device copies from by itself: uint8 [nbytes], at least one."""
 
@@ -71,6 +74,10 @@ class CudaStreams:
     def room(self) -> tuple[int, int]:
         """See ``Streams.room``."""
         return room(self.device)
+
+    def count(self) -> int:
+        """See ``Streams.count``."""
+        return torch.cuda.device_count()
 
     def page_locked(self, nbytes: int) -> torch.Tensor:
         """See ``Streams.page_locked``. Raises RuntimeError where the system locks no more."""
