@@ -429,7 +429,7 @@ def test_the_root_may_be_named_by_a_link(tmp_path: Path) -> None:
     assert len(open_store(tmp_path / "link")) == 2
 
 
-# --- directories kept from releases of tensordict, written by fixtures/save_tensordict.py
+# --- directories kept from releases of tensordict, written by fixtures/make_tensordict.py
 
 SAVED_ROWS = [
     {
