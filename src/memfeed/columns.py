@@ -6,6 +6,7 @@ shows what others write, which is why only finished stores are mapped here.
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -21,11 +22,12 @@ import numpy.typing as npt
 import torch
 
 from memfeed import files
-from memfeed.errors import CorruptStoreError
+from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema import HEAP_OF_BYTES, Field
 
 Ints = npt.NDArray[np.int64]
 LONG_BYTES = 8192  # rows of varying length are copied in one way or the other, by their average size
+MOST_HIDDEN = 1 << 32  # the product of the dims of a row without elements, those of 0 left out
 # Python names it only since 3.13; the number is that of x86, Arm, RISC-V, POWER and s390
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # before Python 3.13 every map keeps a descriptor of its own open, which none of ours needs
@@ -49,6 +51,10 @@ def map_file(path: Path, size: int) -> torch.Tensor:
         mapped = files.with_descriptors(
             lambda: mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_UNTRACKED)
         )
+    except (OverflowError, OSError) as error:  # sparse files can be larger than all addresses
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
     finally:
         os.close(fd)
     return torch.frombuffer(mapped, dtype=torch.uint8)
@@ -150,11 +156,15 @@ class RaggedColumn:
         all_starts, all_dims, _ = self._arrays
         dims = all_dims[ids]
         # clipped first: hostile starts and products of dims must not wrap round to something small
-        item = self._item
-        starts = np.clip(all_starts[ids], -1, self.heap_bytes + 1) * item
-        lengths = np.clip(dims, 0, self.heap_bytes + 1).astype(np.float64).prod(axis=1) * item
+        item, most = self._item, self.heap_bytes // self._item + 1
+        starts = np.clip(all_starts[ids], -1, most) * item
+        lengths = np.clip(dims, 0, most).astype(np.float64).prod(axis=1) * item
         none = dims[:, 0] == -1 if self.field.optional else np.zeros(len(ids), bool)
         bad = (starts < 0) | (starts + lengths > self.heap_bytes) | ((dims < 0).any(axis=1) & ~none)
+        # a dim of 0 hides how large the others are
+        bad |= np.maximum(dims, 1).astype(np.float64).prod(axis=1) > max(most, MOST_HIDDEN)
+        if not self.field.shape and self.field.kind not in HEAP_OF_BYTES:
+            bad |= (dims[:, 0] != 1) & ~none
         for axis, dim in enumerate(self.field.shape):
             if dim is not None:
                 bad |= (dims[:, axis] != dim) & ~none

@@ -206,8 +206,9 @@ def with_descriptors(action: Callable[[], T]) -> T:
 
 
 def open_read(path: Path) -> int:
-    """A descriptor to read a file."""
-    return with_descriptors(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    """A descriptor to read a file: follows no symbolic link, and waits for nobody at the other end of a pipe."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return with_descriptors(lambda: os.open(path, flags))
 
 
 class Handles:

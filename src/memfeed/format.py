@@ -5,16 +5,20 @@ docs/format.md is the specification; this is its one implementation for reading 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
 import threading
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import xxhash
 
+from memfeed import files
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
 
@@ -28,6 +32,7 @@ WORK = ".build"
 LARGEST_MANIFEST = 1 << 30
 MOST_ROWS = 1 << 48
 LARGEST_FILE = 1 << 62
+MOST_EMPTY_ROWS = 1 << 24  # rows that take no byte: no file tells of how many there are
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +101,7 @@ def decode(data: bytes, where: Path) -> Manifest:
     """A manifest from its bytes, wholly checked; raises StoreError naming ``where``."""
     try:
         heading = msgspec.json.decode(data, type=_Heading)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, and so is that of bad UTF-8
         raise StoreError(f"{where}: found a manifest that cannot be read ({error}); the store is damaged") from None
     if heading.format != "memfeed":
         raise StoreError(f"{where}: found format {heading.format!r}; expected 'memfeed': this is no store of ours")
@@ -107,7 +112,7 @@ def decode(data: bytes, where: Path) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{where}: found a manifest that breaks the format ({error}); the store is damaged") from None
     problem = _problem(manifest)
     if problem:
@@ -137,7 +142,12 @@ def _problem(manifest: Manifest) -> str:
         if field.stem.lower() in lowered:
             return f"two fields with the file name {field.stem!r}"
         lowered.add(field.stem.lower())
+        if math.prod(dim for dim in (manifest.rows, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
+            return f"{manifest.rows} rows of shape {field.shape}, too many to address"
         expected |= column_files(field, manifest.rows)
+    inside = next((stem for stem in lowered for at in _above(stem) if at in lowered), None)
+    if inside is not None:
+        return f"a field with the file name {inside!r} inside another field's"
     if set(expected) != set(manifest.files):
         odd = sorted(set(expected) ^ set(manifest.files))
         return f"a list of files that is not that of its fields ({odd[0]!r})"
@@ -145,19 +155,34 @@ def _problem(manifest: Manifest) -> str:
         have = manifest.files[name]
         if not 0 <= have <= LARGEST_FILE or (size is not None and have != size):
             return f"{have} bytes for {name}, where its shape gives {size}"
+    if manifest.rows > MOST_EMPTY_ROWS and not any(manifest.files.values()):
+        return f"{manifest.rows} rows in no byte at all"
     if not all(0 <= index <= MOST_ROWS for index in manifest.skipped):
         return "a skipped index out of range"
+    if any(one >= other for one, other in pairwise(manifest.skipped)):
+        return "skipped indices out of order"
+    for probe in manifest.fingerprint.probes if manifest.fingerprint else ():
+        if not 0 <= probe.index <= MOST_ROWS or len(probe.hashes) != len(fields):
+            return f"a fingerprint that does not fit its fields (sample {probe.index})"
     return ""
+
+
+def _above(stem: str) -> Iterator[str]:
+    """The directories that a column's place is in."""
+    parts = stem.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def node_problem(node: Node, depth: int = 0) -> str:
     """What is wrong with a structure; empty when nothing is."""
     if depth > DEEPEST:
         return f"a structure deeper than {DEEPEST}"
-    if node.kind in ("leaf", "none", "shared"):
+    if node.kind == "shared" or node.value is not None:
+        return "a value in the structure"  # only directories of tensordict have those
+    if node.kind in ("leaf", "none"):
         return "a leaf that holds something" if node.children or node.keys else ""
     named = node.kind not in ("tuple", "list")
-    if named != bool(node.keys) and node.children:
+    if (named != bool(node.keys) and node.children) or (node.keys and not named):
         return f"a {node.kind} {'without' if named else 'with'} keys"
     if named and (len(node.keys) != len(node.children) or len(set(node.keys)) != len(node.keys)):
         return f"a {node.kind} whose keys do not match its parts"
@@ -165,6 +190,10 @@ def node_problem(node: Node, depth: int = 0) -> str:
         bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
         if bad:
             return f"{bad[0]!r} as a Python name"
+    if node.kind == "tensordict" and not all(isinstance(key, str) for key in node.keys):
+        return "a tensordict with keys that are no strings"
+    if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
+        return "a key beyond 64 bits"
     if not 0 <= node.batch_dims <= DEEPEST:
         return f"{node.batch_dims} batch dims"
     return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
@@ -188,6 +217,9 @@ def field_problem(field: Field, number: int) -> str:
         return f"{field.kind} with shape {field.shape}"
     if field.optional and field.kind in ("fixed", "jagged"):
         return f"{field.kind} values that may be None"
+    ranks = {"tensor": None, "scalar": 0, "list": 1}
+    if field.form != "tensor" and (field.kind in HEAP_OF_BYTES or len(field.shape) != ranks[field.form]):
+        return f"{field.kind} with shape {field.shape} in the form of a {field.form}"
     if field.lengths_of is not None and not (field.kind == "jagged" and 0 <= field.lengths_of <= number):
         return f"lengths of field {field.lengths_of}"
     return ""
@@ -217,13 +249,25 @@ def read_manifest(root: Path) -> tuple[Manifest, str] | None:
     """The manifest of the store at ``root``, checked against all files' sizes, and its digest; None without one."""
     path = root / MANIFEST
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > LARGEST_MANIFEST:
-                raise StoreError(f"{path}: found {size:,} bytes; expected at most {LARGEST_MANIFEST:,} for a manifest")
-            data = file.read()
+        fd = files.open_read(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file: put a copy there") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptStoreError(f"{path}: found no plain file; the store is damaged")
+        if found.st_size > LARGEST_MANIFEST:
+            raise StoreError(
+                f"{path}: found {found.st_size:,} bytes; expected at most {LARGEST_MANIFEST:,} for a manifest"
+            )
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(found.st_size)
+    finally:
+        os.close(fd)
     manifest = decode(data, path)
     for name, size in manifest.files.items():
         check_file(root, name, size)

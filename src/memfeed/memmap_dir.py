@@ -16,6 +16,7 @@ import torch
 from memfeed import memmap_layout as layout
 from memfeed.columns import Column, FixedColumn, Ints, JoinedFixed, Pieces, RaggedColumn, Values
 from memfeed.errors import StoreError
+from memfeed.format import MOST_EMPTY_ROWS
 from memfeed.schema import Field, Kind, Node, Schema, display
 from memfeed.schema import Path as FieldPath
 
@@ -97,6 +98,10 @@ def read(root: Path) -> Foreign:
     structure = planner.node(top, ())
     if not planner.columns:
         raise StoreError(f"{root}: found no tensor in it; expected at least one field")
+    if (rows or 0) > MOST_EMPTY_ROWS and not any(map(column_bytes, planner.columns)):
+        raise StoreError(
+            f"{root}: found {rows:,} rows in no byte at all; expected at most {MOST_EMPTY_ROWS:,} of those"
+        )
     schema = Schema(fields=tuple(column.field for column in planner.columns), structure=structure)
     return Foreign(schema, rows, reader.hash.hexdigest(), tuple(planner.columns))
 

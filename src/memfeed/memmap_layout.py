@@ -27,6 +27,7 @@ from memfeed.schema import Path as FieldPath
 METADATA = "meta.json"
 VERSION = 1  # of tensordict's layout; directories from before it had a number are 0
 MOST_ENTRIES = 1 << 22
+DEEPEST_JSON = 200  # Python prints, compares and copies values by recursion
 
 _CLASS = re.compile(r"<class '([\w.<>]+)'>")
 # characters that tensordict writes as %XX in a file's name
@@ -142,6 +143,15 @@ def _places(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Pa
     return places | (older if any("%" in key for key in only_older) else only_older)
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value nests deeper than so many levels."""
+    level = [value]
+    for _ in range(levels + 1):
+        held = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [part for parts in held for part in parts]
+    return bool(level)
+
+
 def _dims(value: Any, where: str) -> tuple[int, ...]:
     """A shape from JSON, every dim an int that a file can have; raises StoreError."""
     fine = isinstance(value, list) and len(value) <= DEEPEST
@@ -190,6 +200,8 @@ class Reader:
             found = json.loads(self._read(path))
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: found what cannot be read ({error}); expected JSON: it is damaged") from None
+        if _deeper(found, DEEPEST_JSON):
+            raise StoreError(f"{path}: found JSON nested deeper than {DEEPEST_JSON}; expected a flatter value")
         if not isinstance(found, dict):
             raise StoreError(f"{path}: found a JSON {type(found).__name__}; expected an object: it is damaged")
         version = found.get("_format_version", 0)
@@ -262,7 +274,7 @@ class Reader:
         return Tensor(file, dtype, shape)
 
     def _nested(self, file: Path, dtype: str, shape: tuple[int, ...], where: str) -> Nested:
-        if len(shape) != 2 or shape[1] < 1:
+        if len(shape) != 2 or not 1 <= shape[1] <= DEEPEST:
             raise StoreError(f"{where}: found a nested tensor whose sizes are {list(shape)}; expected [rows, dims]")
         sizes = file.with_suffix(".shape.memmap")
         _check_bytes(sizes, _tensor_bytes(shape, "int64", where), f"the sizes of {shape[0]:,} nested rows")

@@ -143,7 +143,7 @@ def generated_namedtuple(name: str, keys: tuple[str, ...]) -> type:
     """A namedtuple class equal to one that the store may not import: same name, same fields, and picklable."""
     try:
         cls = collections.namedtuple(name, keys)  # type: ignore[misc]
-    except ValueError as error:
+    except (ValueError, SyntaxError) as error:  # two names may be one to Python: it normalises them
         raise SchemaError(f"found a namedtuple {name!r} with fields {keys}; expected Python names: {error}") from None
     setattr(cls, "__reduce__", lambda self: (_rebuild_namedtuple, (name, keys, tuple(self))))  # noqa: B010
     return cls

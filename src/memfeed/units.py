@@ -1,4 +1,4 @@
-"""Numbers for people to read."""
+"""Numbers and names for people to read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def printable(text: str) -> str:
+    """``text`` with what no terminal should be sent (escape codes, half characters) spelled out, as ``repr`` does."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def format_seconds(seconds: float) -> str:

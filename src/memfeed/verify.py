@@ -18,6 +18,9 @@ OnProgress = Callable[[int, int], None]
 
 def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> None:
     """Raises CorruptStoreError naming field, rows and file of the first chunk that is not what was written."""
+    for name, size in manifest.files.items():  # once more: they may have changed since the store was opened
+        format.check_file(path, name, size)
+    format.check_file(path, format.CHECKSUMS, format.checksum_bytes(manifest))
     sums = (path / format.CHECKSUMS).read_bytes()
     if format.digest(sums) != manifest.checksums:
         raise CorruptStoreError(f"{path / format.CHECKSUMS}: found other bytes than the manifest says; damaged")
@@ -29,13 +32,22 @@ def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -
     ]
     done, total = 0, sum(manifest.files.values())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda chunk: format.chunk_hash(path / chunk[0], chunk[1], chunk[2]), chunks)
+        hashes = pool.map(lambda chunk: _hash(path / chunk[0], chunk[1], chunk[2]), chunks)
         for (name, first, size, want), have in zip(chunks, hashes, strict=True):
             if have != want:
                 raise CorruptStoreError(_damage(path, manifest, name, first, size))
             done += size
             if progress:
                 progress(done, total)
+
+
+def _hash(path: Path, first: int, size: int) -> int:
+    try:
+        return format.chunk_hash(path, first, size)
+    except OSError as error:
+        raise CorruptStoreError(
+            f"{path}: found bytes that cannot be read ({error}); restore the file from a copy"
+        ) from None
 
 
 def _damage(path: Path, manifest: Manifest, name: str, first: int, size: int) -> str:

@@ -9,6 +9,7 @@ from typing import TextIO
 import typer
 
 from memfeed.errors import MemfeedError
+from memfeed.units import printable
 
 OPTIONS = {
     'on_error="skip"': "--on-error skip",
@@ -31,7 +32,7 @@ def report(error: Exception, *, debug: bool) -> None:
     """Prints the error; with ``debug`` its traceback first."""
     if debug:
         traceback.print_exception(error)
-    line = " ".join(_text(error).split())
+    line = printable(" ".join(_text(error).split()))
     typer.echo(f"memfeed: error: {line}", err=True)
 
 
@@ -44,7 +45,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Takes the place of `warnings.showwarning`: one line, and no place in our own code."""
-    print(f"memfeed: warning: {' '.join(str(message).split())}", file=file or sys.stderr)
+    print(f"memfeed: warning: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 
 def _text(error: Exception) -> str:

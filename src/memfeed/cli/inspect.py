@@ -21,7 +21,7 @@ from memfeed.errors import StoreError
 from memfeed.gather import read_row
 from memfeed.schema import HEAP_OF_BYTES, Field
 from memfeed.store import Store
-from memfeed.units import format_bytes
+from memfeed.units import format_bytes, printable
 
 WIDTH_OF_A_PIPE = 200
 """Columns of a table that no terminal shows; rich would cut it to 80."""
@@ -88,7 +88,7 @@ def _fields(store: Store) -> Table:
     for field, size in zip(store.schema, sizes, strict=True):
         dtype, shape = _form(field)
         optional = "yes" if field.optional else ""
-        cells = [field.name, field.kind, dtype, shape, optional, format_bytes(size), f"{size / total:.1%}"]
+        cells = [printable(field.name), field.kind, dtype, shape, optional, format_bytes(size), f"{size / total:.1%}"]
         table.add_row(*map(Text, cells))  # Text: names of fields may look like rich's markup
     return table
 
@@ -113,7 +113,7 @@ def _values(store: Store, rows: range | None) -> Table:
     table = Table("field", *headings, title="First rows" if rows is not None else "Values", title_justify="left")
     for field, column in zip(store.schema, store.columns, strict=True):
         values = [store.column(field.path)] if rows is None else [read_row(column, row) for row in rows]
-        table.add_row(*map(Text, [field.name, *map(brief, values)]))
+        table.add_row(*map(Text, [printable(field.name), *map(brief, values)]))
     return table
 
 
@@ -122,9 +122,16 @@ def brief(value: Any) -> str:
     tensor = codec.as_tensor(value)
     if isinstance(value, bytes):
         return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
-    if tensor is None or tensor.numel() <= 6:
-        return _cut(repr(tensor.tolist() if tensor is not None else value))
+    if tensor is None:
+        try:
+            return _cut(printable(repr(value)))
+        except RecursionError:
+            return f"a deeply nested {type(value).__name__}"
     shape = f"[{', '.join(map(str, tensor.shape))}]"
+    if tensor.numel() == 0 and tensor.ndim > 1:  # a list of lists could be a long one
+        return f"{shape} empty"
+    if tensor.numel() <= 6:
+        return _cut(repr(tensor.tolist()))
     if tensor.is_complex() or tensor.dtype is torch.bool:
         return shape if tensor.is_complex() else f"{shape} {int(tensor.sum()):,} true"
     wide = tensor.double()
