@@ -1,7 +1,7 @@
 """Hostile stores: golden ones changed at random, and what may come of using one: what is asked, or an error of ours.
 
-``mutations(seconds, rng)`` runs cases in a process of their own, so that a crash of the interpreter is seen too. What a case
-is, is kept whole as JSON (``Case``), so that one that was found stays one when this file changes: see fixtures/hostile.
+``mutations(seconds, rng)`` runs cases in a process of their own, so that a crash of the interpreter is seen too. A case
+is kept whole as JSON (``Case``), so that one that was found stays one when this file changes: see fixtures/hostile.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASE_BYTES = 256 << 20  # by which one case may raise what the process holds at 
 ROOM = 8 << 30  # of addresses, so that what asks for far too much is refused before it is filled
 
 Node = bytes | tuple[str, Any]
-"""A file's content, or what stands in its place: ("link", target), ("fifo", None), ("directory", None), ("sparse", size)."""
+"""A file's content, or what stands there: ("link", target), ("fifo", None), ("directory", None), ("sparse", size)."""
 Tree = dict[str, Node]
 
 
