@@ -578,6 +578,8 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "loader", epoch
     yield "large batch", lambda: next(iter(memfeed.Loader(store, 64)), None)
     yield "tensordict", store.tensordict
+    yield "to", lambda: store.to("cpu", progress=False)
+    yield "split", lambda: [part[:2] for part in store.split([0.5, 0.5])]
     for field in store.schema:
         yield "column", lambda path=field.path: (column := store.column(path), len(column), column[0])  # type: ignore[misc]
     yield "select", lambda: store.select(store.schema.fields[-1].path)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from tensordict import TensorDict
 import hostile
 import memfeed
 from hostile import CORPUS, FIXTURES, Case, agree, exercise, tree_of, write_case
+from memfeed import format
 from memfeed.cli import main
 from memfeed.errors import CorruptStoreError, SchemaError, StoreError
 
@@ -258,6 +260,14 @@ def test_rows_in_no_byte(path: Path) -> None:
 def test_what_was_found_before(case: Path, tmp_path: Path) -> None:
     _, found = exercise(Case.from_json(case.read_text()), tmp_path / "s")
     assert found == []
+
+
+def test_manifests_that_the_fuzzer_found() -> None:
+    """Each takes another way through the decoder (fuzz_manifest.py)."""
+    for path in sorted((FIXTURES / "manifests").iterdir()):
+        with contextlib.suppress(StoreError):
+            found = format.decode(path.read_bytes(), path)
+            assert format.decode(format.encode(found), path) == found
 
 
 def test_changes_at_random() -> None:

@@ -145,12 +145,12 @@ def _problem(manifest: Manifest) -> str:
         if math.prod(dim for dim in (manifest.rows, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
             return f"{manifest.rows} rows of shape {field.shape}, too many to address"
         expected |= column_files(field, manifest.rows)
-    inside = next((stem for stem in lowered for at in _above(stem) if at in lowered), None)
-    if inside is not None:
-        return f"a field with the file name {inside!r} inside another field's"
     if set(expected) != set(manifest.files):
         odd = sorted(set(expected) ^ set(manifest.files))
         return f"a list of files that is not that of its fields ({odd[0]!r})"
+    inside = next((stem for stem in lowered for at in _above(stem) if at in lowered), None)
+    if inside is not None:
+        return f"a field with the file name {inside!r} inside another field's"
     for name, size in expected.items():
         have = manifest.files[name]
         if not 0 <= have <= LARGEST_FILE or (size is not None and have != size):
