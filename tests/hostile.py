@@ -581,7 +581,7 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "to", lambda: store.to("cpu", progress=False)
     yield "split", lambda: [part[:2] for part in store.split([0.5, 0.5])]
     for field in store.schema:
-        yield "column", lambda path=field.path: (column := store.column(path), len(column), column[0])  # type: ignore[misc]
+        yield "column", lambda path=field.path: list(store.column(path)[:1]) if len(store) else None  # type: ignore[misc]
     yield "select", lambda: store.select(store.schema.fields[-1].path)[0]
 
     def tables() -> None:
@@ -657,8 +657,7 @@ def run(seed: str, seconds: float, cases: int, out: Path) -> dict[str, int]:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))
     rng, counts, seen, end = random.Random(seed), Counter[str](), set[str](), time.monotonic() + seconds
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as room:
+    with tempfile.TemporaryDirectory(dir=out) as room:
         while time.monotonic() < end and counts["cases"] < cases:
             kind, case = make_case(rng)
             (out / "current.json").write_text(case.to_json())
