@@ -82,8 +82,12 @@ class Case(NamedTuple):
     @property
     def damages_columns(self) -> bool:
         """Whether a column file differs and neither the manifest nor the checksums know: verify must see it."""
-        return "memfeed.json" not in self.changes and any(
-            name.endswith((".memmap", "heap.bin")) for name in self.changes if self.base in OURS
+        if self.base not in OURS or "memfeed.json" in self.changes:
+            return False
+        before = tree_of(self.base)
+        return any(
+            name.endswith((".memmap", "heap.bin")) and not (node == ("sparse", 0) and before.get(name) == b"")
+            for name, node in self.changes.items()
         )
 
 
