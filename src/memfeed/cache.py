@@ -120,20 +120,20 @@ def cache(
     refuse_copy(dataset, target, copy_existing)
     given = sort_input(dataset)
     wishes = _Wishes(fields, dtypes, type, allow_random, on_error == "skip")
+    before = _version(target)
+    if target.exists() and not overwrite:
+        return _opened(target, given, wishes, check, owner)
     if target.exists():
-        existing = _existing(target, overwrite)
-        if existing is not None and not check:
-            return open_store(target, types=_types_unseen(given, wishes), owner=owner)
-        if existing is not None:
-            return _checked(existing, given, wishes, owner)
-    look = _look(given, wishes)
+        _require_store(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with claim(target):
         finish_interrupted(target)
-        if target.exists() and _existing(target, overwrite) is not None:  # another process was faster
+        made = _version(target) != before if overwrite else target.exists()  # another process was faster
+        if not made or (overwrite and not _fits(target, given, wishes)):
+            look = _look(given, wishes)
+            _write(target, given, look, wishes, workers, overwrite, progress, temporary=owner is not None)
             return open_store(target, types=look.types, owner=owner)
-        _write(target, given, look, wishes, workers, overwrite, progress, temporary=owner is not None)
-    return open_store(target, types=look.types, owner=owner)
+    return _opened(target, given, wishes, check, owner)
 
 
 class _Temporary:
@@ -149,16 +149,40 @@ def _remove(path: str, pid: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _existing(target: Path, overwrite: bool) -> Store | None:
-    """The store at ``target``, or None where it is to be replaced; raises StoreError for anything else there."""
-    if overwrite:
-        if not (target / format.MANIFEST).exists():
-            raise StoreError(
-                f"{target}: found something that is no memfeed store; overwrite=True replaces stores only: "
-                "choose another path, or remove it yourself"
-            )
+def _opened(target: Path, given: Input, wishes: _Wishes, check: bool, owner: object) -> Store:
+    """The store that is there, compared with samples of the dataset if it shall be."""
+    if not check:
+        return open_store(target, types=_types_unseen(given, wishes), owner=owner)
+    return _checked(open_store(target), given, wishes, owner)
+
+
+def _fits(target: Path, given: Input, wishes: _Wishes) -> bool:
+    """Whether the store that appeared while this process was to replace one is of this dataset."""
+    if isinstance(given.dataset, Iterator):
+        return False  # to compare would use up its samples
+    try:
+        _checked(open_store(target), given, wishes, None)
+    except MemfeedError:
+        return False
+    return True
+
+
+def _version(target: Path) -> tuple[int, int] | None:
+    """Which store is at ``target``: another one after it was replaced; None without one."""
+    try:
+        found = (target / format.MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return open_store(target)
+    return found.st_ino, found.st_mtime_ns
+
+
+def _require_store(target: Path) -> None:
+    """Raises StoreError unless a store of ours is at ``target``: nothing else is ever replaced."""
+    if not (target / format.MANIFEST).exists():
+        raise StoreError(
+            f"{target}: found something that is no memfeed store; overwrite=True replaces stores only: "
+            "choose another path, or remove it yourself"
+        )
 
 
 def _look(given: Input, wishes: _Wishes, indices: Sequence[int] | None = None, rows: int = 0) -> _Look:

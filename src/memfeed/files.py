@@ -5,6 +5,7 @@ Everything that changes a file goes through here, so that a test can make each o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -121,8 +122,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a directory of ours and all in it; one that is not there is fine."""
-    shutil.rmtree(path, ignore_errors=False) if path.exists() else None
+    """Removes a directory of ours and all in it; one that is not there, or that others remove too, is fine."""
+    while path.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def free_bytes(path: Path) -> int:

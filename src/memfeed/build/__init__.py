@@ -4,7 +4,8 @@ A build lives in ``NAME.build`` beside the store it becomes. Whatever dies, the 
 rows that are there.
 """
 
-from memfeed.build.build import Build, Settings, claim, runs
+from memfeed.build.build import Build, Settings, runs
+from memfeed.build.claim import claim
 from memfeed.build.commit import finish_interrupted
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Rows
 

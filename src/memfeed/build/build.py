@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import filelock
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +19,6 @@ from memfeed.format import WORK, Fingerprint, Manifest
 from memfeed.schema import Field, Schema
 
 SYNC_SECONDS = 30.0
-WAIT_SECONDS = 0.1
 _RANGES_SHOWN = 5
 
 
@@ -40,46 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     pid: int
     shares: int = 1
-
-
-@contextlib.contextmanager
-def claim(path: Path, *, tell: bool = True) -> Iterator[Path]:
-    """Makes this process the one builder of the store at ``path``; yields the build's directory.
-
-    Waits while another process builds it, saying so once. The lock dies with its holder.
-    """
-    root = format.build_path(path)
-    lock = filelock.FileLock(root / WORK / "lock")
-    _wait_for(lock, root, path, tell)
-    try:
-        yield root
-    finally:
-        lock.release()
-        with contextlib.suppress(OSError):  # nothing was begun: leave nothing behind
-            if not (root / WORK / "settings.json").exists() and not (root / format.MANIFEST).exists():
-                (root / WORK / "lock").unlink(missing_ok=True)
-                (root / WORK).rmdir()
-                root.rmdir()
-
-
-def _wait_for(lock: filelock.FileLock, root: Path, path: Path, tell: bool) -> None:
-    tries = 0
-    while True:
-        # a root without its work directory is a commit's last moment, or what was left of one: give it time
-        if not root.exists() or tries > 20:
-            (root / WORK).mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-            return
-        except FileNotFoundError:
-            tries += 1
-        except filelock.Timeout:
-            if tell:
-                owner = _read_settings(root)
-                who = f"process {owner.pid} on {owner.host}" if owner else "another process"
-                print(f"memfeed: {who} is building {path}; waiting for it", file=sys.stderr, flush=True)
-            tell = False
-        time.sleep(WAIT_SECONDS)
 
 
 def _read_settings(root: Path) -> Settings | None:
@@ -124,20 +80,20 @@ class Build:
             if entry.name != WORK:
                 files.remove_tree(entry) if entry.is_dir() else entry.unlink()
         for entry in (root / WORK).iterdir():
-            if entry.name != "lock":
-                entry.unlink()
+            if entry.name not in ("lock", "owner"):
+                files.remove_tree(entry) if entry.is_dir() else entry.unlink()
         build = cls(root, _settings(schema, rows, fingerprint, 1, shares))
         try:
             for field in schema:
                 build._create(field, rows or 0)
-        except OSError:
+            (root / WORK / "presence").write_bytes(b"")
+            if rows:
+                with open(root / WORK / "presence", "r+b") as file:
+                    file.truncate(rows)
+            build._save()
+        except BaseException:  # a full disk, or Ctrl-C
             files.remove_tree(root)
             raise
-        (root / WORK / "presence").write_bytes(b"")
-        if rows:
-            with open(root / WORK / "presence", "r+b") as file:
-                file.truncate(rows)
-        build._save()
         return build
 
     @classmethod

@@ -195,16 +195,21 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
     so that whoever finds the leftovers of a crash knows which is which.
     """
     if overwrite and path.exists():
-        if not files.exchange(root, path):
-            old = path.with_name(path.name + ".old")
+        old = path.with_name(path.name + ".old")
+        if files.exchange(root, path):
+            root.rename(old)  # removing it can take long: who waits for the build must not find it in its place
+        else:
             path.rename(old)
             root.rename(path)
-            old.rename(root)
         files.remove_tree(path / WORK)
-        files.remove_tree(root)
+        files.remove_tree(old)
     else:
         files.remove_tree(root / WORK)
-        root.rename(path)
+        try:
+            root.rename(path)
+        except FileNotFoundError:  # it took long, and who waited has done it
+            if not (path / format.MANIFEST).exists():
+                raise
     files.sync_directory(path.parent)
 
 
@@ -227,4 +232,5 @@ def finish_interrupted(path: Path) -> None:
         else:
             files.remove_tree(root)
     if path.exists():
+        files.remove_tree(path / WORK)
         files.remove_tree(old)
