@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -32,6 +33,7 @@ from memfeed.convert import (
 from memfeed.errors import MemfeedError, SchemaError, StaleStoreError, StoreError
 from memfeed.infer import Inferred, infer
 from memfeed.inputs import Input, refuse_copy, sort_input
+from memfeed.preempt import Sigterm, in_order
 from memfeed.probe import Probed
 from memfeed.progress import Progress
 from memfeed.schema import Kind
@@ -126,12 +128,12 @@ def cache(
     if target.exists():
         _require_store(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with claim(target):
+    with in_order() as sigterm, _dropped_on_error(owner), claim(target):
         finish_interrupted(target)
         made = _version(target) != before if overwrite else target.exists()  # another process was faster
         if not made or (overwrite and not _fits(target, given, wishes)):
             look = _look(given, wishes)
-            _write(target, given, look, wishes, workers, overwrite, progress, temporary=owner is not None)
+            _write(target, given, look, wishes, workers, overwrite, progress, owner is not None, sigterm)
             return open_store(target, types=look.types, owner=owner)
     return _opened(target, given, wishes, check, owner)
 
@@ -141,7 +143,18 @@ class _Temporary:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="memfeed-"))
-        weakref.finalize(self, _remove, str(self.path), os.getpid())
+        self.remove = weakref.finalize(self, _remove, str(self.path), os.getpid())
+
+
+@contextlib.contextmanager
+def _dropped_on_error(owner: _Temporary | None) -> Iterator[None]:
+    """A process that a signal ends runs no finalizers."""
+    try:
+        yield
+    except BaseException:
+        if owner is not None:
+            owner.remove()
+        raise
 
 
 def _remove(path: str, pid: int) -> None:
@@ -264,6 +277,7 @@ def _write(
     overwrite: bool,
     progress: bool,
     temporary: bool,
+    sigterm: Sigterm,
 ) -> None:
     """Builds the store at ``target``: from the start, or from where an earlier build of it stopped."""
     found, seconds = look.found, look.probed.seconds
@@ -298,6 +312,10 @@ def _write(
 
             def report(done: Report) -> None:
                 bar.advance(done.rows + done.skipped, done.bytes)
+                sigterm.check()
+                if sigterm.came:  # the user's handler lets it go on, perhaps not for long
+                    build.sync()
+                    sigterm.came = False
 
             if columns is not None:
                 convert_columns(build, columns, plan, report)
@@ -308,7 +326,7 @@ def _write(
                     _write_probed(build, plan, look, report)
                 convert_map(build, given.dataset, plan, workers=workers, seconds=seconds, on_report=report)
         build.commit(target, overwrite=overwrite)
-    except MemfeedError as error:
+    except BaseException as error:
         _keep_or_drop(build, error, temporary)
         raise
 
@@ -369,10 +387,15 @@ def _resumed(
     return build
 
 
-def _keep_or_drop(build: Build, error: MemfeedError, temporary: bool) -> None:
-    """Says in the error that what was written is kept; a build without any row, or of no path, is removed."""
+def _keep_or_drop(build: Build, error: BaseException, temporary: bool) -> None:
+    """Syncs what was written, and says in an error of ours that it is kept; a build of no row or path is removed."""
+    if not (build.root / format.WORK / "presence").exists():
+        return  # it was published already
     there = int((build.presence() > 0).sum())
     if not there or temporary:
         files.remove_tree(build.root)
-    elif len(error.args) == 1:
+        return
+    with contextlib.suppress(OSError):  # the first error is the one to be told
+        build.sync()
+    if isinstance(error, MemfeedError) and len(error.args) == 1:
         error.args = (f"{error.args[0]} [{there:,} rows are kept in {build.root}; the same call goes on from there]",)

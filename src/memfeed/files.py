@@ -178,6 +178,13 @@ def _read(path: str) -> str:
         return ""
 
 
+def die_with_parent() -> None:
+    """Has the kernel kill this process once the one that started it is dead (Linux; nothing elsewhere)."""
+    set_parent_death_signal, kill = 1, 9
+    if sys.platform == "linux":
+        _libc().prctl(set_parent_death_signal, kill, 0, 0, 0)
+
+
 def boot_id() -> str:
     """Names this boot of this machine: after another one, writes that were not synced may be gone."""
     return _read("/proc/sys/kernel/random/boot_id").strip()

@@ -21,6 +21,7 @@ from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.format import Probe
 from memfeed.infer import Inferred, infer
 from memfeed.schema import Field, Schema, display
+from memfeed.stall import Readers
 from memfeed.tree import Flattener, map_leaves, open_container
 
 SAMPLES = 16
@@ -69,8 +70,9 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def read(dataset: Any, index: int) -> Any:
+def read(dataset: Any, index: int, readers: Readers) -> Any:
     """``dataset[index]``; raises SampleError with the index if the dataset raises."""
+    readers.begin(0, index)
     try:
         return dataset[index]
     except Exception as error:
@@ -78,6 +80,8 @@ def read(dataset: Any, index: int) -> Any:
             f"sample {index}: the dataset raised {type(error).__name__}: {error}; "
             'mend the dataset, or leave such samples out with on_error="skip"'
         ) from error
+    finally:
+        readers.end(0)
 
 
 def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_errors: bool = False) -> Probed:
@@ -87,8 +91,8 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
     when it is read again under another seed.
     """
     probed, spent, started = Probed([], []), 0, time.monotonic()
-    clock = started
-    with kept_generators():
+    clock, readers = started, Readers(0)
+    with kept_generators(), readers.watched():
         for index in indices:
             if probed.indices and (time.monotonic() - clock > MOST_SECONDS or spent > MOST_BYTES):
                 break
@@ -96,7 +100,7 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
                 _seed(_SEEDS[0])
             before = _states()
             try:
-                sample = read(dataset, index)
+                sample = read(dataset, index, readers)
             except SampleError as error:
                 if not skip_errors:
                     raise
@@ -105,7 +109,7 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
             after = _states()
             drew = [which for which in _GENERATORS if before[which] != after[which]]
             if not allow_random and (drew or len(probed.indices) < REPEATED):
-                _check_repeatable(dataset, index, sample, {which: after[which] for which in drew})
+                _check_repeatable(dataset, index, sample, {which: after[which] for which in drew}, readers)
             if not probed.indices:
                 clock = time.monotonic()  # the first sample of a dataset may open its files
             probed.indices.append(index)
@@ -118,19 +122,23 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
 def probe_iterable(dataset: Any, count: int = SAMPLES) -> tuple[Probed, Iterator[Any]]:
     """Reads the first samples of an iterable, within the same limits; also gives the iterator, to go on with."""
     probed, spent, started = Probed([], []), 0, time.monotonic()
-    samples = iter(dataset)
-    while len(probed.samples) < count and time.monotonic() - started < MOST_SECONDS and spent < MOST_BYTES:
-        try:
-            sample = next(samples)
-        except StopIteration:
-            break
-        except Exception as error:
-            raise SampleError(
-                f"sample {len(probed.samples)}: the iterable raised {type(error).__name__}: {error}"
-            ) from error
-        probed.indices.append(len(probed.samples))
-        probed.samples.append(map_leaves(codec.own, sample))
-        spent += sample_bytes(sample)
+    samples, readers = iter(dataset), Readers(0)
+    with readers.watched():
+        while len(probed.samples) < count and time.monotonic() - started < MOST_SECONDS and spent < MOST_BYTES:
+            readers.begin(0, len(probed.samples))
+            try:
+                sample = next(samples)
+            except StopIteration:
+                break
+            except Exception as error:
+                raise SampleError(
+                    f"sample {len(probed.samples)}: the iterable raised {type(error).__name__}: {error}"
+                ) from error
+            finally:
+                readers.end(0)
+            probed.indices.append(len(probed.samples))
+            probed.samples.append(map_leaves(codec.own, sample))
+            spent += sample_bytes(sample)
     probed.seconds = (time.monotonic() - started) / max(len(probed.samples), 1)
     return probed, samples
 
@@ -156,10 +164,10 @@ def check_iterable(dataset: Any) -> None:
                 raise _random(dataset, f"iterating twice gave different values in field {different} of sample {index}")
 
 
-def _check_repeatable(dataset: Any, index: int, first: Any, drew: dict[str, Any]) -> None:
+def _check_repeatable(dataset: Any, index: int, first: Any, drew: dict[str, Any], readers: Readers) -> None:
     """Reads a sample again; ``drew`` are the generators it drew from, with the states they were left in."""
     _seed(_SEEDS[1])
-    again = read(dataset, index)
+    again = read(dataset, index, readers)
     states = _states()
     # a dataset that seeds a generator itself leaves it in one state both times, which is not random
     drew = {which: state for which, state in drew.items() if states[which] != state}

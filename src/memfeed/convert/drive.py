@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from memfeed import codec
 from memfeed.build import SKIPPED, WRITTEN, Build, runs
@@ -17,16 +19,18 @@ from memfeed.convert.jobs import MapJob, StreamJob, Task
 from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
 from memfeed.errors import BuildError, SchemaError
 from memfeed.format import ChunkHasher
+from memfeed.stall import Readers
 
 TASK_SECONDS = 0.05
 REPORTS_AHEAD = 128  # reports are small: a worker must never wait for the builder to have read them
 MOST_ROWS_A_TASK = 4096
 BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
+STOP_SECONDS = 0.5
 OnReport = Callable[[Report], None]
 
 
-def _run(job: IterableDataset[Report], build: Build, workers: int, on_report: OnReport) -> bool:
+def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnReport) -> bool:
     """Runs all tasks of a job and promotes the columns that drifted; True when there was none and all is written.
 
     Raises what a task raised, and BuildError if a worker died.
@@ -43,13 +47,17 @@ def _run(job: IterableDataset[Report], build: Build, workers: int, on_report: On
         )
     )
     try:
-        _collect(reports, build, workers, on_report, drifts)
-    finally:
-        # DataLoader has no close(): left to the garbage collector, behind the traceback of an exception, its workers
-        # end seconds later, or find their queues gone first
-        shut_down = getattr(reports, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        with job.readers.watched():
+            _collect(reports, build, on_report, drifts)
+    except BaseException as error:
+        _end_workers(reports, job.readers)
+        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+            raise BuildError(
+                f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
+                "expected it to live: rows that were written are kept: call cache() again to go on. "
+                "If memory ran out, use fewer workers="
+            ) from error
+        raise
     for number, shapes in drifts.items():
         promote_now(build, number, shapes)
     return not drifts
@@ -58,29 +66,45 @@ def _run(job: IterableDataset[Report], build: Build, workers: int, on_report: On
 def _collect(
     reports: Iterator[Report],
     build: Build,
-    workers: int,
     on_report: OnReport,
     drifts: dict[int, list[tuple[int, ...]]],
 ) -> None:
-    while True:
-        try:
-            report = next(reports, None)
-        except RuntimeError as error:
-            if workers and "DataLoader worker" in str(error):
-                raise BuildError(
-                    f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
-                    "expected it to live: rows that were written are kept: call cache() again to go on. "
-                    "If memory ran out, use fewer workers="
-                ) from error
-            raise
-        if report is None:
-            return
+    for report in reports:
         if report.error is not None:
             raise report.error from report.cause
         for number, shape in report.drifts:
             drifts.setdefault(number, []).append(shape)
         on_report(report)
         build.sync_if_due()
+
+
+def _end_workers(reports: Iterator[Report], readers: Readers) -> None:
+    """Ends worker processes within two seconds, whatever they are doing.
+
+    DataLoader's own way waits five seconds for each, and for ever for a lock that a killed worker held. Whoever is in
+    the dataset's code gets ``STOP_SECONDS`` to leave it: locks of the user's may be held there.
+    """
+    iterator: Any = reports
+    with contextlib.suppress(AttributeError, ValueError):  # torch must not take what follows for accidents
+        torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+        iterator._worker_pids_set = False
+    iterator._shutdown = True
+    workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.is_alive()]
+    readers.stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    while workers and not readers.idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for worker in workers:
+        worker.join(max(deadline - time.monotonic(), 0.01))
+        if worker.exitcode is None:  # stopped, or it blocks the signal
+            worker.kill()
+            worker.join(STOP_SECONDS)
+    for queue in getattr(iterator, "_index_queues", ()):
+        queue.cancel_join_thread()
+        queue.close()
 
 
 def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds: float, on_report: OnReport) -> None:
@@ -93,7 +117,8 @@ def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds
             for first, count in runs(absent)
             for at in range(first, first + count, size)
         ]
-        _run(MapJob(dataset, build, plan, tasks), build, min(workers, len(tasks)), on_report)
+        count = min(workers, len(tasks))
+        _run(MapJob(dataset, build, plan, tasks, count), build, count, on_report)
 
 
 def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers: int, on_report: OnReport) -> None:
@@ -101,7 +126,7 @@ def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers:
 
     A drift that a worker meets promotes the column and iterates once more; rows that are present stay.
     """
-    while not _run(StreamJob(dataset, build, plan), build, workers, on_report):
+    while not _run(StreamJob(dataset, build, plan, workers), build, workers, on_report):
         pass
     note_skips(build, build.absent())  # the shares of the workers need not end together
 

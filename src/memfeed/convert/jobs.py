@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from memfeed import codec
+from memfeed import codec, files
 from memfeed.build import SKIPPED, Build, Rows
 from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
 from memfeed.errors import MemfeedError, SampleError
+from memfeed.stall import Readers
 from memfeed.tree import map_leaves
 
 STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
@@ -84,14 +85,40 @@ class _Writer:
         self._rows.mark(row, 1, SKIPPED)
 
 
+class _Stopped(Exception):  # noqa: N818
+    """The builder wants no more, or is dead."""
+
+
+class _Reader:
+    """This process as one of those that read the dataset: a worker, which ends with the builder, or the builder."""
+
+    def __init__(self, readers: Readers) -> None:
+        info = get_worker_info()
+        self._readers, self._number = readers, info.id if info else 0
+        self._parent = os.getppid() if info else None
+        if info:
+            files.die_with_parent()
+
+    def begin(self, first: int, count: int = 1) -> None:
+        """To be called before samples are asked for; raises _Stopped if they are not wanted any more."""
+        if self._readers.stopped or (self._parent is not None and os.getppid() != self._parent):
+            raise _Stopped
+        self._readers.begin(self._number, first, count)
+
+    def end(self) -> None:
+        """To be called when they are there, or the dataset raised."""
+        self._readers.end(self._number)
+
+
 class MapJob(IterableDataset[Report]):
     """Reads, packs and writes tasks of a map-style dataset, a report for each, until none is left.
 
     Workers take the next task from one counter, so that they end together however long each sample takes.
     """
 
-    def __init__(self, dataset: Any, build: Build, plan: Plan, tasks: Sequence[Task]) -> None:
+    def __init__(self, dataset: Any, build: Build, plan: Plan, tasks: Sequence[Task], workers: int) -> None:
         self.dataset, self.build, self.plan, self.tasks = dataset, build, plan, list(tasks)
+        self.readers = Readers(workers)
         self._taken = torch.multiprocessing.Value("q", 0)
 
     def _take(self) -> int:
@@ -101,21 +128,25 @@ class MapJob(IterableDataset[Report]):
         return number
 
     def __iter__(self) -> Iterator[Report]:
-        writer, step = _Writer(self.build, self.plan), self.plan.rows_a_write
+        writer, step, reader = _Writer(self.build, self.plan), self.plan.rows_a_write, _Reader(self.readers)
         while (number := self._take()) < len(self.tasks):
             report, task = Report(), self.tasks[number]
             try:
                 for first in range(task.first, task.first + task.count, step):
-                    if not self._some(writer, first, min(step, task.first + task.count - first), report):
+                    if not self._some(writer, reader, first, min(step, task.first + task.count - first), report):
                         break
+            except _Stopped:
+                return
             except Exception as error:
                 _carry(report, error)
             yield report
+            if report.error is not None:
+                return
 
-    def _some(self, writer: _Writer, first: int, count: int, report: Report) -> bool:
+    def _some(self, writer: _Writer, reader: _Reader, first: int, count: int, report: Report) -> bool:
         run: list[list[Any]] = []
         start = first
-        for row, sample in self._samples(first, count):
+        for row, sample in self._samples(reader, first, count):
             if sample is not _SKIP:
                 run.append(take_apart(self.plan, sample, row))
                 continue
@@ -126,18 +157,22 @@ class MapJob(IterableDataset[Report]):
             run, start = [], row + 1
         return writer.write(start, run, start, report)
 
-    def _samples(self, first: int, count: int) -> Iterator[tuple[int, Any]]:
+    def _samples(self, reader: _Reader, first: int, count: int) -> Iterator[tuple[int, Any]]:
         wanted = range(first, first + count)
         many = getattr(self.dataset, "__getitems__", None)
         if callable(many) and not self.plan.skip_errors:
+            reader.begin(first, count)
             try:
                 found = list(many(list(wanted)))
             except Exception:  # read one by one instead, to say which sample it was
                 found = []
+            finally:
+                reader.end()
             if len(found) == count:
                 yield from zip(wanted, found, strict=True)
                 return
         for row in wanted:
+            reader.begin(row)
             try:
                 sample = self.dataset[row]
             except Exception as error:
@@ -147,6 +182,8 @@ class MapJob(IterableDataset[Report]):
                         'mend the dataset, or leave such samples out with on_error="skip"'
                     ) from error
                 sample = _SKIP
+            finally:
+                reader.end()
             yield row, sample
 
 
@@ -157,25 +194,28 @@ class StreamJob(IterableDataset[Report]):
     ``(c * W + w) * STREAM_BLOCK``.
     """
 
-    def __init__(self, dataset: Iterable[Any], build: Build, plan: Plan) -> None:
+    def __init__(self, dataset: Iterable[Any], build: Build, plan: Plan, workers: int) -> None:
         self.dataset, self.build, self.plan = dataset, build, plan
+        self.readers = Readers(workers)
 
     def __iter__(self) -> Iterator[Report]:
         info = get_worker_info()
         share, shares = (info.id, info.num_workers) if info else (0, 1)
         step = STREAM_BLOCK if shares > 1 else self.plan.rows_a_write
         writer, samples, present = _Writer(self.build, self.plan), iter(self.dataset), self.build.presence()
-        number = 0
+        reader, number = _Reader(self.readers), 0
         while True:
             report = Report()
             try:
-                block = self._read(samples, step, number)
+                block = self._read(reader, samples, step, number)
                 first = number if shares == 1 else (number // STREAM_BLOCK * shares + share) * STREAM_BLOCK
                 leaves = [take_apart(self.plan, sample, number + i) for i, sample in enumerate(block)]
                 here = present[first : first + len(block)]
                 done = int(here.argmin()) if not here.all() else len(here)  # written before an interruption
                 writer.write(first + done, leaves[done:], number + done, report)
                 number += len(block)
+            except _Stopped:
+                return
             except Exception as error:
                 _carry(report, error)
                 block = []
@@ -184,11 +224,20 @@ class StreamJob(IterableDataset[Report]):
             if not block or report.drifts:
                 return
 
-    def _read(self, samples: Iterator[Any], count: int, number: int) -> list[Any]:
+    def _read(self, reader: _Reader, samples: Iterator[Any], count: int, number: int) -> list[Any]:
         block: list[Any] = []
         try:
-            # an iterator may yield one buffer again and again
-            block.extend(map_leaves(codec.own, sample) for sample in islice(samples, count))
+            while len(block) < count:
+                reader.begin(number + len(block))
+                try:
+                    sample = next(samples)
+                finally:
+                    reader.end()
+                block.append(map_leaves(codec.own, sample))  # an iterator may yield one buffer again and again
+        except StopIteration:
+            pass
+        except _Stopped:
+            raise
         except Exception as error:
             raise SampleError(
                 f"sample {number + len(block)}{_of_worker()}: the iterable raised {type(error).__name__}: {error}; "
