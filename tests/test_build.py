@@ -194,3 +194,34 @@ def test_kill_and_resume_computes_nothing_twice_that_was_written(path):
     read = (path.with_name("a.mf.log")).read_text().split()
     # each run probes 16 samples and repeats 3; the rest is what was in flight: two workers, a task of some rows each
     assert len(read) < 400 + 4 * 19 + 3 * 2 * 60
+
+
+@pytest.mark.parametrize("file", range(2))
+def test_a_commit_cut_short_while_it_took_rows_out_is_only_finished(path, file, monkeypatch):
+    """Rows have other places by then: a row that can be read now must not be written to its old one."""
+    mended = False
+
+    def make(i):
+        if i in (3, 17) and not mended:
+            raise ValueError("not yet")
+        return torch.full((3,), i), torch.arange(i % 4)
+
+    real, calls = os.replace, []
+
+    def replace(source, target):
+        if str(source).endswith(".copy"):
+            calls.append(target)
+            if len(calls) == file + 2:
+                raise KeyboardInterrupt
+        real(source, target)
+
+    options = {"on_error": "skip", "progress": False, "workers": 0}
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr(os, "replace", replace)
+        memfeed.cache(Made(make, 40), path, **options)
+    mended = True
+    store = memfeed.cache(Made(make, 40), path, **options)
+    assert store.skipped == (3, 17)
+    assert [int(x[0]) for x, _ in store] == [i for i in range(40) if i not in (3, 17)]
+    assert [len(r) for _, r in store] == [i % 4 for i in range(40) if i not in (3, 17)]
+    store.verify()

@@ -317,7 +317,9 @@ def _write(
                     build.sync()
                     sigterm.came = False
 
-            if columns is not None:
+            if build.is_closing:
+                pass  # all rows are there: only the commit was cut short
+            elif columns is not None:
                 convert_columns(build, columns, plan, report)
             elif given.kind == "iterable":
                 _convert_iterable(build, given, look, plan, report)
@@ -382,7 +384,7 @@ def _resumed(
         if overwrite:
             return None
         raise
-    if build.rows is not None:
+    if build.rows is not None and not build.is_closing:
         build.retry_skipped()  # the dataset may have been mended, or on_error changed
     return build
 

@@ -110,6 +110,9 @@ class Build:
             before = root / f"{field.stem}.memmap"
             if field.kind != "fixed" and before.exists():
                 before.rename(heap_path(root, field))  # a promotion was cut short just before this step
+        for file in root.rglob("*"):  # a commit that was cut short may have made some read-only
+            if file.is_file():
+                os.chmod(file, 0o644)
         if (old.host, old.boot_id) != (build.settings.host, build.settings.boot_id):
             presence = build.presence()
             presence[presence == WRITTEN] = ABSENT
@@ -192,6 +195,11 @@ class Build:
         files.sync_data(self.root / WORK / "presence")
         self._synced = time.monotonic()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether a commit has begun to take out skipped rows: no row can be written after that."""
+        return (self.root / WORK / "closing").exists()
+
     def retry_skipped(self) -> None:
         """Rows that were skipped are absent again."""
         presence = self.presence()
@@ -226,6 +234,7 @@ class Build:
             raise BuildError(f"{self.root}: found no row to keep ({len(skipped)} were skipped); expected at least one")
         if len(skipped):
             self.sync()
+            files.write_atomically(self.root / WORK / "closing", b"")
             commit.close_holes(self.root, self.schema, presence != SKIPPED)
         # of an iterable only the place that a worker left free is skipped, not a sample
         left_out = skipped.tolist() if self.rows is not None else []
