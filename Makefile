@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-cuda lint types contract check bench bench-tutorial test-oldest clean
+.PHONY: demo test test-cuda torture lint types contract check bench bench-tutorial test-oldest clean
 
 demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
@@ -15,6 +15,11 @@ test: $(INSTALLED)
 # What needs an NVIDIA GPU: streams, races, graphs, the end of memory, the kernel.
 test-cuda: $(INSTALLED)
 	$(BIN)/python -m pytest tests/cuda
+
+# Kills at random moments, and long runs. MINUTES for all scenarios together; TORTURE="--only kill_build --seed 7".
+MINUTES ?= 10
+torture: $(INSTALLED)
+	$(BIN)/python tests/torture.py --minutes $(MINUTES) $(TORTURE)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

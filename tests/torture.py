@@ -1,0 +1,44 @@
+"""memfeed under torture: `python tests/torture.py --minutes 10 [--only kill_build] [--seed 7]`; 1 on any loss."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from torture import LOSSES, SCENARIOS, losses
+
+
+def main() -> int:
+    """Runs the scenarios, each for its share of the time; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all scenarios together")
+    parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="may be repeated")
+    parser.add_argument("--seed", type=int, default=None, help="of what is killed when; printed if not given")
+    asked = parser.parse_args()
+    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1 << 31)
+    names = asked.only or list(SCENARIOS)
+    print(f"seed {seed}: {' '.join(names)}, {asked.minutes:g} minutes together", flush=True)
+    table, failed = Table("scenario", "seconds", "counts", "losses"), False
+    for name in names:
+        started = time.monotonic()
+        counts = SCENARIOS[name](60 * asked.minutes / len(names), random.Random(f"{seed} {name}"))
+        bad = losses(counts)
+        failed = failed or bool(bad)
+        good = {key: count for key, count in counts.items() if key not in LOSSES}
+        table.add_row(
+            name,
+            f"{time.monotonic() - started:.0f}",
+            ", ".join(f"{count:,} {key}" for key, count in good.items()),
+            ", ".join(f"{count:,} {key}" for key, count in bad.items()) or "none",
+        )
+    Console(width=110).print(table)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Conversions that are killed at random moments and gone on with, again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from memfeed.build import DURABLE
+from torture.victims import (
+    PROBE,
+    Logged,
+    compared,
+    convert,
+    ended,
+    left_behind,
+    presence,
+    reads,
+    start,
+    workers_of,
+)
+
+MOST_KILLS = 12
+_HOW = ("worker", "parent", "group", "SIGINT", "SIGTERM")
+
+
+def kill_build(seconds: float, rng: random.Random) -> dict[str, int]:
+    """Kills a worker, the builder, or all of them; or interrupts it. Then compares with an uninterrupted run."""
+    counts, deadline = (
+        Counter(stores=0, kills=0, lost=0, wrong=0, repeated=0, hung=0, left=0),
+        time.monotonic() + seconds,
+    )
+    while not counts["stores"] or time.monotonic() < deadline:
+        with tempfile.TemporaryDirectory() as directory:
+            counts.update(_one_store(Path(directory), rng, deadline))
+    return dict(counts)
+
+
+def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[str]:
+    path, log, counts = directory / "a.mf", directory / "log", Counter[str](stores=1)
+    n, workers, each = rng.randint(100, 400), rng.randint(1, 3), rng.uniform(0.001, 0.004)
+    sync_seconds, present, run = rng.uniform(0.01, 0.2), {0: presence(path)}, 0
+    while not path.exists():
+        child = start(directory / "stderr", convert, path, Logged(n, log, run, each), workers, sync_seconds)
+        last = run >= MOST_KILLS or (run > 2 and time.monotonic() > deadline)
+        if not last:
+            child.join(0.1 + rng.uniform(0, n * each / workers))
+            counts.update(_kill(child.pid, rng))
+        counts["hung"] += not ended(child)
+        counts["left"] += left_behind(child.pid)
+        if last and child.exitcode:
+            counts["lost"] += n  # nothing disturbed it: it had to finish
+            return counts
+        run += 1
+        present[run] = presence(path)
+    for run_of, worker, index in reads(log):
+        before = present[run_of]
+        if worker != PROBE and index < len(before) and before[index]:
+            counts["repeated" if before[index] == DURABLE else "written again"] += 1
+    counts.update(compared(path, n), rows=n)
+    counts["synced rows at a kill"] += int(sum(np.count_nonzero(rows == DURABLE) for rows in present.values()))
+    counts["left"] += sorted(p.name for p in directory.iterdir()) != ["a.mf", "log", "stderr"]
+    return counts
+
+
+def _kill(pid: int, rng: random.Random) -> dict[str, int]:
+    how, workers = rng.choice(_HOW), workers_of(pid)
+    try:
+        if how == "worker":
+            if not workers:
+                return {}
+            os.kill(rng.choice(workers), signal.SIGKILL)
+        elif how == "group":
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL if how == "parent" else signal.Signals[how])
+    except ProcessLookupError:
+        return {}
+    return {"kills": 1, how: 1}

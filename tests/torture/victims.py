@@ -1,0 +1,163 @@
+"""Processes to kill, a dataset that writes down what is read of it, and whether what was written is right."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+import memfeed
+from support import equal
+
+HANG_SECONDS = 60.0  # many times what anything here takes, on a busy machine too
+PROBE = -1
+
+# children of a process without threads that has imported everything: they start in milliseconds
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(["torch", "memfeed", "torture.victims"])
+
+
+def sample(i: int) -> dict[str, Any]:
+    """Fixed and ragged fields, different for every i."""
+    g = torch.Generator().manual_seed(i)
+    return {
+        "image": torch.randint(0, 256, (3, 16, 16), generator=g, dtype=torch.uint8),
+        "label": i,
+        "boxes": torch.rand(i % 5, 4, generator=g),
+        "text": f"row {i} " * (i % 3),
+        "long": torch.full((i % 7 * 500,), i, dtype=torch.int32),
+    }
+
+
+class Logged(Dataset):
+    """Appends (run, worker, index) to a file at every read; worker is ``PROBE`` in the builder's own process."""
+
+    def __init__(self, n: int, log: Path, run: int, seconds: float) -> None:
+        self.n, self.log, self.run, self.seconds = n, log, run, seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        info = get_worker_info()
+        fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(fd, f"{self.run} {info.id if info else PROBE} {i}\n".encode())
+        os.close(fd)
+        time.sleep(self.seconds)
+        return sample(i)
+
+
+def reads(log: Path, start: int = 0) -> Iterator[tuple[int, int, int]]:
+    """(run, worker, index) of every read that was written down from byte ``start``."""
+    for line in log.read_bytes()[start:].decode().splitlines() if log.exists() else ():
+        run, worker, index = line.split()
+        yield int(run), int(worker), int(index)
+
+
+def convert(path: Path, dataset: Dataset, workers: int, sync_seconds: float) -> None:
+    """What a child does to make a store; exits with 3 where memfeed says that a worker died."""
+    memfeed.build.build.SYNC_SECONDS = sync_seconds
+    try:
+        store = memfeed.cache(dataset, path, workers=workers, progress=False)
+    except memfeed.errors.BuildError as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
+    if len(store) != len(dataset):
+        sys.exit(4)
+
+
+def _in_child(stderr: Path, action: Callable[..., None], *arguments: Any) -> None:
+    os.setsid()
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    action(*arguments)
+
+
+def start(stderr: Path, action: Callable[..., None], *arguments: Any) -> Any:
+    """A child in a process group of its own that does ``action(*arguments)``."""
+    child = _server.Process(target=_in_child, args=(stderr, action, *arguments))
+    child.start()
+    return child
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes that ``pid`` started."""
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def ended(child: Any) -> bool:
+    """Whether the child ends; one that hangs is killed."""
+    child.join(HANG_SECONDS)
+    if child.exitcode is not None:
+        return True
+    os.killpg(child.pid, signal.SIGKILL)
+    child.join()
+    return False
+
+
+def left_behind(group: int, seconds: float = 10.0) -> int:
+    """1 if processes of a group live on after that time (they are killed), else 0."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not _alive(group):
+            return 0
+        time.sleep(0.02)
+    os.killpg(group, signal.SIGKILL)
+    return 1
+
+
+def _alive(group: int) -> bool:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def presence(path: Path) -> np.ndarray:
+    """The state of every row of the build of ``path``; empty without one."""
+    file = path.with_name(path.name + ".build") / ".build" / "presence"
+    try:
+        return np.frombuffer(file.read_bytes(), np.uint8)
+    except FileNotFoundError:
+        return np.zeros(0, np.uint8)
+
+
+def compared(path: Path, n: int) -> dict[str, int]:
+    """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption."""
+    store = memfeed.open(path)
+    whole = memfeed.cache([sample(i) for i in range(n)], progress=False)
+    wrong = sum(not equal(store[i], sample(i)) for i in range(min(n, len(store))))
+    for name in ("image", "label"):
+        wrong += store.column(name).numpy().tobytes() != whole.column(name).numpy().tobytes()
+    try:
+        store.verify()
+    except memfeed.errors.CorruptStoreError:
+        wrong += 1
+    return {"lost": n - len(store), "wrong": wrong}
+
+
+def digest(path: Path) -> str:
+    """A hash of every name and byte in a directory."""
+    hashed = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        hashed.update(str(file.relative_to(path)).encode() + file.read_bytes())
+    return hashed.hexdigest()
