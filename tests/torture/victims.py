@@ -78,6 +78,7 @@ def convert(path: Path, dataset: Dataset, workers: int, sync_seconds: float) -> 
 
 def _in_child(stderr: Path, action: Callable[..., None], *arguments: Any) -> None:
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # not the one this child was started with
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
