@@ -89,6 +89,8 @@ def start(stderr: Path, action: Callable[..., None], *arguments: Any) -> Any:
     """A child in a process group of its own that does ``action(*arguments)``."""
     child = _server.Process(target=_in_child, args=(stderr, action, *arguments))
     child.start()
+    while child.exitcode is None and os.getpgid(child.pid) != child.pid:  # so that the whole group can be killed
+        time.sleep(0.001)
     return child
 
 

@@ -1,0 +1,150 @@
+"""Short forms of `make torture`, and single deaths that it meets only by chance."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from torch.utils.data import get_worker_info
+
+import memfeed
+from memfeed import files, stall
+from memfeed.build import claim
+from torture import SCENARIOS, losses
+from torture.victims import Logged, compared, convert, ended, left_behind, presence, reads, sample, start
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+SECONDS = 60
+
+
+class Blocked(Logged):
+    """Sample 37 blocks for ever in a worker."""
+
+    def __getitem__(self, i):
+        if i == 37 and get_worker_info():
+            time.sleep(10_000)
+        return super().__getitem__(i)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_short_torture(name):
+    counts = SCENARIOS[name](1.0, random.Random(7))
+    assert not losses(counts), counts
+
+
+def test_the_table_of_losses_knows_a_loss():
+    assert losses({"rows": 5, "lost": 0, "wrong": 2}) == {"wrong": 2}
+
+
+def reporting(path, dataset):
+    stall.STALL_SECONDS = 0.3
+    convert(path, dataset, 2, 0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_dataset_that_blocks_is_named_and_can_be_left(path, number):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    child = start(stderr, reporting, path, Blocked(100, log, 0, 0.0))
+    wait_for(lambda: stderr.exists() and "has been reading sample 37 for" in stderr.read_text())
+    wait_for(lambda: np.count_nonzero(presence(path)) > 60)  # the other worker goes on
+    assert "memfeed: worker " in stderr.read_text()
+    begun = time.monotonic()
+    os.kill(child.pid, number)
+    assert ended(child)
+    assert time.monotonic() - begun < 5
+    assert child.exitcode == (-signal.SIGTERM if number == signal.SIGTERM else 1)
+    assert not left_behind(child.pid)
+    assert not (presence(path) == 1).any(), "all that was written is synced"
+    before = presence(path)
+    again = start(stderr, convert, path, Logged(100, log, 1, 0.0), 2, 0.1)
+    assert ended(again)
+    assert again.exitcode == 0
+    assert not [i for run, worker, i in reads(log) if run == 1 and worker >= 0 and before[i]]
+    assert compared(path, 100) == {"lost": 0, "wrong": 0}
+
+
+def with_handler(path, dataset, stderr, raises):
+    def handler(number, frame):
+        with open(stderr, "a") as file:
+            file.write("user's own\n")
+        if raises:
+            raise SystemExit(7)
+
+    signal.signal(signal.SIGTERM, handler)
+    convert(path, dataset, 2, 100.0)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_handler_of_the_users_decides(path, raises):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    child = start(stderr, with_handler, path, Logged(300, log, 0, 0.002), stderr, raises)
+    wait_for(lambda: np.count_nonzero(presence(path)) > 60)
+    os.kill(child.pid, signal.SIGTERM)
+    if raises:
+        assert ended(child)
+        assert child.exitcode == 7
+        assert (presence(path) == 2).any(), "synced"
+    else:
+        wait_for(lambda: path.exists() or (presence(path) == 2).any())
+        assert ended(child)
+        assert child.exitcode == 0
+    assert stderr.read_text() == "user's own\n"
+    assert not left_behind(child.pid)
+
+
+def outlived(path, dataset):
+    files.die_with_parent = lambda: None  # as where the kernel does not do that
+    convert(path, dataset, 2, 0.1)
+
+
+def test_another_takes_over_while_workers_of_the_dead_builder_live_on(path):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    child = start(stderr, outlived, path, Blocked(200, log, 0, 0.01))
+    wait_for(lambda: np.count_nonzero(presence(path)) > 60)
+    os.kill(child.pid, signal.SIGKILL)
+    other = start(stderr, convert, path, Logged(200, log, 1, 0.0), 2, 0.1)
+    assert ended(other)
+    assert other.exitcode == 0
+    assert left_behind(child.pid, 0.1), "the blocked worker was alive all the time"
+    assert compared(path, 200) == {"lost": 0, "wrong": 0}
+
+
+def test_children_have_no_part_in_the_lock(path):
+    context = multiprocessing.get_context("fork")
+    with claim(path):
+        child = context.Process(target=time.sleep, args=(SECONDS,), daemon=True)
+        child.start()
+    try:
+        with claim(path) as root:
+            assert json.loads((root / ".build" / "owner").read_bytes())["pid"] == os.getpid()
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_who_waits_opens_what_was_made_and_checks_it(path):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    first = start(stderr, convert, path, Logged(150, log, 0, 0.01), 1, 0.1)
+    wait_for(lambda: np.count_nonzero(presence(path)) > 20)
+    second = start(path.with_name("stderr2"), convert, path, Logged(150, log, 1, 0.0), 1, 0.1)
+    assert ended(first)
+    assert ended(second)
+    assert (first.exitcode, second.exitcode) == (0, 0)
+    told = path.with_name("stderr2").read_text()
+    assert told.count(f"memfeed: process {first.pid} on ") == 1
+    assert f"is building {path}; waiting for it" in told
+    assert len([run for run, _, _ in reads(log) if run == 1]) <= 16, "compared once, not probed"
+    assert memfeed.open(path)[3]["label"] == sample(3)["label"]
