@@ -148,3 +148,18 @@ def test_who_waits_opens_what_was_made_and_checks_it(path):
     assert f"is building {path}; waiting for it" in told
     assert len([run for run, _, _ in reads(log) if run == 1]) <= 16, "compared once, not probed"
     assert memfeed.open(path)[3]["label"] == sample(3)["label"]
+
+
+def claiming(path, times):
+    sys.modules["memfeed.build.claim"].WAIT_SECONDS = 0.0001
+    for _ in range(times):
+        with claim(path, tell=False):
+            pass
+
+
+def test_many_come_and_go(path):
+    """Each makes the build's directory and takes it away again, in the midst of the others."""
+    children = [start(path.with_name("stderr"), claiming, path, 100) for _ in range(6)]
+    assert all([ended(child) for child in children])
+    assert [child.exitcode for child in children] == [0] * 6, path.with_name("stderr").read_text()
+    assert not path.with_name("a.mf.build").exists()

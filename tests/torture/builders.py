@@ -31,7 +31,7 @@ def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
     path, log, n = directory / "a.mf", directory / "log", rng.randint(200, 400)
     counts = Counter[str](stores=1, kills=0, repeated=0, hung=0, left=0)
     children = [
-        start(directory / f"stderr{k}", convert, path, Logged(n, log, k, 0.004), 2, 0.1) for k in range(PROCESSES)
+        start(directory / f"stderr{k}", convert, path, Logged(n, log, k, 0.01), 2, 0.1) for k in range(PROCESSES)
     ]
     killed: list[int] = []
     there: list[tuple[int, np.ndarray]] = []
@@ -49,7 +49,10 @@ def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
         counts["hung"] += not ended(child)
         counts["left"] += left_behind(child.pid)
     counts["kills"] = len(killed)
-    counts["lost"] += sum(child.exitcode != 0 for child in children if child.pid not in killed)
+    for k, child in enumerate(children):
+        if child.exitcode and child.pid not in killed:
+            counts["lost"] += 1
+            print((directory / f"stderr{k}").read_text())
     for size, rows in there:
         counts["repeated"] += sum(worker != PROBE and bool(rows[index]) for _, worker, index in reads(log, size))
     computed = Counter(index for _, worker, index in reads(log) if worker != PROBE)

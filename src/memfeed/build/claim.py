@@ -62,7 +62,7 @@ def _wait_for(root: Path, path: Path, tell: bool) -> int:
             if not root.exists() or missing > _MOST_MISSING:
                 (root / WORK).mkdir(parents=True, exist_ok=True)
             fd = _try_lock(root / WORK)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # another removes it, before or while mkdir looks again
             missing += 1
         else:
             if fd is not None:
