@@ -160,6 +160,6 @@ def claiming(path, times):
 def test_many_come_and_go(path):
     """Each makes the build's directory and takes it away again, in the midst of the others."""
     children = [start(path.with_name("stderr"), claiming, path, 100) for _ in range(6)]
-    assert all([ended(child) for child in children])
+    assert all(ended(child) for child in children)
     assert [child.exitcode for child in children] == [0] * 6, path.with_name("stderr").read_text()
     assert not path.with_name("a.mf.build").exists()
