@@ -1,5 +1,7 @@
+import contextlib
 import errno
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -68,3 +70,24 @@ def test_handles_are_bounded(tmp_path):
     assert len(handles._open) == 3
     handles.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_tree_is_removed_while_others_look_for_a_lock_in_it(tmp_path):
+    def look():
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                os.close(os.open(tmp_path / "a" / "lock", os.O_CREAT | os.O_RDWR))
+
+    done = threading.Event()
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(300):
+            (tmp_path / "a").mkdir()
+            for number in range(5):
+                (tmp_path / "a" / str(number)).write_bytes(b"")
+            files.remove_tree(tmp_path / "a")
+            assert not (tmp_path / "a").exists()
+    finally:
+        done.set()
+        thread.join()

@@ -5,7 +5,6 @@ Everything that changes a file goes through here, so that a test can make each o
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -124,8 +123,13 @@ def exchange(one: Path, other: Path) -> bool:
 def remove_tree(path: Path) -> None:
     """Removes a directory of ours and all in it; one that is not there, or that others remove too, is fine."""
     while path.exists():
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # who waits for the build has looked for its lock
+                raise
 
 
 def free_bytes(path: Path) -> int:
