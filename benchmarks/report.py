@@ -80,6 +80,17 @@ all of them alike: it returned at once while they ran, and was called for all th
 {targets(result)}"""
 
 
+def verify(result: Result) -> str:
+    rows = [[name, f"{rate:.2f}"] for name, rate in result["gigabytes_per_second"].items()]
+    return f"""## Verifying a store
+
+Every byte against its checksum ({result["input"]["bytes"] / 1e6:,.0f} MB), and a plain read of the same files from
+front to back into one buffer. Cold: the files were dropped from the page cache before each run.
+
+{table(["", "GB/s"], rows)}
+{targets(result)}"""
+
+
 def loader(result: Result) -> str:
     parts = []
     for name, found in result["works"].items():
@@ -331,6 +342,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "scale": scale,
     "convert": convert,
     "columnar": columnar,
+    "verify": verify,
     "transforms": transforms,
     "device-cuda": device,
     "device-cpu": device,

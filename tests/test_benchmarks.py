@@ -31,6 +31,7 @@ def check_result(path: Path, name: str, figures: str) -> dict:
 FIGURES = {
     "convert": "median_seconds",
     "columnar": "median_seconds",
+    "verify": "median_seconds",
     "loader": "works",
     "cold": "works",
     "scale": "first_batch_seconds",

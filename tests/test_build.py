@@ -109,14 +109,15 @@ def test_a_commit_that_was_cut_short_is_finished(path, step, monkeypatch):
             if step == "manifest":
                 m.setattr("memfeed.build.commit.publish", lambda *a, **k: None)
             elif step == "exchange":  # swapped, but the old store is still there
-                m.setattr(files, "remove_tree", lambda p: None if p == root or p == path / ".build" else _remove(p))
+                kept = (root, path / ".build", path.with_name("a.mf.old"))
+                m.setattr(files, "remove_tree", lambda p: None if p in kept else _remove(p))
             else:  # no exchange here, and dead between the two renames
                 m.setattr(files, "exchange", lambda a, b: False)
-                real = type(path).rename
+                real = files.rename
                 m.setattr(
-                    type(path),
+                    files,
                     "rename",
-                    lambda self, to: (_ for _ in ()).throw(OSError("dead")) if self == root else real(self, to),
+                    lambda one, to: (_ for _ in ()).throw(OSError("dead")) if one == root else real(one, to),
                 )
             if step == "gap":
                 with pytest.raises(OSError, match="dead"):
@@ -206,10 +207,10 @@ def test_a_commit_cut_short_while_it_took_rows_out_is_only_finished(path, file, 
             raise ValueError("not yet")
         return torch.full((3,), i), torch.arange(i % 4)
 
-    real, calls = os.replace, []
+    real, calls = files.rename, []
 
-    def replace(source, target):
-        if str(source).endswith(".copy"):
+    def rename(source, target):
+        if source.suffix == ".copy":
             calls.append(target)
             if len(calls) == file + 2:
                 raise KeyboardInterrupt
@@ -217,7 +218,7 @@ def test_a_commit_cut_short_while_it_took_rows_out_is_only_finished(path, file, 
 
     options = {"on_error": "skip", "progress": False, "workers": 0}
     with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
-        m.setattr(os, "replace", replace)
+        m.setattr(files, "rename", rename)
         memfeed.cache(Made(make, 40), path, **options)
     mended = True
     store = memfeed.cache(Made(make, 40), path, **options)

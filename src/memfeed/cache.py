@@ -17,8 +17,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed import files, format, probe, stale
+from memfeed import repair as mend
 from memfeed.budget import budget_of, row_bytes
-from memfeed.build import Build, claim, finish_interrupted
+from memfeed.build import Build, claim, finish_interrupted, lock_files
 from memfeed.convert import (
     OnReport,
     Plan,
@@ -30,13 +31,21 @@ from memfeed.convert import (
     note_skips,
     write_run,
 )
-from memfeed.errors import MemfeedError, SchemaError, StaleStoreError, StoreError
+from memfeed.errors import (
+    BuildError,
+    CorruptStoreError,
+    MemfeedError,
+    SchemaError,
+    StaleStoreError,
+    StoreError,
+)
 from memfeed.infer import Inferred, infer
 from memfeed.inputs import Input, refuse_copy, sort_input
 from memfeed.preempt import Sigterm, in_order
 from memfeed.probe import Probed
 from memfeed.progress import Progress
 from memfeed.schema import Kind
+from memfeed.stall import Readers
 from memfeed.store import Store, open_store
 from memfeed.tree import Flattener, types_of
 
@@ -75,6 +84,7 @@ def cache(
     copy_existing: bool = False,
     check: bool = True,
     overwrite: bool = False,
+    repair: bool = False,
     progress: bool = True,
 ) -> Store:
     """Writes every sample of a dataset once into a store at ``path`` and opens it; opens one that is there already.
@@ -95,13 +105,16 @@ def cache(
         copy_existing: copy data that is memory-mapped on disk already instead of refusing to.
         check: compare a store that is there with samples of the dataset; False opens it unseen.
         overwrite: replace a store that is there. Its readers keep the old data, new opens get the new.
+        repair: check every byte of the store that is there, and compute the rows again whose bytes have rotted (and
+            no others). The mended store takes its place as with ``overwrite``.
         progress: the budget and a progress bar, on stderr.
 
     Raises:
         RandomDataError, StaleStoreError, CopyError: see above; each says what to do.
         SchemaError: a sample holds what no column can, or differs from the others (sample index, field).
         SampleError: the dataset raised; the cause is its exception. BuildError: a worker died.
-        SpaceError: it will not fit on the disk. StoreError: ``path`` is something else.
+        SpaceError: it will not fit on the disk. StoreError: ``path`` is something else. CorruptStoreError: damage that
+        ``repair`` cannot mend.
 
     After an error the rows that were written stay in ``NAME.build``, and the same call goes on from there.
     """
@@ -114,6 +127,8 @@ def cache(
             f"found workers={workers} for an iterator, which every worker would iterate for itself; expected 0, or an "
             "IterableDataset that shares itself out with torch.utils.data.get_worker_info"
         )
+    if repair and (path is None or overwrite or not check):
+        raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
     owner = None
     if path is None:
         owner = _Temporary()
@@ -122,14 +137,17 @@ def cache(
     refuse_copy(dataset, target, copy_existing)
     given = sort_input(dataset)
     wishes = _Wishes(fields, dtypes, type, allow_random, on_error == "skip")
+    if repair:
+        mended = _repair(target, given, wishes, progress)
+        if mended is not None:
+            return mended
     before = _version(target)
     if target.exists() and not overwrite:
         return _opened(target, given, wishes, check, owner)
     if target.exists():
         _require_store(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with in_order() as sigterm, _dropped_on_error(owner), claim(target):
-        finish_interrupted(target)
+    files.make_directory(target.parent)
+    with in_order() as sigterm, _dropped_on_error(owner), claim(target, first=finish_interrupted):
         made = _version(target) != before if overwrite else target.exists()  # another process was faster
         if not made or (overwrite and not _fits(target, given, wishes)):
             look = _look(given, wishes)
@@ -245,8 +263,53 @@ def _fingerprint(given: Input, look: _Look, hashes: tuple[format.Probe, ...]) ->
     return format.Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
 
 
+def _repair(target: Path, given: Input, wishes: _Wishes, progress: bool) -> Store | None:
+    """Computes the rows of the store at ``target`` again whose bytes have rotted; None if there are none."""
+    with claim(target, first=finish_interrupted) as root:
+        try:
+            store = open_store(target)
+        except StoreError as error:  # no manifest, or files that are missing or of another size
+            hint = "" if not target.exists() else "; repair=True mends rows only: overwrite=True makes it anew"
+            raise CorruptStoreError(f"{error}{hint}") from None
+        if store.manifest is None or given.kind == "iterable" or not getattr(store.manifest.fingerprint, "probes", ()):
+            raise StoreError(
+                f"{target}: found a store whose rows cannot be computed again one by one; repair=True expects one that "
+                "cache made of a map-style dataset or of columns, without allow_random: use overwrite=True"
+            )
+        if Build.resume(root) is not None:
+            raise BuildError(f"{root}: found an unfinished build; finish it (overwrite=True) or remove it to repair")
+        with Progress(target.name, store.nbytes, unit="B", shown=progress) as bar:
+            seen = 0
+
+            def advance(done: int, total: int) -> None:
+                nonlocal seen
+                bar.advance(done - seen)
+                seen = done
+
+            rot = mend.find_rot(target, store.manifest, advance)
+            if not rot:
+                bar.say(f"memfeed: {target} is whole: no row to repair")
+                return None
+            look = _compared(store, given, wishes)
+            known = dict(zip(look.probed.indices, look.probed.samples, strict=True))
+            flattener, readers = Flattener(look.found.structure), Readers(0)
+
+            def leaves(index: int) -> list[Any]:
+                return flattener(known[index] if index in known else probe.read(given.dataset, index, readers))
+
+            with readers.watched():
+                count = mend.repair(target, store.manifest, rot, leaves, look.found.casts, None)
+            bar.say(f"memfeed: {target}: {count:,} of {len(store):,} rows repaired, {len(rot)} chunks were bad")
+    return open_store(target, types=look.types)
+
+
 def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Store:
     """The store that is there, once samples of the dataset have been compared with it."""
+    return open_store(store.path, types=_compared(store, given, wishes).types, owner=owner)
+
+
+def _compared(store: Store, given: Input, wishes: _Wishes) -> _Look:
+    """The samples of the dataset that were compared with a store; raises StaleStoreError where they differ."""
     old = store.manifest.fingerprint if store.manifest else None
     if old is None:
         raise StaleStoreError(
@@ -265,7 +328,7 @@ def _checked(store: Store, given: Input, wishes: _Wishes, owner: object) -> Stor
     stale.check(
         store.path, store.schema, old, _fingerprint(given, look, ()), look.found, look.probed, store.stored_value
     )
-    return open_store(store.path, types=look.types, owner=owner)
+    return look
 
 
 def _write(
@@ -318,7 +381,7 @@ def _write(
                     sigterm.came = False
 
             if build.is_closing:
-                pass  # all rows are there: only the commit was cut short
+                bar.say(f"memfeed: {build.root} has all its rows; its commit goes on")
             elif columns is not None:
                 convert_columns(build, columns, plan, report)
             elif given.kind == "iterable":
@@ -391,13 +454,19 @@ def _resumed(
 
 def _keep_or_drop(build: Build, error: BaseException, temporary: bool) -> None:
     """Syncs what was written, and says in an error of ours that it is kept; a build of no row or path is removed."""
-    if not (build.root / format.WORK / "presence").exists():
-        return  # it was published already
-    there = int((build.presence() > 0).sum())
-    if not there or temporary:
-        files.remove_tree(build.root)
+    try:
+        there = int((build.presence() > 0).sum())
+    except (OSError, StoreError):  # it had become the store already, or the disk cannot be read
         return
-    with contextlib.suppress(OSError):  # the first error is the one to be told
+    with contextlib.suppress(OSError, MemfeedError):  # the first error is the one to be told
+        if not there or temporary:
+            files.remove_tree(build.root, keep=lock_files(build.root))
+            return
         build.sync()
-    if isinstance(error, MemfeedError) and len(error.args) == 1:
-        error.args = (f"{error.args[0]} [{there:,} rows are kept in {build.root}; the same call goes on from there]",)
+    if not there or temporary or not isinstance(error, MemfeedError):
+        return
+    kept = f" [{there:,} rows are kept in {build.root}; the same call goes on from there]"
+    if isinstance(error, OSError):
+        error.strerror = f"{error.strerror}{kept}"
+    elif len(error.args) == 1:
+        error.args = (f"{error.args[0]}{kept}",)

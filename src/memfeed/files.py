@@ -1,35 +1,88 @@
 """Disk primitives: whole writes, atomic replacement, preallocation, sync, free space.
 
-Everything that changes a file goes through here, so that a test can make each of these fail.
+Everything that changes a file goes through here, so that `memfeed.testing` can make each of these fail. What the disk
+refuses is raised as SpaceError where it is full, else as BuildError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import resource
 import shutil
 import socket
+import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memfeed.errors import SpaceError
+from memfeed.errors import BuildError, MemfeedError, SpaceError
 
 T = TypeVar("T")
 IOV_MAX = 1024
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def refused(error: OSError, path: object, doing: str, size: int = 0) -> MemfeedError:
+    """What to raise where the disk refused to do something: SpaceError if it is full, else BuildError."""
+    reason = error.strerror or str(error)
+    if error.errno in _NO_ROOM:
+        try:
+            free = f", {shutil.disk_usage(os.path.dirname(str(path)) or '.').free:,} bytes free"
+        except OSError:
+            free = ""
+        return SpaceError(
+            error.errno,
+            f"{path}: found no room on the disk while {doing} ({reason}{free}); expected room for {size:,} bytes more: "
+            "free some space and run this again",
+        )
+    return BuildError(
+        f"{path}: found that the disk refused while {doing} ({reason}); expected it to take what is written: "
+        "see to the disk or its permissions and run this again"
+    )
+
+
+def _name_of(fd: int) -> str:
+    """The path of an open file, for messages."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file {fd}"
+
+
+@contextlib.contextmanager
+def _told(path: object, doing: str, size: int = 0) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, MemfeedError):
+            raise
+        raise refused(error, path, doing, size) from error
+
+
+def open_write(path: Path, flags: int = 0) -> int:
+    """A descriptor to read and write a file; ``flags`` may have O_CREAT or O_TRUNC."""
+    with _told(path, "opening it to write"):
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
 
 
 def write_at(fd: int, data: Any, offset: int) -> int:
-    """All of ``data`` (bytes or a C-contiguous buffer) at ``offset``; returns the bytes written. Raises OSError."""
+    """All of ``data`` (bytes or a C-contiguous buffer) at ``offset``; returns the bytes written."""
     view = memoryview(data).cast("B")
     done = 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
+    try:
+        while done < len(view):
+            wrote = os.pwrite(fd, view[done:], offset + done)
+            if not wrote:
+                raise OSError(errno.EIO, "the system wrote nothing")
+            done += wrote
+    except OSError as error:
+        raise refused(error, _name_of(fd), f"writing {len(view):,} bytes", len(view) - done) from error
     return done
 
 
@@ -39,7 +92,10 @@ def write_all_at(fd: int, buffers: Sequence[Any], offset: int) -> int:
     for first in range(0, len(buffers), IOV_MAX):
         group = buffers[first : first + IOV_MAX]
         want = sum(len(buffer) for buffer in group)
-        wrote = os.pwritev(fd, group, offset + done) if len(group) > 1 else 0
+        try:
+            wrote = os.pwritev(fd, group, offset + done) if len(group) > 1 else 0
+        except OSError as error:
+            raise refused(error, _name_of(fd), f"writing {want:,} bytes", want) from error
         if wrote < want:  # one buffer, or a short write: finish it piece by piece
             at = 0
             for buffer in group:
@@ -50,36 +106,77 @@ def write_all_at(fd: int, buffers: Sequence[Any], offset: int) -> int:
     return done
 
 
+def write_file(path: Path, data: Any) -> None:
+    """Makes the file anew with these bytes; it may have been read-only. Neither atomic nor synced."""
+    remove(path)
+    fd = open_write(path, os.O_CREAT)
+    try:
+        write_at(fd, data, 0)
+    finally:
+        os.close(fd)
+
+
 @cache
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
+
+
+def _fallocate(fd: int, offset: int, size: int) -> None:
+    """fallocate(2) itself; raises OSError, also where there is none."""
+    call = getattr(_libc(), "fallocate", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _swap(one: Path, other: Path) -> None:
+    """renameat2(2) with RENAME_EXCHANGE; raises OSError, also where there is none."""
+    call = getattr(_libc(), "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    at_cwd, swap = -100, 2
+    if call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def preallocate(fd: int, size: int, offset: int = 0) -> None:
     """Reserves ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
 
     Calls fallocate(2) itself: posix_fallocate rewrites every block where the file system lacks it. There the file is
-    only made long enough. Raises OSError (ENOSPC) when the disk is full.
+    only made long enough. Raises SpaceError when the disk is full.
     """
     if size <= 0:
         return
-    fallocate = getattr(_libc(), "fallocate", None)
-    if fallocate is not None:
-        result = fallocate(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size))
-        if result == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in _NO_SUPPORT:
-            raise OSError(code, f"{os.strerror(code)} while reserving {size} bytes")
-    if os.fstat(fd).st_size < offset + size:
-        os.ftruncate(fd, offset + size)
+    try:
+        try:
+            _fallocate(fd, offset, size)
+        except OSError as error:
+            if error.errno not in _NO_SUPPORT:
+                raise
+            if os.fstat(fd).st_size < offset + size:
+                os.ftruncate(fd, offset + size)
+    except OSError as error:
+        raise refused(error, _name_of(fd), f"reserving {size:,} bytes", size) from error
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cuts or lengthens a file."""
+    with _told(path, f"making it {size:,} bytes long", size):
+        os.truncate(path, size)
+
+
+def sync(fd: int) -> None:
+    """Waits until an open file's bytes are on the disk."""
+    with _told(_name_of(fd), "waiting for the disk"):
+        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
 
 
 def sync_data(path: Path) -> None:
     """Waits until the file's bytes are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
+        sync(fd)
     finally:
         os.close(fd)
 
@@ -88,48 +185,109 @@ def sync_directory(path: Path) -> None:
     """Waits until the directory's entries are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        with _told(path, "waiting for the disk"):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: Any) -> None:
     """The file has either its old content or all of ``data``, whatever happens."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    fd = open_write(temporary, os.O_CREAT | os.O_TRUNC)
     try:
         write_at(fd, data, 0)
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
-    os.replace(temporary, path)
+    rename(temporary, path)
     sync_directory(path.parent)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Gives a file or directory another name, replacing a file that has it."""
+    with _told(path, f"renaming it to {to}"):
+        os.rename(path, to)
 
 
 def exchange(one: Path, other: Path) -> bool:
     """Swaps two directories in one step (renameat2, RENAME_EXCHANGE); False where the system cannot."""
-    renameat2 = getattr(_libc(), "renameat2", None)
-    if renameat2 is None:
-        return False
-    at_cwd, swap = -100, 2
-    if renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _NO_SUPPORT:
-        return False
-    raise OSError(code, os.strerror(code), str(one))
+    try:
+        _swap(one, other)
+    except OSError as error:
+        if error.errno in _NO_SUPPORT:
+            return False
+        raise refused(error, one, f"exchanging it with {other}") from error
+    return True
 
 
-def remove_tree(path: Path) -> None:
-    """Removes a directory of ours and all in it; one that is not there, or that others remove too, is fine."""
-    while path.exists():
+def chmod(path: Path, mode: int) -> None:
+    """Sets a file's permissions."""
+    with _told(path, "setting its permissions"):
+        os.chmod(path, mode)
+
+
+def make_directory(path: Path) -> None:
+    """Makes a directory and those above it; one that is there is fine."""
+    while not path.is_dir():
         try:
-            shutil.rmtree(path)
+            os.mkdir(path)
         except FileNotFoundError:
-            pass
+            make_directory(path.parent)
+        except FileExistsError as error:
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                if not stat.S_ISDIR(os.stat(path).st_mode):
+                    raise refused(error, path, "making a directory") from error
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # who waits for the build has looked for its lock
-                raise
+            raise refused(error, path, "making a directory") from error
+
+
+def remove(path: Path) -> None:
+    """Removes a file; one that is not there is fine."""
+    with _told(path, "removing it"), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_directory(path: Path) -> None:
+    """Removes an empty directory."""
+    with _told(path, "removing it"):
+        os.rmdir(path)
+
+
+def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
+    """Removes a directory of ours and all in it but the files ``keep``.
+
+    What is not there, or what others remove meanwhile, is fine.
+    """
+    with _told(path, "removing it"):
+        while path.exists():
+            try:
+                _remove_all(path, keep)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise  # else who waits for the build has looked for its lock meanwhile
+            else:
+                if keep:
+                    return
+
+
+def _remove_all(path: Path, keep: Sequence[Path]) -> None:
+    gone = contextlib.suppress(FileNotFoundError)
+    for top, directories, names in os.walk(path, topdown=False):
+        for name in names:
+            if Path(top, name) not in keep:
+                with gone:
+                    os.unlink(os.path.join(top, name))
+        for name in directories:
+            at = Path(top, name)
+            with gone:
+                if at.is_symlink():
+                    os.unlink(at)
+                elif not any(at in one.parents for one in keep):
+                    os.rmdir(at)
+    if not keep:
+        with gone:
+            os.rmdir(path)
 
 
 def free_bytes(path: Path) -> int:
@@ -228,8 +386,8 @@ def open_read(path: Path) -> int:
 class Handles:
     """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns."""
 
-    def __init__(self, flags: int, most: int = 128) -> None:
-        self._flags, self._most = flags | getattr(os, "O_CLOEXEC", 0), most
+    def __init__(self, *, write: bool, most: int = 128) -> None:
+        self._write, self._most = write, most
         self._open: dict[Path, int] = {}
 
     def __call__(self, path: Path) -> int:
@@ -238,7 +396,7 @@ class Handles:
         if fd is None:
             if len(self._open) >= self._most:
                 os.close(self._open.pop(next(iter(self._open))))
-            fd = os.open(path, self._flags, 0o644)
+            fd = open_write(path) if self._write else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._open[path] = fd  # last used, last in line to be closed
         return fd
 

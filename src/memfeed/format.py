@@ -303,29 +303,30 @@ class ChunkHasher:
         return [*self._done, self._hash.intdigest()] if self._filled else list(self._done)
 
 
+_PIECE_BYTES = 256 << 10  # read and hashed while it is in the core's own cache
 _local = threading.local()
 
 
 def _buffer() -> memoryview:
-    """Room for one chunk, one per thread: new memory for each chunk costs more than hashing it."""
+    """Room for one piece, one per thread: new memory for each costs more than hashing it."""
     if not hasattr(_local, "buffer"):
-        _local.buffer = memoryview(bytearray(CHUNK_BYTES))
+        _local.buffer = memoryview(bytearray(_PIECE_BYTES))
     buffer: memoryview = _local.buffer
     return buffer
 
 
 def chunk_hash(path: Path, first: int, size: int) -> int:
     """The xxh3-64 of one chunk of a file."""
-    buffer = _buffer()[:size]
+    hashed, buffer, done = xxhash.xxh3_64(), _buffer(), 0
     with open(path, "rb", buffering=0) as file:
         file.seek(first)
-        done = 0
         while done < size:
-            read = file.readinto(buffer[done:])
+            read = file.readinto(buffer[: size - done])
             if not read:
                 raise OSError(f"{path}: ended at byte {first + done}")
+            hashed.update(buffer[:read])
             done += read
-    return xxhash.xxh3_64_intdigest(buffer)
+    return hashed.intdigest()
 
 
 def build_path(path: Path) -> Path:

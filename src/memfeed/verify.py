@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from memfeed import format
@@ -16,27 +19,42 @@ from memfeed.format import Manifest
 OnProgress = Callable[[int, int], None]
 
 
-def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> None:
-    """Raises CorruptStoreError naming field, rows and file of the first chunk that is not what was written."""
-    for name, size in manifest.files.items():  # once more: they may have changed since the store was opened
-        format.check_file(path, name, size)
+class Chunk(msgspec.Struct, frozen=True):
+    """Some bytes of a column file that have a checksum of their own."""
+
+    name: str
+    first: int
+    size: int
+
+
+def read_checksums(path: Path, manifest: Manifest) -> dict[str, list[int]]:
+    """The checksums of every chunk of every file. Raises CorruptStoreError if they are damaged themselves."""
     format.check_file(path, format.CHECKSUMS, format.checksum_bytes(manifest))
     sums = (path / format.CHECKSUMS).read_bytes()
     if format.digest(sums) != manifest.checksums:
         raise CorruptStoreError(f"{path / format.CHECKSUMS}: found other bytes than the manifest says; damaged")
     expected = iter(np.frombuffer(sums, "<u8").tolist())
+    return {name: list(islice(expected, -(-size // manifest.chunk_bytes))) for name, size in manifest.files.items()}
+
+
+def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> Generator[Chunk, None, None]:
+    """The chunks that are not what was written, as they are found. Raises CorruptStoreError for bad checksums."""
+    for name, size in manifest.files.items():  # once more: they may have changed since the store was opened
+        format.check_file(path, name, size)
+    sums = read_checksums(path, manifest)
     chunks = [
-        (name, first, min(manifest.chunk_bytes, size - first), next(expected))
+        Chunk(name, first, min(manifest.chunk_bytes, size - first))
         for name, size in manifest.files.items()
         for first in range(0, size, manifest.chunk_bytes)
     ]
+    expected = [one for of_file in sums.values() for one in of_file]
     done, total = 0, sum(manifest.files.values())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda chunk: _hash(path / chunk[0], chunk[1], chunk[2]), chunks)
-        for (name, first, size, want), have in zip(chunks, hashes, strict=True):
+        hashes = pool.map(lambda chunk: _hash(path / chunk.name, chunk.first, chunk.size), chunks)
+        for chunk, want, have in zip(chunks, expected, hashes, strict=True):
             if have != want:
-                raise CorruptStoreError(_damage(path, manifest, name, first, size))
-            done += size
+                yield chunk
+            done += chunk.size
             if progress:
                 progress(done, total)
 
@@ -50,11 +68,19 @@ def _hash(path: Path, first: int, size: int) -> int:
         ) from None
 
 
+def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> None:
+    """Raises CorruptStoreError naming field, rows and file of the first chunk that is not what was written."""
+    with closing(bad_chunks(path, manifest, progress)) as bad:
+        for chunk in bad:
+            raise CorruptStoreError(_damage(path, manifest, chunk.name, chunk.first, chunk.size))
+
+
 def _damage(path: Path, manifest: Manifest, name: str, first: int, size: int) -> str:
     field = next(f for f in manifest.schema if name in format.column_files(f, 0))
     record = format.column_files(field, 1)[name]
     where = f"rows {first // record} to {(first + size - 1) // record}" if record else "some of its rows"
     return (
         f"{path / name}: found other bytes than were written, in {size:,} bytes from {first:,} "
-        f"(field {field.name}, {where}); restore the file from a copy, or make the store anew"
+        f"(field {field.name}, {where}); restore the file from a copy, or mend it from the dataset: "
+        "memfeed.cache(dataset, path, repair=True)"
     )

@@ -82,12 +82,14 @@ class Writer:
             raise StoreError(
                 f"{self.path}: found something there; expected a new path: a Writer replaces nothing; remove it first"
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        root = self._stack.enter_context(claim(self.path))
+        files.make_directory(self.path.parent)
+        root = self._stack.enter_context(claim(self.path, first=finish_interrupted))
         try:
-            finish_interrupted(self.path)
             if self.path.exists():
-                raise StoreError(f"{self.path}: found a store there, finished by another process")
+                raise StoreError(
+                    f"{self.path}: found a whole store there: the commit of an earlier Writer was cut short and has "
+                    "been finished now, or another process finished it; open it with memfeed.open"
+                )
             self._build = Build.resume(root)
             if self._build is not None:
                 if self._build.rows != self.length or self._build.settings.fingerprint is not None:
@@ -116,6 +118,8 @@ class Writer:
             self._flush()
             if self._build is None:
                 raise BuildError(f"{self.path}: found no row written; expected at least one")
+            if self._rows is None:  # an earlier build had all its rows
+                self._rows = self._build.writer()
             if self.missing == "zero":
                 self._fill_zeros()
             self._rows.close()

@@ -5,7 +5,7 @@ rows that are there.
 """
 
 from memfeed.build.build import Build, Settings, runs
-from memfeed.build.claim import claim
+from memfeed.build.claim import claim, lock_files
 from memfeed.build.commit import finish_interrupted
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Rows
 
@@ -19,5 +19,6 @@ __all__ = [
     "Settings",
     "claim",
     "finish_interrupted",
+    "lock_files",
     "runs",
 ]

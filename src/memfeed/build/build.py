@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import numpy.typing as npt
 
 from memfeed import files, format
 from memfeed.build import commit
+from memfeed.build.claim import lock_files
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, Rows, heap_path
-from memfeed.errors import BuildError, StoreError
+from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.format import WORK, Fingerprint, Manifest
 from memfeed.schema import Field, Schema
 
@@ -74,27 +76,37 @@ class Build:
     ) -> Build:
         """A new build in the claimed directory ``root``; what lay there is removed. Reserves the fixed columns.
 
-        Raises OSError (ENOSPC) if they don't fit on the disk.
+        Raises SpaceError if they don't fit on the disk.
         """
-        for entry in root.iterdir():
-            if entry.name != WORK:
-                files.remove_tree(entry) if entry.is_dir() else entry.unlink()
-        for entry in (root / WORK).iterdir():
-            if entry.name not in ("lock", "owner"):
-                files.remove_tree(entry) if entry.is_dir() else entry.unlink()
+        keep = lock_files(root)
+        files.remove_tree(root, keep=keep)
         build = cls(root, _settings(schema, rows, fingerprint, 1, shares))
         try:
             for field in schema:
                 build._create(field, rows or 0)
-            (root / WORK / "presence").write_bytes(b"")
+            files.write_file(root / WORK / "extents", b"")
+            files.write_file(root / WORK / "presence", b"")
             if rows:
-                with open(root / WORK / "presence", "r+b") as file:
-                    file.truncate(rows)
+                files.truncate(root / WORK / "presence", rows)
+            # rows will be called durable: the files they are in have to be there after a power loss
+            files.sync_data(root / WORK / "presence")
+            build._sync_directories(schema)
+            files.sync_directory(root.parent)
             build._save()
         except BaseException:  # a full disk, or Ctrl-C
-            files.remove_tree(root)
+            with contextlib.suppress(MemfeedError):  # the first error is the one to be told
+                files.remove_tree(root, keep=keep)
             raise
         return build
+
+    def _sync_directories(self, schema: Schema) -> None:
+        """Waits until the column files' names are on the disk, and those of the directories they are in."""
+        made = {self.root}
+        for field in schema:
+            for name in format.column_files(field, 0):
+                made |= {self.root / above for above in Path(name).parents}
+        for directory in sorted(made, reverse=True):  # where a file was moved to goes before where it came from
+            files.sync_directory(directory)
 
     @classmethod
     def resume(cls, root: Path) -> Build | None:
@@ -109,22 +121,22 @@ class Build:
         for field in old.schema:
             before = root / f"{field.stem}.memmap"
             if field.kind != "fixed" and before.exists():
-                before.rename(heap_path(root, field))  # a promotion was cut short just before this step
-        for file in root.rglob("*"):  # a commit that was cut short may have made some read-only
-            if file.is_file():
-                os.chmod(file, 0o644)
+                files.rename(before, heap_path(root, field))  # a promotion was cut short just before this step
+            for name in format.column_files(field, 0):
+                if not os.access(root / name, os.W_OK):  # a commit was cut short after it had closed them
+                    files.chmod(root / name, 0o644)
         if (old.host, old.boot_id) != (build.settings.host, build.settings.boot_id):
             presence = build.presence()
             presence[presence == WRITTEN] = ABSENT
-            (root / WORK / "presence").write_bytes(presence.tobytes())
+            build._set_presence(presence)
         build._save()
         return build
 
     def _create(self, field: Field, rows: int) -> None:
         for name, size in format.column_files(field, rows).items():
             path = self.root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            files.make_directory(path.parent)
+            fd = files.open_write(path, os.O_CREAT)
             try:
                 files.preallocate(fd, size or 0)
             finally:
@@ -140,7 +152,16 @@ class Build:
 
     def presence(self) -> npt.NDArray[np.uint8]:
         """The state of every row, in memory of its own."""
-        return np.frombuffer(bytearray((self.root / WORK / "presence").read_bytes()), np.uint8)
+        found = np.frombuffer(bytearray((self.root / WORK / "presence").read_bytes()), np.uint8)
+        if self.rows is not None and len(found) != self.rows:  # else the rows beyond it would count as written
+            raise StoreError(
+                f"{self.root / WORK / 'presence'}: found {len(found):,} bytes; expected {self.rows:,}, one a row: "
+                f"the build is damaged; remove {self.root} to start over"
+            )
+        return found
+
+    def _set_presence(self, presence: npt.NDArray[np.uint8]) -> None:
+        files.write_atomically(self.root / WORK / "presence", presence)
 
     def promote(self, number: int, field: Field) -> None:
         """Makes a fixed column ragged (its file becomes the heap), or a jagged one a list; no row is written again.
@@ -153,24 +174,35 @@ class Build:
             self._write_regular(old, rows)
             if old.row_bytes:
                 Extents(self.root).grant(number, rows * old.row_bytes)
+                files.sync_data(self.root / WORK / "extents")
+            self._sync_directories(Schema(fields=(field,), structure=self.schema.structure))
         fields = [*self.schema.fields]
         fields[number] = field
         schema = Schema(fields=tuple(fields), structure=self.schema.structure)
         self.settings = msgspec.structs.replace(self.settings, schema=schema)
         self._save()
         if old.kind == "fixed":
-            (self.root / f"{old.stem}.memmap").rename(heap_path(self.root, field))
+            files.rename(self.root / f"{old.stem}.memmap", heap_path(self.root, field))
+            self._sync_directories(Schema(fields=(field,), structure=self.schema.structure))
 
     def _write_regular(self, field: Field, rows: int) -> None:
         """start and dims of a fixed column, as if it had been ragged from the first row."""
         directory = self.root / field.stem
-        directory.mkdir(exist_ok=True)
+        files.make_directory(directory)
         shape = np.array(field.row_shape or (1,), np.int64)
-        with open(directory / "start.memmap", "wb") as starts, open(directory / "dims.memmap", "wb") as dims:
+        starts = files.open_write(directory / "start.memmap", os.O_CREAT | os.O_TRUNC)
+        dims = files.open_write(directory / "dims.memmap", os.O_CREAT | os.O_TRUNC)
+        try:
             for first in range(0, rows, 1 << 20):
                 count = min(rows - first, 1 << 20)
-                starts.write((np.arange(first, first + count, dtype=np.int64) * field.row_elements).tobytes())
-                dims.write(np.tile(shape, count).tobytes())
+                places = np.arange(first, first + count, dtype=np.int64) * field.row_elements
+                files.write_at(starts, places, first * 8)
+                files.write_at(dims, np.tile(shape, count), first * shape.nbytes)
+            for fd in (starts, dims):
+                files.sync(fd)  # they speak of rows that may be durable already
+        finally:
+            os.close(starts)
+            os.close(dims)
 
     def write_metadata(self) -> None:
         """tensordict's metadata before the commit: for a schema that is final and rows of which none is skipped."""
@@ -189,22 +221,26 @@ class Build:
         for field in self.schema:
             for name in format.column_files(field, 0):
                 files.sync_data(self.root / name)
-        with open(self.root / WORK / "presence", "r+b") as file:
+        files.sync_data(self.root / WORK / "extents")  # else the heap space of these rows would be granted again
+        fd = files.open_write(self.root / WORK / "presence")
+        try:
             for first, count in runs(written):
-                files.write_at(file.fileno(), bytes([DURABLE]) * count, first)
-        files.sync_data(self.root / WORK / "presence")
+                files.write_at(fd, bytes([DURABLE]) * count, first)
+            files.sync(fd)
+        finally:
+            os.close(fd)
         self._synced = time.monotonic()
 
     @property
     def is_closing(self) -> bool:
-        """Whether a commit has begun to take out skipped rows: no row can be written after that."""
-        return (self.root / WORK / "closing").exists()
+        """Whether a commit has begun to take skipped rows out: rows have other places now, so none can be written."""
+        return (self.root / WORK / commit.CLOSING).exists()
 
     def retry_skipped(self) -> None:
-        """Rows that were skipped are absent again."""
+        """Rows that were skipped are absent again; not for a build that ``is_closing``."""
         presence = self.presence()
         presence[presence == SKIPPED] = ABSENT
-        (self.root / WORK / "presence").write_bytes(presence.tobytes())
+        self._set_presence(presence)
 
     def absent(self) -> npt.NDArray[np.int64]:
         """The rows that are still to be written."""
@@ -224,7 +260,7 @@ class Build:
     def commit(self, path: Path, *, overwrite: bool = False) -> Manifest:
         """Makes the build the finished store at ``path``: all of it, or none of it.
 
-        Skipped rows are taken out. Raises BuildError while a row is absent, OSError where the disk refuses.
+        Skipped rows are taken out. Raises BuildError while a row is absent or where the disk refuses, SpaceError.
         """
         self.require_complete()
         presence = self.presence()
@@ -234,7 +270,6 @@ class Build:
             raise BuildError(f"{self.root}: found no row to keep ({len(skipped)} were skipped); expected at least one")
         if len(skipped):
             self.sync()
-            files.write_atomically(self.root / WORK / "closing", b"")
             commit.close_holes(self.root, self.schema, presence != SKIPPED)
         # of an iterable only the place that a worker left free is skipped, not a sample
         left_out = skipped.tolist() if self.rows is not None else []

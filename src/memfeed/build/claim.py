@@ -7,12 +7,13 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from memfeed import files, format
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.format import WORK
 
 WAIT_SECONDS = 0.1
@@ -36,22 +37,33 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def lock_files(root: Path) -> list[Path]:
+    """What is the lock's in a build's directory: it stays while others may wait for it."""
+    return [root / WORK / "lock", root / WORK / "owner"]
+
+
 @contextlib.contextmanager
-def claim(path: Path, *, tell: bool = True) -> Iterator[Path]:
+def claim(path: Path, *, tell: bool = True, first: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """Makes this process the one builder of the store at ``path``; yields the build's directory.
 
     Waits while another process builds it, saying on stderr which. The lock dies with its holder, whose children have no
-    part in it.
+    part in it. ``first`` is called with ``path`` once it is held; where that moves or removes the build's directory,
+    the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
     """
     root = format.build_path(path)
-    fd = _wait_for(root, path, tell)
-    try:
-        yield root
-    finally:
+    while True:
+        fd = _wait_for(root, path, tell)
         try:
-            _leave(root, fd)
+            if first is not None:
+                first(path)
+            if first is None or _holds(fd, root):
+                yield root
+                return
         finally:
-            _close(fd)
+            try:
+                _leave(root, fd)
+            finally:
+                _close(fd)
 
 
 def _wait_for(root: Path, path: Path, tell: bool) -> int:
@@ -60,9 +72,9 @@ def _wait_for(root: Path, path: Path, tell: bool) -> int:
         try:
             # a root without its work directory is a commit's last moment, or what was left of one: give it time
             if not root.exists() or missing > _MOST_MISSING:
-                (root / WORK).mkdir(parents=True, exist_ok=True)
+                files.make_directory(root / WORK)
             fd = _try_lock(root / WORK)
-        except (FileNotFoundError, FileExistsError):  # another removes it, before or while mkdir looks again
+        except FileNotFoundError:  # another removes it
             missing += 1
         else:
             if fd is not None:
@@ -84,12 +96,14 @@ def _try_lock(work: Path) -> int | None:
 
     Raises FileNotFoundError if the directory is not there, or was taken away meanwhile.
     """
-    fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with _missing():
+        fd = files.open_write(work / "lock", os.O_CREAT)
     _held.add(fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(fd, work / "lock"):
-            (work / "owner").write_bytes(msgspec.json.encode(_Owner(os.getpid(), files.host_name())))
+            with _missing():
+                files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), files.host_name())))
             return fd
     except BlockingIOError:
         pass
@@ -98,6 +112,24 @@ def _try_lock(work: Path) -> int | None:
         raise
     _close(fd)
     return None
+
+
+@contextlib.contextmanager
+def _missing() -> Iterator[None]:
+    """Raises FileNotFoundError itself where `files` tells of it as of a disk that refused."""
+    try:
+        yield
+    except BuildError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
+        raise
+
+
+def _holds(fd: int, root: Path) -> bool:
+    try:
+        return _is_at(fd, root / WORK / "lock")
+    except FileNotFoundError:
+        return False
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -112,14 +144,14 @@ def _close(fd: int) -> None:
 
 def _leave(root: Path, fd: int) -> None:
     """Before the lock is given back: removes the owner's name, and all of it if nothing was begun."""
-    with contextlib.suppress(OSError):
-        if not _is_at(fd, root / WORK / "lock"):
+    with contextlib.suppress(OSError, MemfeedError):
+        if not _holds(fd, root):
             return  # the build was finished or dropped, and another may hold a new one's lock
-        (root / WORK / "owner").unlink(missing_ok=True)
+        files.remove(root / WORK / "owner")
         if not (root / WORK / "settings.json").exists() and not (root / format.MANIFEST).exists():
-            (root / WORK / "lock").unlink()
-            (root / WORK).rmdir()
-            root.rmdir()
+            files.remove(root / WORK / "lock")
+            files.remove_directory(root / WORK)
+            files.remove_directory(root)
 
 
 def _read_owner(root: Path) -> _Owner | None:

@@ -17,12 +17,15 @@ import xxhash
 from tensordict import TensorDict
 
 from memfeed import files, format
+from memfeed.build.claim import lock_files
 from memfeed.build.rows import element_bytes, heap_path
+from memfeed.errors import BuildError
 from memfeed.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
 from memfeed.schema import Field, Schema
 
 _COPY_BYTES = 16 << 20
 _SYNC_THREADS = 4
+CLOSING = "closing"
 
 
 def _row_files(field: Field) -> dict[str, int]:
@@ -34,8 +37,10 @@ def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None
     """Takes skipped rows out of every file that has a record per row, keeping the order.
 
     One file at a time through a copy and a rename, so a crash leaves each either old or new; which it is shows in its
-    size, so that doing it again is safe.
+    size, so that doing it again is safe. From the first of them on rows cannot be written any more, which a file in the
+    work directory says.
     """
+    files.write_atomically(root / WORK / CLOSING, b"")
     edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8))).reshape(-1, 2)
     for field in schema:
         for name, record in _row_files(field).items():
@@ -43,16 +48,19 @@ def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None
             if path.stat().st_size == int(keep.sum()) * record:
                 continue
             copy = path.with_suffix(".copy")
-            with open(path, "rb") as source, open(copy, "wb") as target:
-                for first, last in (edges * record).tolist():
-                    source.seek(first)
-                    while first < last:
-                        block = source.read(min(_COPY_BYTES, last - first))
-                        target.write(block)
-                        first += len(block)
-                target.flush()
-                os.fsync(target.fileno())
-            os.replace(copy, path)
+            target, done = files.open_write(copy, os.O_CREAT | os.O_TRUNC), 0
+            try:
+                with open(path, "rb") as source:
+                    for first, last in (edges * record).tolist():
+                        source.seek(first)
+                        while first < last:
+                            block = source.read(min(_COPY_BYTES, last - first))
+                            done += files.write_at(target, block, done)
+                            first += len(block)
+                files.sync(target)
+            finally:
+                os.close(target)
+            files.rename(copy, path)
 
 
 def finish_files(
@@ -74,7 +82,7 @@ def finish_files(
             path = root / name
             size = _heap_end(root, field, rows) if size is None else size
             if path.stat().st_size != size:
-                os.truncate(path, size)
+                files.truncate(path, size)
             sizes[name] = size
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
@@ -84,7 +92,7 @@ def finish_files(
         if metadata is not None:
             metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
-    (root / format.CHECKSUMS).write_bytes(sums)
+    files.write_file(root / format.CHECKSUMS, sums)
     manifest = format.manifest_of(
         rows=rows,
         schema=schema,
@@ -148,7 +156,7 @@ def write_metadata(root: Path, schema: Schema, rows: int) -> None:
     _as_tensordict(tree, rows).memmap_like(str(scratch))
     for path in scratch.rglob("meta.json"):
         target = root / path.relative_to(scratch)
-        target.write_bytes(path.read_bytes())
+        files.write_file(target, path.read_bytes())
     files.remove_tree(scratch)
 
 
@@ -181,11 +189,11 @@ def seal(root: Path, manifest: Manifest) -> None:
     for name in small:
         files.sync_data(root / name)
     for name in names:
-        os.chmod(root / name, 0o444)  # tensordict maps files shared and writable where it can
+        files.chmod(root / name, 0o444)  # tensordict maps files shared and writable where it can
     for directory in {(root / name).parent for name in names}:
         files.sync_directory(directory)
     files.write_atomically(root / format.MANIFEST, format.encode(manifest))
-    os.chmod(root / format.MANIFEST, 0o444)
+    files.chmod(root / format.MANIFEST, 0o444)
 
 
 def publish(root: Path, path: Path, *, overwrite: bool) -> None:
@@ -194,43 +202,56 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
     While the directory ``.build`` is inside, the build is the newer of the two: it goes last when a store is replaced,
     so that whoever finds the leftovers of a crash knows which is which.
     """
+    old = _old_path(path)
     if overwrite and path.exists():
-        old = path.with_name(path.name + ".old")
+        files.remove_tree(path / WORK)  # of an earlier replacement, cut short: it would look like the newer one
+        files.remove_tree(old)
+        files.sync_directory(path)
         if files.exchange(root, path):
-            root.rename(old)  # removing it can take long: who waits for the build must not find it in its place
+            files.rename(root, old)  # removing it can take long: who waits for the build must not find it in its place
         else:
-            path.rename(old)
-            root.rename(path)
+            files.rename(path, old)
+            files.sync_directory(path.parent)
+            files.rename(root, path)
+        files.sync_directory(path.parent)  # a power loss must not bring the old store back once it is being removed
         files.remove_tree(path / WORK)
         files.remove_tree(old)
     else:
         files.remove_tree(root / WORK)
         try:
-            root.rename(path)
-        except FileNotFoundError:  # it took long, and who waited has done it
-            if not (path / format.MANIFEST).exists():
+            files.rename(root, path)
+        except BuildError as error:
+            taken = isinstance(error.__cause__, FileNotFoundError)  # it took long, and who waited has done it
+            if not taken or not (path / format.MANIFEST).exists():
                 raise
     files.sync_directory(path.parent)
+
+
+def _old_path(path: Path) -> Path:
+    """Where a store that is replaced waits to be removed."""
+    return path.with_name(path.name + ".old")
 
 
 def finish_interrupted(path: Path) -> None:
     """Finishes a commit that was cut short after its manifest was written, or after the exchange.
 
-    Only for whoever has claimed the build.
+    Only for whoever has claimed the build, as ``claim``'s ``first``: the lock may go with what is moved.
     """
-    root = format.build_path(path)
-    old = path.with_name(path.name + ".old")
+    root, old = format.build_path(path), _old_path(path)
     if not path.exists() and old.exists() and (root / format.MANIFEST).exists():
-        root.rename(path)
-        files.remove_tree(path / WORK)
-        files.remove_tree(old)
+        files.rename(root, path)
+        files.sync_directory(path.parent)
     elif (root / format.MANIFEST).exists():
         if not path.exists():
             publish(root, path, overwrite=False)
         elif (root / WORK / "settings.json").exists():
             publish(root, path, overwrite=True)
         else:
-            files.remove_tree(root)
-    if path.exists():
+            files.remove_tree(old)
+            files.rename(root, old)
+            files.sync_directory(path.parent)
+    elif not (root / WORK / "settings.json").exists():  # of a store that was being removed
+        files.remove_tree(root, keep=lock_files(root))
+    if (path / format.MANIFEST).exists():
         files.remove_tree(path / WORK)
         files.remove_tree(old)

@@ -50,7 +50,7 @@ class Extents:
             self._next[number] = min(2 * want, LARGEST_EXTENT)
             at = self.grant(number, max(want, size))
             end = at + max(want, size)
-            fd = os.open(heap, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = files.open_write(heap, os.O_CREAT)
             try:
                 files.preallocate(fd, end - at, at)
             finally:
@@ -60,7 +60,7 @@ class Extents:
 
     def grant(self, number: int, size: int) -> int:
         """Records ``size`` more bytes of a heap as taken and returns where they begin."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = files.open_write(self._path, os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             length = os.fstat(fd).st_size // _RECORD.itemsize * _RECORD.itemsize
@@ -80,7 +80,7 @@ class Rows:
     def __init__(self, root: Path, schema: Schema, generation: int) -> None:
         self.root, self.schema, self.generation = root, schema, generation
         self._extents = Extents(root)
-        self._handles = files.Handles(os.O_RDWR | os.O_CREAT)
+        self._handles = files.Handles(write=True)
 
     def check_generation(self) -> None:
         """Raises BuildError if another builder has taken over: what this one writes now could harm its work."""
@@ -109,7 +109,7 @@ class Rows:
 
     def write_fixed(self, field: Field, first: int, packed: Packed) -> int:
         """Rows from ``first`` of one fixed column, without their presence. Threads may call this at once."""
-        fd = os.open(self.root / f"{field.stem}.memmap", os.O_WRONLY | os.O_CLOEXEC)
+        fd = files.open_write(self.root / f"{field.stem}.memmap")
         try:
             return files.write_all_at(fd, packed.buffers, first * field.row_bytes)
         finally:

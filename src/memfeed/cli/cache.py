@@ -45,6 +45,7 @@ def cache(
     allow_random: Annotated[bool, typer.Option("--allow-random", help="Keep one draw of random samples.")] = False,
     copy_existing: Annotated[bool, typer.Option("--copy-existing", help="Copy data that is mapped already.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store that is there.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Compute rows again whose bytes have rotted.")] = False,
     check: Annotated[bool, typer.Option(help="Compare a store that is there with the dataset.")] = True,
     progress: Annotated[bool, typer.Option(help="Show the budget and a progress bar.")] = True,
 ) -> None:
@@ -72,6 +73,7 @@ def cache(
         copy_existing=copy_existing,
         check=check,
         overwrite=overwrite,
+        repair=repair,
         progress=progress,
     )
     typer.echo(repr(store))

@@ -14,6 +14,7 @@ from memfeed.units import printable
 OPTIONS = {
     'on_error="skip"': "--on-error skip",
     "overwrite=True": "--overwrite",
+    "repair=True": "--repair",
     "allow_random=True": "--allow-random",
     "copy_existing=True": "--copy-existing",
     "check=False": "--no-check",

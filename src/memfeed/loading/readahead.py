@@ -41,7 +41,7 @@ class ReadAhead:
     """
 
     def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
-        self._open = files.Handles(os.O_RDONLY)
+        self._open = files.Handles(write=False)
         weakref.finalize(self, self._open.close)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers

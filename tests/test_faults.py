@@ -1,0 +1,244 @@
+"""Disks that refuse and power that fails, in short; `make torture` runs the same for as long as one likes."""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import memfeed
+import torture_faults as torture
+from memfeed import files
+from memfeed.build import Build, claim, commit
+from memfeed.errors import BuildError, SpaceError, StoreError
+from memfeed.testing import Faults, Recorder, Replay
+from support import Made, equal
+
+
+@pytest.fixture
+def memory():
+    """A directory in memory where there is one: what is tested is told to the disk very often."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=base) as directory, torture.no_syncs():
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, 0], ids=["ENOSPC", "EIO", "short"])
+@pytest.mark.parametrize("name", torture.WORKS)
+def test_any_write_may_fail(memory, name, code):
+    """Some points of each in turn here, all of them in the torture; which they are moves from run to run."""
+    most = torture.operations(name)
+    for at in sorted(random.sample(range(most), 4)):
+        (memory / str(at)).mkdir()
+        torture.fail_once(memory / str(at), name, at, code, lasting=at % 2 == 0)
+
+
+def test_other_refusals_are_told(memory):
+    for at, code in enumerate((errno.EDQUOT, errno.EROFS)):
+        for step in (3, 60):
+            directory = memory / f"{at}-{step}"
+            directory.mkdir()
+            torture.fail_once(directory, "convert", step, code)
+
+
+@pytest.mark.parametrize("name", torture.WORKS)
+def test_power_may_fail_at_any_moment(memory, name):
+    (memory / "base").mkdir()
+    recorder = torture.record(memory / "base", name)
+    every = 12 if name == "write" else 80
+    found = torture.lose_power(recorder, name, memory, torture.LOSSES, random.randrange(1 << 30), every)
+    assert sum(found.values()) > 2
+
+
+def test_what_a_power_loss_leaves(tmp_path):
+    """The model itself: what was synced is there, whatever else is lost."""
+    base, left = tmp_path / "base", tmp_path / "left"
+    base.mkdir()
+    (base / "old").write_bytes(b"old")
+    with Recorder(base) as recorder:
+        files.write_file(base / "new", b"unsynced")
+        recorder.note("written")
+        files.sync_data(base / "new")
+        files.sync_directory(base)
+        recorder.note("synced")
+        files.rename(base / "new", base / "newer")
+    replay, seen = Replay(recorder), []
+    while replay.step():
+        replay.lose(left, "lost", "lost")
+        lost = {p.name: p.read_bytes() for p in left.iterdir()}
+        replay.lose(left, "kept", "zeros")
+        zeros = {p.name: p.read_bytes() for p in left.iterdir()}
+        seen.append((list(replay.notes), lost, zeros))
+    old = {"old": b"old"}
+    assert (["written"], old, {**old, "new": bytes(8)}) in seen
+    assert (["written", "synced"], {**old, "new": b"unsynced"}, {**old, "new": b"unsynced"}) in seen
+    assert seen[-1][1:] == ({**old, "new": b"unsynced"}, {**old, "newer": b"unsynced"})
+
+
+def test_short_writes_and_errors_come_where_they_are_asked_for(tmp_path):
+    with Faults() as counted:
+        files.write_file(tmp_path / "f", b"x" * 100)
+    assert [one.kind for one in counted.operations] == ["unlink", "create", "write"]
+    with Faults(0, 0) as faults:
+        files.write_file(tmp_path / "f", b"y" * 100)
+    assert [len(one.data) for one in faults.operations if one.kind == "write"] == [100, 50]
+    assert (tmp_path / "f").read_bytes() == b"y" * 100
+    with (
+        Faults(2, errno.ENOSPC),
+        pytest.raises(SpaceError, match=r"f: found no room .* expected room for 100 bytes more"),
+    ):
+        files.write_file(tmp_path / "f", b"z" * 100)
+    with Faults(1, errno.EIO), pytest.raises(BuildError, match=r"f: found that the disk refused while opening it"):
+        files.write_file(tmp_path / "f", b"z" * 100)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 3 MB."""
+    at = tmp_path / "small"
+    at.mkdir()
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(at)], capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode != 0:
+        pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+    yield at
+    subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+def test_a_disk_that_fills_up(small_disk):
+    """The samples probed are short, those between them long: the budget cannot know."""
+    probed = {round(i * 199 / 15) for i in range(16)}
+    data = Made(lambda i: torch.full((5 if i in probed else 10_000,), i, dtype=torch.int32), 200)
+    path, filler = small_disk / "a.mf", small_disk / "filler"
+    with pytest.raises(SpaceError, match=r"bytes more: free some space .*rows are kept in .*a\.mf\.build"):
+        memfeed.cache(data, path, workers=0, progress=False)
+    with pytest.raises(SpaceError):
+        memfeed.cache(data, path, workers=0, progress=False)
+    filler.unlink(missing_ok=True)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    store = memfeed.cache(data, path, workers=0, progress=False)
+    assert all(equal(store[i], data[i]) for i in range(200))
+
+
+def test_a_directory_that_is_read_only(small_disk):
+    done = subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"it cannot be made read-only: {done.stderr.strip()}")
+    with pytest.raises(BuildError, match=r"a\.mf\.build: found that the disk refused .*Read-only file system"):
+        memfeed.cache(torch.arange(4), small_disk / "a.mf", progress=False)
+    with pytest.raises(BuildError, match="Read-only file system"), memfeed.Writer(small_disk / "b.mf"):
+        pass
+
+
+# --- what these found
+
+
+def test_a_presence_map_of_another_length_is_refused(path):
+    with pytest.raises(BuildError, match="sample"), memfeed.Writer(path, like=torch.arange(3), length=8) as writer:
+        writer[0:4] = torch.zeros(4, 3, dtype=torch.int64)
+        raise BuildError("sample")
+    presence = path.with_name("a.mf.build") / ".build" / "presence"
+    presence.write_bytes(presence.read_bytes()[:4])
+    with claim(path) as root, pytest.raises(StoreError, match="found 4 bytes; expected 8, one a row"):
+        Build.resume(root).presence()
+
+
+def test_a_commit_cut_short_while_rows_are_taken_out_goes_on_as_it_began(path, monkeypatch):
+    """The dataset is mended meanwhile: its rows must not be written where other rows lie now."""
+    real, done = files.rename, []
+
+    def once(one, to):
+        if done and one.suffix == ".copy":
+            raise BuildError("dead")
+        done.extend([one] if one.suffix == ".copy" else [])
+        real(one, to)
+
+    broken = torture.Data(broken=(5, 6, 17))
+    with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
+        m.setattr(files, "rename", once)
+        memfeed.cache(broken, path, workers=0, progress=False, on_error="skip")
+    assert done
+    memfeed.cache(torture.Data(), path, workers=0, progress=False, on_error="skip")
+    torture.right(path, broken=(5, 6, 17))
+
+
+def test_an_older_replacement_cut_short_is_not_taken_for_the_newer(path, monkeypatch):
+    """Two replacements, both dead between the exchange and the removal of the old store."""
+    memfeed.cache(torture.Data(0), path, workers=0, progress=False)
+
+    def dead(one, keep=()):
+        if one.name == ".build" or one == path.with_name("a.mf.build"):
+            raise BuildError("dead")
+
+    for version in (1, 2):
+        with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
+            m.setattr(
+                commit, "publish", lambda root, to, overwrite, real=commit.publish: _until(m, dead, real, root, to)
+            )
+            memfeed.cache(torture.Data(version), path, workers=0, progress=False, overwrite=True)
+        torture.right(path, version)
+    assert (path / ".build" / "settings.json").exists()
+    with claim(path):
+        commit.finish_interrupted(path)
+    torture.right(path, 2)
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
+
+
+def _until(m, dead, real, root, to):
+    """publish, dead once the directories were exchanged."""
+    exchange = files.exchange
+
+    def then_dead(one, other):
+        if not exchange(one, other):
+            pytest.skip("this file system cannot exchange")
+        m.setattr(files, "remove_tree", dead)
+        return True
+
+    m.setattr(files, "exchange", then_dead)
+    real(root, to, overwrite=True)
+
+
+def test_a_writer_whose_rows_are_all_there_can_commit(path, monkeypatch):
+    with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"), memfeed.Writer(path) as writer:
+        m.setattr(Build, "commit", lambda *a, **k: (_ for _ in ()).throw(BuildError("dead")))
+        for i in range(20):
+            writer.append(torture.sample(i))
+    with memfeed.Writer(path) as writer:
+        assert len(writer) == 20
+    assert all(equal(memfeed.open(path)[i], torture.sample(i)) for i in range(20))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_who_has_finished_an_interrupted_commit_holds_a_lock_that_others_see(path, monkeypatch, replaced):
+    """The lock's file went with the directory that was moved: a builder that went on would not be the only one."""
+    if replaced:
+        memfeed.cache(torture.Data(0), path, workers=0, progress=False)
+    with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
+        m.setattr(commit, "publish", lambda *a, **k: (_ for _ in ()).throw(BuildError("dead")))
+        memfeed.cache(torture.Data(1), path, workers=0, progress=False, overwrite=replaced)
+    with claim(path, first=commit.finish_interrupted) as root:
+        torture.right(path, 1)
+        assert sys.modules["memfeed.build.claim"]._try_lock(root / ".build") is None
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
+
+
+def test_a_replaced_store_in_the_place_of_a_build_is_moved_aside(path):
+    """Dead between the exchange and the move: what is next begins a build there."""
+    for version in (0, 1):
+        memfeed.cache(torture.Data(version), path.with_name(str(version)), workers=0, progress=False)
+    path.with_name("1").rename(path)
+    path.with_name("0").rename(path.with_name("a.mf.build"))
+    (path / ".build").mkdir()
+    (path / ".build" / "settings.json").write_bytes(b"{}")
+    memfeed.cache(torture.Data(2), path, workers=0, progress=False, overwrite=True)
+    torture.right(path, 2)
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
