@@ -79,7 +79,6 @@ def main() -> None:
             True,
         )
         for state in ("cold", "warm")
-        for found in [ratio(seconds, f"read, {state}", f"verify, {state}")]
     ]
     show("verify", checks)
     write(

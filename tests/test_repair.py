@@ -74,7 +74,7 @@ def test_only_rotten_rows_of_a_fixed_column_are_computed(store, capsys):
     rotten = set(range(format.CHUNK_BYTES // row, (2 * format.CHUNK_BYTES - 1) // row + 1))
     assert set(data.read) == PROBED | rotten
     assert max(data.read.values()) == 1
-    assert f"{len(rotten)} of 600 rows repaired, 1 chunks were bad" in capsys.readouterr().err
+    assert f"{len(rotten)} of 600 rows repaired (bad chunks: 1)" in capsys.readouterr().err
 
 
 def test_rows_of_a_heap_are_found_by_their_places(store):
@@ -200,8 +200,9 @@ def test_swapped_files_are_found(path):
 
 
 def test_stores_that_cannot_be_mended_say_so(path):
-    with pytest.raises(CorruptStoreError, match="found nothing there"):
+    with pytest.raises(StoreError, match="found nothing to repair; expected a store: leave out repair=True"):
         memfeed.cache(Counted(), path, repair=True)
+    assert not list(path.parent.iterdir())
     with pytest.raises(ValueError, match="found repair=True without a path"):
         memfeed.cache(Counted(), repair=True)
     with memfeed.Writer(path) as writer:

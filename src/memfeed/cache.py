@@ -266,11 +266,13 @@ def _fingerprint(given: Input, look: _Look, hashes: tuple[format.Probe, ...]) ->
 def _repair(target: Path, given: Input, wishes: _Wishes, progress: bool) -> Store | None:
     """Computes the rows of the store at ``target`` again whose bytes have rotted; None if there are none."""
     with claim(target, first=finish_interrupted) as root:
+        if not target.exists():
+            raise StoreError(f"{target}: found nothing to repair; expected a store: leave out repair=True to make one")
         try:
             store = open_store(target)
         except StoreError as error:  # no manifest, or files that are missing or of another size
-            hint = "" if not target.exists() else "; repair=True mends rows only: overwrite=True makes it anew"
-            raise CorruptStoreError(f"{error}{hint}") from None
+            hint = "repair=True mends rows only: overwrite=True makes it anew"
+            raise CorruptStoreError(f"{error}; {hint}") from None
         if store.manifest is None or given.kind == "iterable" or not getattr(store.manifest.fingerprint, "probes", ()):
             raise StoreError(
                 f"{target}: found a store whose rows cannot be computed again one by one; repair=True expects one that "
@@ -298,8 +300,8 @@ def _repair(target: Path, given: Input, wishes: _Wishes, progress: bool) -> Stor
                 return flattener(known[index] if index in known else probe.read(given.dataset, index, readers))
 
             with readers.watched():
-                count = mend.repair(target, store.manifest, rot, leaves, look.found.casts, None)
-            bar.say(f"memfeed: {target}: {count:,} of {len(store):,} rows repaired, {len(rot)} chunks were bad")
+                count = mend.repair(target, store.manifest, rot, leaves, look.found.casts)
+            bar.say(f"memfeed: {target}: {count:,} of {len(store):,} rows repaired (bad chunks: {len(rot)})")
     return open_store(target, types=look.types)
 
 

@@ -66,7 +66,7 @@ class Gather:
 
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. Tensors
     live in memory leased from ``lenders``, one per column. The columns with the numbers ``elsewhere`` are not gathered
-    here: their leaf is None.
+    here: their leaf is None, though their bytes count.
     """
 
     def __init__(self, columns: Sequence[Column], lenders: Sequence[Lender], elsewhere: Collection[int] = ()) -> None:
@@ -161,6 +161,7 @@ class Gather:
         """The leaves of these rows, of fixed columns only those given; jagged ones as one nested tensor, or a list of
         those for ``each`` so many rows."""
         leaves: list[Any] = [None] * len(self._columns)
+        self.bytes += len(ids) * self._elsewhere
         for column, selected in zip(fixed, self._select(fixed, ids), strict=True):
             leaves[column.number] = selected
         for number, other in self._others:

@@ -97,9 +97,7 @@ def _put(path: Path, buffers: Any, offset: int) -> None:
         os.close(fd)
 
 
-def repair(
-    path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, casts: frozenset[int], progress: OnProgress | None
-) -> int:
+def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, casts: frozenset[int]) -> int:
     """Makes the store at ``path`` anew beside itself, with the rows that ``rot`` touches computed, and exchanges them.
 
     Only for whoever has claimed the build. What is computed is compared with what is healthy of the same row. Returns
@@ -131,7 +129,7 @@ def repair(
     mended = msgspec.structs.replace(manifest, files=sizes, checksums=format.digest(content))
     commit.seal(root, format.decode(format.encode(mended), root))
     commit.publish(root, path, overwrite=True)
-    verify(path, mended, progress)
+    verify(path, mended)
     return len(rows)
 
 

@@ -81,6 +81,6 @@ def _damage(path: Path, manifest: Manifest, name: str, first: int, size: int) ->
     where = f"rows {first // record} to {(first + size - 1) // record}" if record else "some of its rows"
     return (
         f"{path / name}: found other bytes than were written, in {size:,} bytes from {first:,} "
-        f"(field {field.name}, {where}); restore the file from a copy, or mend it from the dataset: "
-        "memfeed.cache(dataset, path, repair=True)"
+        f"(field {field.name}, {where}); restore the file from a copy, or have cache compute these rows again from the "
+        "dataset: repair=True"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,12 +71,12 @@ class Pipeline:
     pads: bool
     tensordicts: bool
 
-    @property
+    @cached_property
     def _bare(self) -> bool:
         """Whether a batch is what was gathered, and no more."""
         return self.keyed is None and self.plain is None and not self.pads
 
-    @property
+    @cached_property
     def finishes(self) -> bool:
         """Whether something is to be done in the caller's thread with each batch."""
         arrives = self.crossing.device is not None and not (self.crossing.slabs and self._bare)
@@ -105,7 +106,6 @@ class Pipeline:
         for first in range(0, len(task.marks), count):
             marks = task.marks[first : first + count]
             ids = task.ids[first * task.size : (first + count) * task.size]
-            self.gather.bytes += len(ids) * self.placement.row_bytes
             with self.crossing.aside():
                 self.crossing.begin()
                 leaves = self.crossing.send(self.gather(ids), self.placement.index(ids))

@@ -142,13 +142,10 @@ class Placement:
     tables: Mapping[int, torch.Tensor]
     kept: Ints | None
 
-    @property
-    def row_bytes(self) -> int:
-        """Of the tables."""
-        return sum(self.columns[number].field.row_bytes for number in self.tables)
-
-    def index(self, ids: Ints) -> torch.Tensor:
-        """Rows by their places in the copies, int [k]."""
+    def index(self, ids: Ints) -> torch.Tensor | None:
+        """Rows by their places in the tables, int [k]; None without tables."""
+        if not self.tables:
+            return None
         return torch.from_numpy(ids if self.kept is None else np.searchsorted(self.kept, ids))
 
 

@@ -14,12 +14,12 @@ import torch
 
 from memfeed.buffers import Lender, Pool
 from memfeed.jagged import nested
+from memfeed.transfer.coalesce import ALIGNMENT
 from memfeed.transfer.move import to_device
 from memfeed.transfer.streams import Event, Streams
 from memfeed.tree import tensors_in
 
 SLABS = 3  # one is filled, one crosses, one is late
-ALIGN = 64  # bytes: what any dtype needs, and a line of the cache
 KEPT_APART = 4  # a leaf smaller than this part of its slab gets memory of its own on the device
 WIDE = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -144,12 +144,11 @@ class Streamed:
 
     def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
         """See ``Crossing.send``; within ``aside``. Leaves that are no tensors stay as they are."""
-        picking = index is not None and bool(self._tables)
         parts = [part for leaf in leaves for part in _parts(leaf)]
         slab: _Slab = self._here.slab
-        arrived = iter(slab.cross([*parts, index] if picking else parts))  # type: ignore[list-item]
+        arrived = iter(slab.cross(parts if index is None else [*parts, index]))
         made = [_rebuilt(leaf, arrived) for leaf in leaves]
-        if picking:
+        if index is not None:
             there = next(arrived)
             for number, (wide, table) in self._tables.items():
                 rows = self._streams.select(wide, there)
@@ -200,7 +199,7 @@ class _Slab:
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype)
-        at = -(-self._used[-1] // ALIGN) * ALIGN
+        at = -(-self._used[-1] // ALIGNMENT) * ALIGNMENT
         if at + size > len(self._pieces[-1]):
             # what was leased lies in the other piece: the batch crosses in two, the next ones in one again
             self._pieces.append(self._streams.page_locked(max(size, len(self._pieces[-1]) // 2)))
