@@ -73,7 +73,7 @@ def main() -> None:
     table(f"verify, {total / 1e6:,.0f} MB", ["", "GB/s"], [[name, f"{rate:.2f}"] for name, rate in rates.items()])
     checks = [
         Check(
-            f"verify's rate, of a plain read's, {state}",
+            f"verify's rate, of a read's, {state}",
             ratio(seconds, f"read, {state}", f"verify, {state}"),
             0.7,
             True,
