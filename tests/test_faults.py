@@ -6,52 +6,57 @@ import random
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import memfeed
-import torture_faults as torture
 from memfeed import files
 from memfeed.build import Build, claim, commit
 from memfeed.errors import BuildError, SpaceError, StoreError
 from memfeed.testing import Faults, Recorder, Replay
 from support import Made, equal
+from torture.faults import CODES, fail_once, operations
+from torture.powerloss import NAMES, lose, record
+from torture.works import BROKEN, WORKS, Data, Work, convert, no_syncs, right, sample
 
 
 @pytest.fixture
 def memory():
     """A directory in memory where there is one: what is tested is told to the disk very often."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory, torture.no_syncs():
+    with tempfile.TemporaryDirectory(dir=base) as directory, no_syncs():
         yield Path(directory)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, 0], ids=["ENOSPC", "EIO", "short"])
-@pytest.mark.parametrize("name", torture.WORKS)
-def test_any_write_may_fail(memory, name, code):
+@pytest.mark.parametrize("name", WORKS)
+def test_any_write_may_fail(memory, name):
     """Some points of each in turn here, all of them in the torture; which they are moves from run to run."""
-    most = torture.operations(name)
-    for at in sorted(random.sample(range(most), 4)):
-        (memory / str(at)).mkdir()
-        torture.fail_once(memory / str(at), name, at, code, lasting=at % 2 == 0)
+    most = operations(name)
+    for code in CODES:
+        for at in random.sample(range(most), 3):
+            directory = memory / f"{at} {code}"
+            directory.mkdir()
+            fail_once(directory, name, at, code, lasting=at % 2 == 0)
 
 
 def test_other_refusals_are_told(memory):
-    for at, code in enumerate((errno.EDQUOT, errno.EROFS)):
+    for code in (errno.EDQUOT, errno.EROFS):
         for step in (3, 60):
-            directory = memory / f"{at}-{step}"
+            directory = memory / f"{code} {step}"
             directory.mkdir()
-            torture.fail_once(directory, "convert", step, code)
+            fail_once(directory, "convert", step, code)
 
 
-@pytest.mark.parametrize("name", torture.WORKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_power_may_fail_at_any_moment(memory, name):
+    """After some operations of each here, after all of them in the torture."""
     (memory / "base").mkdir()
-    recorder = torture.record(memory / "base", name)
-    every = 12 if name == "write" else 80
-    found = torture.lose_power(recorder, name, memory, torture.LOSSES, random.randrange(1 << 30), every)
+    recorder = record(memory / "base", name)
+    parts = max(len(recorder.steps) // 8, 1)
+    found = lose(recorder, name, memory, random.randrange(parts), parts, random.Random(3))
     assert sum(found.values()) > 2
 
 
@@ -162,18 +167,18 @@ def test_a_commit_cut_short_while_rows_are_taken_out_goes_on_as_it_began(path, m
         done.extend([one] if one.suffix == ".copy" else [])
         real(one, to)
 
-    broken = torture.Data(broken=(5, 6, 17))
+    broken = Data(broken=BROKEN)
     with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
         m.setattr(files, "rename", once)
         memfeed.cache(broken, path, workers=0, progress=False, on_error="skip")
     assert done
-    memfeed.cache(torture.Data(), path, workers=0, progress=False, on_error="skip")
-    torture.right(path, broken=(5, 6, 17))
+    memfeed.cache(Data(), path, workers=0, progress=False, on_error="skip")
+    right(path, WORKS["holes"])
 
 
 def test_an_older_replacement_cut_short_is_not_taken_for_the_newer(path, monkeypatch):
     """Two replacements, both dead between the exchange and the removal of the old store."""
-    memfeed.cache(torture.Data(0), path, workers=0, progress=False)
+    memfeed.cache(Data(0), path, workers=0, progress=False)
 
     def dead(one, keep=()):
         if one.name == ".build" or one == path.with_name("a.mf.build"):
@@ -184,12 +189,12 @@ def test_an_older_replacement_cut_short_is_not_taken_for_the_newer(path, monkeyp
             m.setattr(
                 commit, "publish", lambda root, to, overwrite, real=commit.publish: _until(m, dead, real, root, to)
             )
-            memfeed.cache(torture.Data(version), path, workers=0, progress=False, overwrite=True)
-        torture.right(path, version)
+            memfeed.cache(Data(version), path, workers=0, progress=False, overwrite=True)
+        right(path, Work(convert, partial(sample, version=version)))
     assert (path / ".build" / "settings.json").exists()
     with claim(path):
         commit.finish_interrupted(path)
-    torture.right(path, 2)
+    right(path, Work(convert, partial(sample, version=2)))
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
 
 
@@ -211,22 +216,22 @@ def test_a_writer_whose_rows_are_all_there_can_commit(path, monkeypatch):
     with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"), memfeed.Writer(path) as writer:
         m.setattr(Build, "commit", lambda *a, **k: (_ for _ in ()).throw(BuildError("dead")))
         for i in range(20):
-            writer.append(torture.sample(i))
+            writer.append(sample(i))
     with memfeed.Writer(path) as writer:
         assert len(writer) == 20
-    assert all(equal(memfeed.open(path)[i], torture.sample(i)) for i in range(20))
+    assert all(equal(memfeed.open(path)[i], sample(i)) for i in range(20))
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_has_finished_an_interrupted_commit_holds_a_lock_that_others_see(path, monkeypatch, replaced):
     """The lock's file went with the directory that was moved: a builder that went on would not be the only one."""
     if replaced:
-        memfeed.cache(torture.Data(0), path, workers=0, progress=False)
+        memfeed.cache(Data(0), path, workers=0, progress=False)
     with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
         m.setattr(commit, "publish", lambda *a, **k: (_ for _ in ()).throw(BuildError("dead")))
-        memfeed.cache(torture.Data(1), path, workers=0, progress=False, overwrite=replaced)
+        memfeed.cache(Data(1), path, workers=0, progress=False, overwrite=replaced)
     with claim(path, first=commit.finish_interrupted) as root:
-        torture.right(path, 1)
+        right(path, WORKS["overwrite"])
         assert sys.modules["memfeed.build.claim"]._try_lock(root / ".build") is None
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
 
@@ -234,11 +239,11 @@ def test_who_has_finished_an_interrupted_commit_holds_a_lock_that_others_see(pat
 def test_a_replaced_store_in_the_place_of_a_build_is_moved_aside(path):
     """Dead between the exchange and the move: what is next begins a build there."""
     for version in (0, 1):
-        memfeed.cache(torture.Data(version), path.with_name(str(version)), workers=0, progress=False)
+        memfeed.cache(Data(version), path.with_name(str(version)), workers=0, progress=False)
     path.with_name("1").rename(path)
     path.with_name("0").rename(path.with_name("a.mf.build"))
     (path / ".build").mkdir()
     (path / ".build" / "settings.json").write_bytes(b"{}")
-    memfeed.cache(torture.Data(2), path, workers=0, progress=False, overwrite=True)
-    torture.right(path, 2)
+    memfeed.cache(Data(2), path, workers=0, progress=False, overwrite=True)
+    right(path, Work(convert, partial(sample, version=2)))
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]

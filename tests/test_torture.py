@@ -16,7 +16,7 @@ import memfeed
 from memfeed import files, stall
 from memfeed.build import claim
 from torture import SCENARIOS, losses
-from torture.victims import Logged, compared, convert, ended, left_behind, presence, reads, sample, start
+from torture.victims import Logged, compared, convert, digest, ended, left_behind, presence, reads, sample, start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 SECONDS = 60
@@ -103,6 +103,28 @@ def test_a_handler_of_the_users_decides(path, raises):
         assert child.exitcode == 0
     assert stderr.read_text() == "user's own\n"
     assert not left_behind(child.pid)
+
+
+def repairing(path, dataset):
+    memfeed.cache(dataset, path, repair=True, progress=False)
+
+
+def test_a_repair_is_left_in_order(path):
+    log, n = path.with_name("log"), 60
+    memfeed.cache(Logged(n, log, 0, 0.0), path, workers=0, progress=False)
+    (path / "image.memmap").chmod(0o644)
+    with open(path / "image.memmap", "r+b") as file:
+        file.write(b"rot")
+    before = digest(path)
+    child = start(path.with_name("stderr"), repairing, path, Logged(n, log, 1, 0.05))
+    wait_for(lambda: sum(run == 1 for run, _, _ in reads(log)) > 20)
+    os.kill(child.pid, signal.SIGTERM)
+    assert ended(child)
+    assert child.exitcode == -signal.SIGTERM
+    assert digest(path) == before
+    assert sorted(p.name for p in path.parent.iterdir()) == ["a.mf", "log", "stderr"]
+    repairing(path, Logged(n, log, 2, 0.0))
+    assert compared(path, n) == {"lost": 0, "wrong": 0}
 
 
 def outlived(path, dataset):

@@ -1,3 +1,5 @@
+import errno
+
 import numpy as np
 import pytest
 import torch
@@ -6,6 +8,7 @@ from tensordict import TensorDict
 import memfeed
 from memfeed import Writer
 from memfeed.errors import BuildError, MemfeedError, RowError, SchemaError, SpaceError, StoreError
+from memfeed.testing import Faults
 from support import Made, Pair, Point, equal, rich_sample
 
 
@@ -254,3 +257,23 @@ def test_a_writer_that_is_not_open(path):
         w.append(1)
     with pytest.raises(BuildError, match="found a Writer that is not open"):
         w.append(2)
+
+
+def test_a_row_is_absent_while_it_is_written_again(path):
+    """Not half of each: whoever goes on knows which rows to write."""
+    sample = {"x": torch.zeros(4), "words": "one two"}
+    with Writer(path, length=6) as w:
+        for i in range(6):
+            w[i] = sample
+        with Faults() as faults:
+            w[2] = sample
+        w._build.sync()
+        at = next(i for i, one in enumerate(faults.operations) if one.path.endswith("dims.memmap"))
+        with Faults(at + 1, errno.EIO), pytest.raises(BuildError, match=r"dims\.memmap|start\.memmap"):
+            w[2] = sample
+        assert w.absent == [(2, 3)]
+        with pytest.raises(SchemaError):
+            w[4] = {"x": "not this", "words": ""}
+        assert w.absent == [(2, 3)]
+        w[2] = {"x": torch.ones(4), "words": "three"}
+    assert memfeed.open(path)[2]["words"] == "three"

@@ -6,6 +6,7 @@ import argparse
 import random
 import sys
 import time
+import traceback
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,11 @@ def main() -> int:
     table, failed = Table("scenario", "seconds", "counts", "losses"), False
     for name in names:
         started = time.monotonic()
-        counts = SCENARIOS[name](60 * asked.minutes / len(names), random.Random(f"{seed} {name}"))
+        try:
+            counts = SCENARIOS[name](60 * asked.minutes / len(names), random.Random(f"{seed} {name}"))
+        except Exception:  # it says what was lost; the others are still to be seen
+            traceback.print_exc()
+            counts = {"failed": 1}
         bad = losses(counts)
         failed = failed or bool(bad)
         good = {key: count for key, count in counts.items() if key not in LOSSES}

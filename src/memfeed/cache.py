@@ -265,7 +265,7 @@ def _fingerprint(given: Input, look: _Look, hashes: tuple[format.Probe, ...]) ->
 
 def _repair(target: Path, given: Input, wishes: _Wishes, progress: bool) -> Store | None:
     """Computes the rows of the store at ``target`` again whose bytes have rotted; None if there are none."""
-    with claim(target, first=finish_interrupted) as root:
+    with in_order(), claim(target, first=finish_interrupted) as root:
         if not target.exists():
             raise StoreError(f"{target}: found nothing to repair; expected a store: leave out repair=True to make one")
         try:

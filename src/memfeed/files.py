@@ -24,7 +24,9 @@ from memfeed.errors import BuildError, MemfeedError, SpaceError
 
 T = TypeVar("T")
 IOV_MAX = 1024
+COPY_BYTES = 16 << 20
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -208,6 +210,30 @@ def rename(path: Path, to: Path) -> None:
     """Gives a file or directory another name, replacing a file that has it."""
     with _told(path, f"renaming it to {to}"):
         os.rename(path, to)
+
+
+def link(path: Path, to: Path) -> bool:
+    """Gives a file a second name; False where the file system has no such."""
+    try:
+        os.link(path, to)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise refused(error, to, f"linking it to {path}") from error
+    return True
+
+
+def copy(path: Path, to: Path) -> None:
+    """Makes a file anew with the bytes of another; not synced."""
+    with open(path, "rb") as source:
+        size, done = os.fstat(source.fileno()).st_size, 0
+        check_room(to, size, f"a copy of {path}")
+        fd = open_write(to, os.O_CREAT | os.O_TRUNC)
+        try:
+            while block := source.read(COPY_BYTES):
+                done += write_at(fd, block, done)
+        finally:
+            os.close(fd)
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from memfeed import codec, files, format, stale
 from memfeed.build import commit, lock_files
 from memfeed.codec import Drift, Packed
-from memfeed.errors import CorruptStoreError, SchemaError
+from memfeed.errors import CorruptStoreError, MemfeedError, SchemaError
 from memfeed.format import Manifest
 from memfeed.schema import HEAP_OF_BYTES, Field
 from memfeed.verify import Chunk, OnProgress, bad_chunks, read_checksums, verify
@@ -111,13 +111,18 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
     changed = {chunk.name for chunk in rot}
     for column in columns:
         changed |= set(format.column_files(column.field, 0)) if column.lost.any() else set()
-    files.remove_tree(root, keep=lock_files(root))
-    for name in manifest.files:
-        _copy(path / name, root / name, link=name not in changed)
     rows = np.flatnonzero(np.any([column.bad for column in columns], axis=0))
     indices = _indices(manifest)
-    for row in rows.tolist():
-        _mend(path, root, columns, row, int(indices[row]), leaves, casts)
+    files.remove_tree(root, keep=lock_files(root))
+    try:
+        for name in manifest.files:
+            _copy(path / name, root / name, link=name not in changed)
+        for row in rows.tolist():
+            _mend(path, root, columns, row, int(indices[row]), leaves, casts)
+    except BaseException:
+        with contextlib.suppress(MemfeedError):  # the first error is the one to be told
+            files.remove_tree(root, keep=lock_files(root))
+        raise
     for name in changed:
         files.sync_data(root / name)
     commit.write_metadata(root, manifest.schema, manifest.rows)
@@ -136,17 +141,9 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
 def _copy(path: Path, to: Path, *, link: bool) -> None:
     """A copy to write to; of a file that stays as it is another name does, where the file system has such."""
     files.make_directory(to.parent)
-    if link:
-        try:
-            os.link(path, to)
-            return
-        except OSError:
-            pass
-    files.check_room(to, path.stat().st_size, "a copy of the file to repair")
-    try:
-        shutil.copyfile(path, to)
-    except OSError as error:
-        raise files.refused(error, to, "copying the file to repair", path.stat().st_size) from error
+    if link and files.link(path, to):
+        return
+    files.copy(path, to)
     if link:
         files.sync_data(to)
 

@@ -30,7 +30,8 @@ class Writer:
     Without ``like`` the schema is inferred from the first samples, as `memfeed.cache` does. With ``like``, a sample (or
     a TensorDict of them, as `datum.expand(n)`, whose first dim then is the ``length``), dtypes and dims are fixed. With
     a ``length``, space is reserved at once and rows may be written in any order: ``w[i] = sample``,
-    ``w[i:j] = batch``. Values are cast only where that changes none of them.
+    ``w[i:j] = batch``; a row may be written again, and is absent while it is. Values are cast only where that changes
+    none of them.
 
     After an error the rows stay in ``NAME.build``; the same Writer goes on from there, with ``len(w)`` rows written.
 
@@ -193,6 +194,7 @@ class Writer:
                 f"{self._build.root}: found a build with the fields {self._build.schema.names()}; expected "
                 f"{schema.names()}: remove that directory to start over"
             )
+        self._build.rewrites = self.length is not None
         every = frozenset(range(len(schema)))
         self._plan = Plan(Flattener(structure), every, held, max(sum(field.row_bytes for field in schema), 1))
         self._rows = self._build.writer()

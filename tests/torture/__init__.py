@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import hostile
 from torture.builders import builders
+from torture.faults import faults
 from torture.kill_build import kill_build
 from torture.kill_train import kill_train
+from torture.powerloss import powerloss
 from torture.soak import soak
-from torture_faults import faults, powerloss
 
 LOSSES = ("lost", "wrong", "repeated", "hung", "left", "grown", "failed")
 

@@ -1,4 +1,4 @@
-"""Conversions that are killed at random moments and gone on with, again and again."""
+"""Conversions of every kind that are killed at random moments and gone on with, again and again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from torture.victims import (
     Logged,
     compared,
     convert,
+    convert_stream,
     ended,
     left_behind,
     presence,
     reads,
     start,
     workers_of,
+    write,
 )
 
 MOST_KILLS = 12
@@ -44,13 +46,15 @@ def kill_build(seconds: float, rng: random.Random) -> dict[str, int]:
 
 def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[str]:
     path, log, counts = directory / "a.mf", directory / "log", Counter[str](stores=1)
-    n, workers, each = rng.randint(100, 400), rng.randint(1, 3), rng.uniform(0.001, 0.004)
+    n, workers, each = rng.randint(100, 400), rng.randint(0, 3), rng.uniform(0.001, 0.004)
+    work = rng.choice((convert, convert, convert_stream, write))
+    counts[work.__name__] += 1
     sync_seconds, present, run = rng.uniform(0.01, 0.2), {0: presence(path)}, 0
     while not path.exists():
-        child = start(directory / "stderr", convert, path, Logged(n, log, run, each), workers, sync_seconds)
+        child = start(directory / "stderr", work, path, Logged(n, log, run, each), workers, sync_seconds)
         last = run >= MOST_KILLS or (run > 2 and time.monotonic() > deadline)
         if not last:
-            child.join(0.1 + rng.uniform(0, n * each / workers))
+            child.join(0.1 + rng.uniform(0, n * each / max(workers, 1)))
             counts.update(_kill(child.pid, rng))
         counts["hung"] += not ended(child)
         counts["left"] += left_behind(child.pid)
@@ -59,11 +63,12 @@ def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[
             return counts
         run += 1
         present[run] = presence(path)
-    for run_of, worker, index in reads(log):
+    probed = set() if work is write else {round(i * (n - 1) / 15) for i in range(16)}
+    for run_of, worker, index in reads(log) if work is not convert_stream else ():  # an iterator cannot skip them
         before = present[run_of]
-        if worker != PROBE and index < len(before) and before[index]:
+        if (worker != PROBE or index not in probed) and index < len(before) and before[index]:
             counts["repeated" if before[index] == DURABLE else "written again"] += 1
-    counts.update(compared(path, n), rows=n)
+    counts.update(compared(path, n, ordered=work is not convert_stream), rows=n)
     counts["synced rows at a kill"] += int(sum(np.count_nonzero(rows == DURABLE) for rows in present.values()))
     counts["left"] += sorted(p.name for p in directory.iterdir()) != ["a.mf", "log", "stderr"]
     return counts

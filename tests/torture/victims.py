@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import memfeed
 from support import equal
@@ -57,6 +58,18 @@ class Logged(Dataset):
         return sample(i)
 
 
+class LoggedStream(IterableDataset):
+    """The same samples one after the other; workers share them out."""
+
+    def __init__(self, samples: Logged) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        share, shares = (info.id, info.num_workers) if info else (0, 1)
+        yield from (self.samples[i] for i in range(share, len(self.samples), shares))
+
+
 def reads(log: Path, start: int = 0) -> Iterator[tuple[int, int, int]]:
     """(run, worker, index) of every read that was written down from byte ``start``."""
     for line in log.read_bytes()[start:].decode().splitlines() if log.exists() else ():
@@ -66,14 +79,42 @@ def reads(log: Path, start: int = 0) -> Iterator[tuple[int, int, int]]:
 
 def convert(path: Path, dataset: Dataset, workers: int, sync_seconds: float) -> None:
     """What a child does to make a store; exits with 3 where memfeed says that a worker died."""
+    with _converting(sync_seconds):
+        store = memfeed.cache(dataset, path, workers=workers, progress=False)
+    if len(store) != len(dataset):
+        sys.exit(4)
+
+
+def convert_stream(path: Path, dataset: Logged, workers: int, sync_seconds: float) -> None:
+    """The same, one sample after the other."""
+    with _converting(sync_seconds):
+        memfeed.cache(LoggedStream(dataset), path, workers=workers, progress=False)
+
+
+def write(path: Path, dataset: Logged, workers: int, sync_seconds: float) -> None:
+    """The same with a Writer, in turn or by number."""
+    length = len(dataset) if workers else None
+    with _converting(sync_seconds), memfeed.Writer(path, length=length) as writer:
+        if length is None:
+            for i in range(len(writer), len(dataset)):
+                writer.append(dataset[i])
+            return
+        for first, last in writer.absent if len(writer) else [(0, length)]:
+            for i in reversed(range(first, last)):
+                writer[i] = dataset[i]
+
+
+@contextlib.contextmanager
+def _converting(sync_seconds: float) -> Iterator[None]:
     memfeed.build.build.SYNC_SECONDS = sync_seconds
     try:
-        store = memfeed.cache(dataset, path, workers=workers, progress=False)
+        yield
+    except memfeed.errors.StoreError as error:
+        if "an earlier Writer was cut short and has been finished now" not in str(error):
+            raise
     except memfeed.errors.BuildError as error:
         print(error, file=sys.stderr)
         sys.exit(3)
-    if len(store) != len(dataset):
-        sys.exit(4)
 
 
 def _in_child(stderr: Path, action: Callable[..., None], *arguments: Any) -> None:
@@ -144,13 +185,15 @@ def presence(path: Path) -> np.ndarray:
         return np.zeros(0, np.uint8)
 
 
-def compared(path: Path, n: int) -> dict[str, int]:
+def compared(path: Path, n: int, *, ordered: bool = True) -> dict[str, int]:
     """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption."""
     store = memfeed.open(path)
-    whole = memfeed.cache([sample(i) for i in range(n)], progress=False)
-    wrong = sum(not equal(store[i], sample(i)) for i in range(min(n, len(store))))
-    for name in ("image", "label"):
-        wrong += store.column(name).numpy().tobytes() != whole.column(name).numpy().tobytes()
+    rows = list(store) if ordered else sorted(store, key=lambda row: int(row["label"]))
+    wrong = sum(not equal(row, sample(i)) for i, row in enumerate(rows[:n]))
+    if ordered:
+        whole = memfeed.cache([sample(i) for i in range(n)], progress=False)
+        for name in ("image", "label"):
+            wrong += store.column(name).numpy().tobytes() != whole.column(name).numpy().tobytes()
     try:
         store.verify()
     except memfeed.errors.CorruptStoreError:

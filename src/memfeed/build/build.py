@@ -58,6 +58,7 @@ class Build:
         self.root, self.settings = root, settings
         self._synced = time.monotonic()
         self._has_metadata = False
+        self.rewrites = False  # whether its writers may write rows that are there already
         self.hashes: dict[str, list[int]] = {}  # of files that were hashed as they were written
 
     @property
@@ -148,7 +149,7 @@ class Build:
 
     def writer(self) -> Rows:
         """What writes rows: one for each process (it is made from small values, so it travels to workers)."""
-        return Rows(self.root, self.schema, self.settings.generation)
+        return Rows(self.root, self.schema, self.settings.generation, rewrites=self.rewrites)
 
     def presence(self) -> npt.NDArray[np.uint8]:
         """The state of every row, in memory of its own."""

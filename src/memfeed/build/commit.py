@@ -23,7 +23,6 @@ from memfeed.errors import BuildError
 from memfeed.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
 from memfeed.schema import Field, Schema
 
-_COPY_BYTES = 16 << 20
 _SYNC_THREADS = 4
 CLOSING = "closing"
 
@@ -54,7 +53,7 @@ def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None
                     for first, last in (edges * record).tolist():
                         source.seek(first)
                         while first < last:
-                            block = source.read(min(_COPY_BYTES, last - first))
+                            block = source.read(min(files.COPY_BYTES, last - first))
                             done += files.write_at(target, block, done)
                             first += len(block)
                 files.sync(target)

@@ -75,10 +75,14 @@ class Extents:
 
 
 class Rows:
-    """Writes packed rows of one schema at their places in a build. Made anew in each process that writes."""
+    """Writes packed rows of one schema at their places in a build. Made anew in each process that writes.
 
-    def __init__(self, root: Path, schema: Schema, generation: int) -> None:
-        self.root, self.schema, self.generation = root, schema, generation
+    With ``rewrites`` rows may be there already: while they are written again they are absent, so that no death and no
+    power loss leaves half of the old and half of the new.
+    """
+
+    def __init__(self, root: Path, schema: Schema, generation: int, *, rewrites: bool = False) -> None:
+        self.root, self.schema, self.generation, self.rewrites = root, schema, generation, rewrites
         self._extents = Extents(root)
         self._handles = files.Handles(write=True)
 
@@ -97,6 +101,8 @@ class Rows:
     def write(self, first: int, count: int, columns: Sequence[Packed]) -> int:
         """Rows ``first`` to ``first + count`` of every field, then their presence; returns the bytes written."""
         self.check_generation()
+        if self.rewrites:
+            self._withdraw(first, count)
         written = 0
         for number, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
             if field.kind != "fixed":
@@ -131,6 +137,14 @@ class Rows:
         files.write_at(self._handles(self.root / field.stem / "dims.memmap"), packed.dims, first * width * 8)
         files.write_at(self._handles(self.root / field.stem / "start.memmap"), starts, first * 8)
         return size + starts.nbytes + packed.dims.nbytes
+
+    def _withdraw(self, first: int, count: int) -> None:
+        presence = self._handles(self.root / WORK / "presence")
+        states = os.pread(presence, count, first)
+        if any(states):
+            files.write_at(presence, bytes([ABSENT]) * count, first)
+        if DURABLE in states:
+            files.sync(presence)
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Sets the presence of some rows."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from memfeed.testing.watch import Operation, watched
 
-_TAKES_ROOM = {"create", "write", "truncate", "reserve", "sync", "rename", "mkdir"}
+_TAKES_ROOM = {"create", "write", "truncate", "reserve", "sync", "rename", "link", "mkdir"}
 
 
 class Faults:

@@ -164,13 +164,13 @@ class Replay:
             above.names[name] = _Directory()
         elif one.kind in ("unlink", "rmdir"):
             del above.names[name]
-        elif one.kind in ("rename", "exchange"):
+        elif one.kind in ("rename", "exchange", "link"):
             other, second = self._place(one.to)
             assert other is not None
             assert found is not None
             if one.kind == "exchange":
                 above.names[name] = other.names[second]
-            else:
+            elif one.kind == "rename":
                 del above.names[name]
             other.names[second] = found
         elif isinstance(found, _Directory):

@@ -15,9 +15,9 @@ from memfeed import files
 @dataclass(frozen=True)
 class Operation:
     """One operation: ``create``, ``open`` (to write), ``write``, ``truncate``, ``reserve``, ``sync``, ``rename``,
-    ``exchange``, ``chmod``, ``mkdir``, ``unlink`` or ``rmdir``.
+    ``exchange``, ``link``, ``chmod``, ``mkdir``, ``unlink`` or ``rmdir``.
 
-    ``path`` is absolute, ``to`` the second one of a rename or an exchange; ``data`` goes to ``offset`` of a file;
+    ``path`` is absolute, ``to`` the second one of a rename, exchange or link; ``data`` goes to ``offset`` of a file;
     ``size`` is the new length of a file that is truncated, or the end of what is reserved.
     """
 
@@ -129,6 +129,10 @@ class _System:
     def rename(self, path: Any, to: Any) -> None:
         """See os.rename."""
         self._each(Operation("rename", _absolute(path), _absolute(to)), lambda: os.rename(path, to))
+
+    def link(self, path: Any, to: Any) -> None:
+        """See os.link."""
+        self._each(Operation("link", _absolute(path), _absolute(to)), lambda: os.link(path, to))
 
     def chmod(self, path: Any, mode: int) -> None:
         """See os.chmod."""
