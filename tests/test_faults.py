@@ -1,8 +1,11 @@
 """Disks that refuse and power that fails, in short; `make torture` runs the same for as long as one likes."""
 
+import contextlib
 import errno
+import gc
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,8 +17,8 @@ import torch
 
 import memfeed
 from memfeed import files
-from memfeed.build import Build, claim, commit
-from memfeed.errors import BuildError, SpaceError, StoreError
+from memfeed.build import Build, claim, clear, commit
+from memfeed.errors import BuildError, SampleError, SpaceError, StoreError
 from memfeed.testing import Faults, Recorder, Replay
 from support import Made, equal
 from torture.faults import CODES, fail_once, operations
@@ -210,6 +213,42 @@ def _until(m, dead, real, root, to):
 
     m.setattr(files, "exchange", then_dead)
     real(root, to, overwrite=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for open files in /proc")
+@pytest.mark.parametrize("name", WORKS)
+def test_no_file_stays_open(path, name):
+    def opened():
+        gc.collect()
+        found = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        return [target for fd in found if fd.is_symlink() and str(path.parent) in (target := os.readlink(fd))]
+
+    if WORKS[name].before:
+        WORKS[name].before(path)
+    WORKS[name].do(path)
+    assert opened() == []
+    with pytest.raises(SampleError):
+        memfeed.cache(Data(broken=(10,)), path.with_name("b.mf"), workers=0, progress=False)
+    assert opened() == []
+
+
+def test_a_build_half_removed_is_none(memory):
+    """In memory the first directory made, which is the work directory, is removed last."""
+    path = memory / "a.mf"
+    data = Data(broken=(10,))
+
+    def clears(*fault):
+        with pytest.raises(SampleError):
+            memfeed.cache(data, path, workers=0, progress=False)
+        with claim(path) as root, Faults(*fault) as faults, contextlib.suppress(BuildError):
+            clear(root)
+        return len(faults.operations)
+
+    for at in range(clears()):
+        clears(at, errno.EIO)
+        convert(path)
+        right(path, WORKS["convert"])
+        shutil.rmtree(path)
 
 
 def test_a_writer_whose_rows_are_all_there_can_commit(path, monkeypatch):

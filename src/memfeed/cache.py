@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from memfeed import files, format, probe, stale
 from memfeed import repair as mend
 from memfeed.budget import budget_of, row_bytes
-from memfeed.build import Build, claim, finish_interrupted, lock_files
+from memfeed.build import Build, claim, clear, finish_interrupted
 from memfeed.convert import (
     OnReport,
     Plan,
@@ -378,9 +378,8 @@ def _write(
             def report(done: Report) -> None:
                 bar.advance(done.rows + done.skipped, done.bytes)
                 sigterm.check()
-                if sigterm.came:  # the user's handler lets it go on, perhaps not for long
+                if sigterm.passed():
                     build.sync()
-                    sigterm.came = False
 
             if build.is_closing:
                 bar.say(f"memfeed: {build.root} has all its rows; its commit goes on")
@@ -462,7 +461,7 @@ def _keep_or_drop(build: Build, error: BaseException, temporary: bool) -> None:
         return
     with contextlib.suppress(OSError, MemfeedError):  # the first error is the one to be told
         if not there or temporary:
-            files.remove_tree(build.root, keep=lock_files(build.root))
+            clear(build.root)
             return
         build.sync()
     if not there or temporary or not isinstance(error, MemfeedError):

@@ -15,6 +15,7 @@ import shutil
 import socket
 import stat
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -410,11 +411,15 @@ def open_read(path: Path) -> int:
 
 
 class Handles:
-    """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns."""
+    """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns.
+
+    They are closed with this object, if not before.
+    """
 
     def __init__(self, *, write: bool, most: int = 128) -> None:
         self._write, self._most = write, most
         self._open: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._open)
 
     def __call__(self, path: Path) -> int:
         """The descriptor for ``path``; valid until the next call."""
@@ -428,5 +433,9 @@ class Handles:
 
     def close(self) -> None:
         """Closes them all."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        _close_all(self._open)
+
+
+def _close_all(descriptors: dict[Path, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])

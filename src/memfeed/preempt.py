@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 
 class Terminated(BaseException):
@@ -15,16 +16,58 @@ class Terminated(BaseException):
 
 
 class Sigterm:
-    """Whether a SIGTERM came, and whether it ends this process."""
+    """Whether a SIGTERM ``came``, and whether it ``ends`` this process: where no handler of the user's decides."""
 
     def __init__(self) -> None:
-        self.came = False
-        self.ends = False
+        self.came = self.ends = self._over = False
+        self._own = os.getpid()
+        self._before: Any = signal.SIG_DFL
+
+    @property
+    def ending(self) -> bool:
+        """Whether this process ends as soon as all is in order."""
+        return self.came and self.ends
 
     def check(self) -> None:
-        """Raises Terminated again where a dataset's own code has swallowed it."""
-        if self.came and self.ends:
+        """Raises Terminated again where the user's own code has swallowed it."""
+        if self.ending:
             raise Terminated
+
+    def passed(self) -> bool:
+        """Whether one came since this was last asked that a handler of the user's lets pass: the work goes on."""
+        passed = self.came and not self.ends
+        self.came = self.ending
+        return passed
+
+    def begin(self) -> None:
+        """Puts its handler before the one that is there."""
+        self._before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def end(self) -> None:
+        """Takes it away again, unless another stands before it now, which will pass it over."""
+        self._over = True
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            with contextlib.suppress(ValueError):  # not in the main thread any more
+                signal.signal(signal.SIGTERM, self._behind())
+
+    def _behind(self) -> Any:
+        """What stands behind it; blocks need not end in the order they began."""
+        found = self._before
+        while isinstance(other := getattr(found, "__self__", None), Sigterm) and other._over:
+            found = other._before
+        return found
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        behind = self._behind()
+        if self._over or os.getpid() != self._own:  # a child that was forked a moment ago
+            signal.signal(signal.SIGTERM, behind)
+            signal.raise_signal(signal.SIGTERM)
+            return
+        self.came, self.ends = True, not callable(behind)
+        if self.ends:
+            raise Terminated
+        behind(number, frame)
 
 
 @contextlib.contextmanager
@@ -35,29 +78,17 @@ def in_order() -> Iterator[Sigterm]:
     the work goes on. Outside of the main thread, and where SIGTERM is ignored, nothing is changed.
     """
     sigterm = Sigterm()
-    previous = signal.getsignal(signal.SIGTERM) if threading.current_thread() is threading.main_thread() else None
-    if previous is None or previous == signal.SIG_IGN:
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) in (None, signal.SIG_IGN):
         yield sigterm
         return
-    own, sigterm.ends = os.getpid(), not callable(previous)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != own:  # a child that was forked a moment ago
-            signal.signal(signal.SIGTERM, previous)
-            signal.raise_signal(signal.SIGTERM)
-            return
-        sigterm.came = True
-        if callable(previous):
-            previous(number, frame)
-        else:
-            raise Terminated
-
-    signal.signal(signal.SIGTERM, handle)
+    sigterm.begin()
     try:
         yield sigterm
     except Terminated:
-        pass  # the signal follows
+        if not sigterm.ending:
+            raise  # of a block around this one
     finally:
-        signal.signal(signal.SIGTERM, previous)
-        if sigterm.came and sigterm.ends:
+        sigterm.end()
+        if sigterm.ending:
             signal.raise_signal(signal.SIGTERM)

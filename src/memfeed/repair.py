@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed import codec, files, format, stale
-from memfeed.build import commit, lock_files
+from memfeed.build import clear, commit
 from memfeed.codec import Drift, Packed
 from memfeed.errors import CorruptStoreError, MemfeedError, SchemaError
 from memfeed.format import Manifest
@@ -113,7 +113,7 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
         changed |= set(format.column_files(column.field, 0)) if column.lost.any() else set()
     rows = np.flatnonzero(np.any([column.bad for column in columns], axis=0))
     indices = _indices(manifest)
-    files.remove_tree(root, keep=lock_files(root))
+    clear(root)
     try:
         for name in manifest.files:
             _copy(path / name, root / name, link=name not in changed)
@@ -121,7 +121,7 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
             _mend(path, root, columns, row, int(indices[row]), leaves, casts)
     except BaseException:
         with contextlib.suppress(MemfeedError):  # the first error is the one to be told
-            files.remove_tree(root, keep=lock_files(root))
+            clear(root)
         raise
     for name in changed:
         files.sync_data(root / name)

@@ -19,6 +19,7 @@ from memfeed.codec import Packed
 from memfeed.convert import Drifted, Plan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, RowError, SchemaError, StoreError
 from memfeed.infer import infer
+from memfeed.preempt import Sigterm, in_order
 from memfeed.probe import SAMPLES
 from memfeed.schema import Field, Node, Schema
 from memfeed.tree import Flattener, map_leaves, open_container
@@ -33,7 +34,8 @@ class Writer:
     ``w[i:j] = batch``; a row may be written again, and is absent while it is. Values are cast only where that changes
     none of them.
 
-    After an error the rows stay in ``NAME.build``; the same Writer goes on from there, with ``len(w)`` rows written.
+    After an error, Ctrl-C or SIGTERM the rows stay in ``NAME.build``, synced; the same Writer goes on from there, with
+    ``len(w)`` rows written.
 
     Args:
         path: where the store will be; nothing may be there yet.
@@ -77,6 +79,7 @@ class Writer:
         self._plan: Plan | None = None
         self._at = 0
         self._open = self._numbered = False
+        self._sigterm = Sigterm()
 
     def __enter__(self) -> Writer:
         if self.path.exists():
@@ -84,8 +87,9 @@ class Writer:
                 f"{self.path}: found something there; expected a new path: a Writer replaces nothing; remove it first"
             )
         files.make_directory(self.path.parent)
-        root = self._stack.enter_context(claim(self.path, first=finish_interrupted))
+        self._sigterm = self._stack.enter_context(in_order())
         try:
+            root = self._stack.enter_context(claim(self.path, first=finish_interrupted))
             if self.path.exists():
                 raise StoreError(
                     f"{self.path}: found a whole store there: the commit of an earlier Writer was cut short and has "
@@ -112,9 +116,11 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open = False
         with self._stack:
-            if kind is not None:
+            if kind is not None or self._sigterm.ending:
                 with contextlib.suppress(Exception):  # the first error is the one to be told
                     self._flush()
+                    if self._build is not None:
+                        self._build.sync()
                 return
             self._flush()
             if self._build is None:
@@ -207,6 +213,7 @@ class Writer:
     def _check_open(self, *, in_turn: bool) -> None:
         if not self._open:
             raise BuildError("found a Writer that is not open; expected it in a with-block")
+        self._sigterm.check()
         if in_turn and self._numbered:
             raise RowError(
                 "found append or extend after rows were assigned by number; expected one or the other, because there "
@@ -233,7 +240,14 @@ class Writer:
             except Drifted as drift:
                 done += drift.at
                 self._rows = promote_now(build, drift.number, [drift.shape])
-        build.sync_if_due()
+        self._sync_if_due()
+
+    def _sync_if_due(self) -> None:
+        build, _ = self._started()
+        if self._sigterm.passed():
+            build.sync()
+        else:
+            build.sync_if_due()
 
     def _write_batch(self, first: int, count: int | None, batch: Any) -> None:
         if self._plan is None:
@@ -253,7 +267,7 @@ class Writer:
         packed = self._packed(schema, columns)
         if packed is not None:
             self._rows.write(first, k, packed)
-            build.sync_if_due()
+            self._sync_if_due()
         else:
             self._write(first, list(zip(*(_values(column) for column in columns), strict=True)))
         if count is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -11,18 +12,20 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import memfeed
 from memfeed import Loader
+from support import Made
 from torture.victims import ended, sample, start
 
-N = 300
+N, M = 300, 30
 WARM_EPOCHS = 30
 MOST_BYTES, MOST_THREADS, MOST_FILES = 48 << 20, 0, 0  # how much more there may be at the end
 
 
 def soak(seconds: float, rng: random.Random) -> dict[str, int]:
-    """Epochs that break off, resume from a state, raise in a transform, or run beside others."""
+    """Epochs that break off, resume from a state, raise in a transform, or run beside others; and small conversions."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "counts"
         memfeed.cache([sample(i) for i in range(N)], Path(directory) / "a.mf", progress=False)
@@ -44,7 +47,7 @@ def _train(path: Path, seconds: float, seed: float, result: Path) -> None:
     rng, counts, store = random.Random(seed), Counter(epochs=0, wrong=0), memfeed.open(path)
     deadline, before = time.monotonic() + seconds, None
     while before is None or time.monotonic() < deadline:
-        rng.choice([_whole, _broken_off, _resumed, _raising, _several])(store, rng, counts)
+        rng.choice([_whole, _broken_off, _resumed, _raising, _several, _converting])(store, rng, counts)
         counts["epochs"] += 1
         if counts["epochs"] == WARM_EPOCHS:
             before = _used()
@@ -90,6 +93,20 @@ def _resumed(store: memfeed.Store, rng: random.Random, counts: Counter[str]) -> 
 
 class _Planned(Exception):
     pass
+
+
+def _converting(store: memfeed.Store, rng: random.Random, counts: Counter[str]) -> None:
+    """Another store, made here; now and then its dataset raises."""
+    bad = rng.randrange(3 * M)
+
+    def read(i: int) -> dict[str, Any]:
+        if i == bad:
+            raise _Planned
+        return sample(i)
+
+    with tempfile.TemporaryDirectory() as directory, contextlib.suppress(memfeed.errors.SampleError):
+        made = memfeed.cache(Made(read, M), Path(directory) / "b.mf", workers=0, progress=False)
+        counts["wrong"] += [row["label"] for row in made] != list(range(M))
 
 
 def _raising(store: memfeed.Store, rng: random.Random, counts: Counter[str]) -> None:

@@ -135,6 +135,14 @@ def start(stderr: Path, action: Callable[..., None], *arguments: Any) -> Any:
     return child
 
 
+def wait_for(condition: Callable[[], object]) -> None:
+    """Returns once it holds."""
+    deadline = time.monotonic() + HANG_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def workers_of(pid: int) -> list[int]:
     """The processes that ``pid`` started."""
     try:

@@ -5,7 +5,7 @@ rows that are there.
 """
 
 from memfeed.build.build import Build, Settings, runs
-from memfeed.build.claim import claim, lock_files
+from memfeed.build.claim import claim, clear
 from memfeed.build.commit import finish_interrupted
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Rows
 
@@ -18,7 +18,7 @@ __all__ = [
     "Rows",
     "Settings",
     "claim",
+    "clear",
     "finish_interrupted",
-    "lock_files",
     "runs",
 ]

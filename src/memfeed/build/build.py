@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memfeed import files, format
 from memfeed.build import commit
-from memfeed.build.claim import lock_files
+from memfeed.build.claim import clear
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, Rows, heap_path
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.format import WORK, Fingerprint, Manifest
@@ -79,8 +79,7 @@ class Build:
 
         Raises SpaceError if they don't fit on the disk.
         """
-        keep = lock_files(root)
-        files.remove_tree(root, keep=keep)
+        clear(root)
         build = cls(root, _settings(schema, rows, fingerprint, 1, shares))
         try:
             for field in schema:
@@ -96,7 +95,7 @@ class Build:
             build._save()
         except BaseException:  # a full disk, or Ctrl-C
             with contextlib.suppress(MemfeedError):  # the first error is the one to be told
-                files.remove_tree(root, keep=keep)
+                clear(root)
             raise
         return build
 

@@ -17,6 +17,7 @@ from memfeed.errors import BuildError, MemfeedError
 from memfeed.format import WORK
 
 WAIT_SECONDS = 0.1
+TELL_SECONDS = 60.0
 _MOST_MISSING = 20  # looks at a directory without a lock file in it, before it is taken for a dead builder's
 _held: set[int] = set()
 
@@ -37,18 +38,22 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def lock_files(root: Path) -> list[Path]:
-    """What is the lock's in a build's directory: it stays while others may wait for it."""
-    return [root / WORK / "lock", root / WORK / "owner"]
+def clear(root: Path) -> None:
+    """Removes all of a build but its lock, which stays while others may wait for it.
+
+    Its settings go first: what is left if this is cut short is no build any more.
+    """
+    files.remove(root / WORK / "settings.json")
+    files.remove_tree(root, keep=[root / WORK / "lock", root / WORK / "owner"])
 
 
 @contextlib.contextmanager
 def claim(path: Path, *, tell: bool = True, first: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """Makes this process the one builder of the store at ``path``; yields the build's directory.
 
-    Waits while another process builds it, saying on stderr which. The lock dies with its holder, whose children have no
-    part in it. ``first`` is called with ``path`` once it is held; where that moves or removes the build's directory,
-    the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
+    Waits while another process builds it, saying on stderr which, once a minute. The lock dies with its holder, whose
+    children have no part in it. ``first`` is called with ``path`` once it is held; where that moves or removes the
+    build's directory, the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
     """
     root = format.build_path(path)
     while True:
@@ -67,7 +72,7 @@ def claim(path: Path, *, tell: bool = True, first: Callable[[Path], None] | None
 
 
 def _wait_for(root: Path, path: Path, tell: bool) -> int:
-    missing, seen, told = 0, None, None
+    missing, seen, told, due, since = 0, None, None, 0.0, time.monotonic()
     while True:
         try:
             # a root without its work directory is a commit's last moment, or what was left of one: give it time
@@ -80,15 +85,23 @@ def _wait_for(root: Path, path: Path, tell: bool) -> int:
             if fd is not None:
                 return fd
             owner = _read_owner(root)
-            if tell and owner is not None and owner == seen != told:  # seen twice: no dead builder's name
-                print(
-                    f"memfeed: process {owner.pid} on {owner.host} is building {path}; waiting for it",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                told = owner
+            waited = time.monotonic() - since
+            if owner != told:
+                due = 0.0
+            if tell and owner is not None and owner == seen and waited >= due:  # seen twice: no dead builder's name
+                _say(owner, path, waited)
+                told, due = owner, waited + TELL_SECONDS
             seen = owner
         time.sleep(WAIT_SECONDS)
+
+
+def _say(owner: _Owner, path: Path, waited: float) -> None:
+    so_far = f" ({waited / 60:.0f} min so far)" if waited >= TELL_SECONDS else ""
+    print(
+        f"memfeed: process {owner.pid} on {owner.host} is building {path}; waiting for it{so_far}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _try_lock(work: Path) -> int | None:

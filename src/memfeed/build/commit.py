@@ -17,7 +17,7 @@ import xxhash
 from tensordict import TensorDict
 
 from memfeed import files, format
-from memfeed.build.claim import lock_files
+from memfeed.build.claim import clear
 from memfeed.build.rows import element_bytes, heap_path
 from memfeed.errors import BuildError
 from memfeed.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
@@ -250,7 +250,7 @@ def finish_interrupted(path: Path) -> None:
             files.rename(root, old)
             files.sync_directory(path.parent)
     elif not (root / WORK / "settings.json").exists():  # of a store that was being removed
-        files.remove_tree(root, keep=lock_files(root))
+        clear(root)
     if (path / format.MANIFEST).exists():
         files.remove_tree(path / WORK)
         files.remove_tree(old)

@@ -1,0 +1,95 @@
+"""SIGTERM: who is asked, what is unwound, and which handler stands there afterwards."""
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+import memfeed
+from memfeed.preempt import Terminated, in_order
+from torture.victims import Logged, compared, ended, presence, reads, start, wait_for
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_of_the_users_is_asked_and_stays():
+    asked = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    users = signal.getsignal(signal.SIGTERM)
+    with in_order() as outer, in_order() as inner:
+        signal.raise_signal(signal.SIGTERM)
+        assert (outer.came, outer.ends, inner.came, inner.ends) == (True, False, True, False)
+    assert asked == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is users
+
+
+def test_blocks_may_end_in_any_order():
+    first, second = in_order(), in_order()
+    first.__enter__()
+    sigterm = second.__enter__()
+    first.__exit__(None, None, None)
+    with pytest.raises(Terminated):
+        signal.raise_signal(signal.SIGTERM)
+    assert sigterm.ends
+    sigterm.came = False  # else this process would end now
+    second.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_handler_that_came_within_the_block_stays():
+    with in_order():
+        signal.signal(signal.SIGTERM, users := lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is users
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_nothing_is_changed_in_other_threads_or_where_it_is_ignored(ignored):
+    if ignored:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def look():
+        with in_order():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    if ignored:
+        look()
+    else:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == [before]
+
+
+def writing(path, dataset, swallow):
+    with memfeed.Writer(path) as writer:
+        for i in range(len(writer), len(dataset)):
+            try:
+                writer.append(dataset[i])
+            except BaseException:
+                if not swallow:
+                    raise
+
+
+@linux
+@pytest.mark.parametrize("swallow", [False, True])
+def test_a_writer_syncs_what_it_has(path, swallow):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    child = start(stderr, writing, path, Logged(400, log, 0, 0.005), swallow)
+    wait_for(lambda: sum(1 for _ in reads(log)) > 60)
+    os.kill(child.pid, signal.SIGTERM)
+    assert ended(child)
+    assert child.exitcode == -signal.SIGTERM
+    read, there = sum(1 for _ in reads(log)), presence(path)
+    assert (there[: read - 2] == 2).all(), "samples that waited to be written, too"
+    writing(path, Logged(400, log, 1, 0.0), False)
+    assert compared(path, 400) == {"lost": 0, "wrong": 0}
