@@ -91,6 +91,28 @@ front to back into one buffer. Cold: the files were dropped from the page cache 
 {targets(result)}"""
 
 
+def torture(result: Result) -> str:
+    rows = [
+        [
+            name,
+            f"{found['seconds'] / 60:.0f}",
+            str(found["seed"]),
+            listed(found["counts"]),
+            listed(found["losses"]) or "none",
+        ]
+        for name, found in result["scenarios"].items()
+    ]
+    return f"""## Torture
+
+What the long runs of `make torture` did to stores and builds, and what was lost ([reliability.md](reliability.md)).
+
+{table(["scenario", "minutes", "seed", "counts", "losses"], rows)}"""
+
+
+def listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
 def loader(result: Result) -> str:
     parts = []
     for name, found in result["works"].items():
@@ -348,6 +370,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "device-cpu": device,
     "to_device-cuda": to_device,
     "to_device": to_device,
+    "torture": torture,
 }
 CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others}
 

@@ -37,7 +37,7 @@ def memory():
 @pytest.mark.parametrize("name", WORKS)
 def test_any_write_may_fail(memory, name):
     """Some points of each in turn here, all of them in the torture; which they are moves from run to run."""
-    most = operations(name)
+    most = len(operations(name))
     for code in CODES:
         for at in random.sample(range(most), 3):
             directory = memory / f"{at} {code}"

@@ -31,3 +31,16 @@ def test_every_file_the_documents_point_to_is_there():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
+
+
+def test_every_test_that_a_promise_names_is_there():
+    """As ``test_build::test_x[name]``, or ``::test_y`` for one more of the same file."""
+    module, count = "", 0
+    for name in re.findall(r"`((?:test_\w+)?(?:::\w+)?)[^`]*`", (ROOT / "docs" / "reliability.md").read_text()):
+        if not name:
+            continue
+        module, _, function = (name if name.startswith("test_") else module + name).partition("::")
+        source = (ROOT / "tests" / f"{module}.py").read_text()
+        assert not function or re.search(rf"^(def|class) {function}\b", source, re.MULTILINE), name
+        count += 1
+    assert count > 40

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from measure import machine
 from torture import LOSSES, SCENARIOS, losses
 
 
@@ -20,6 +24,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="for all scenarios together")
     parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="may be repeated")
     parser.add_argument("--seed", type=int, default=None, help="of what is killed when; printed if not given")
+    parser.add_argument("--json", type=Path, help="a file of results; those of other scenarios in it stay")
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1 << 31)
     names = asked.only or list(SCENARIOS)
@@ -32,17 +37,26 @@ def main() -> int:
         except Exception:  # it says what was lost; the others are still to be seen
             traceback.print_exc()
             counts = {"failed": 1}
-        bad = losses(counts)
+        seconds, bad = time.monotonic() - started, losses(counts)
         failed = failed or bool(bad)
         good = {key: count for key, count in counts.items() if key not in LOSSES}
-        table.add_row(
-            name,
-            f"{time.monotonic() - started:.0f}",
-            ", ".join(f"{count:,} {key}" for key, count in good.items()),
-            ", ".join(f"{count:,} {key}" for key, count in bad.items()) or "none",
-        )
+        if asked.json:
+            keep(asked.json, name, {"seed": seed, "seconds": seconds, "counts": good, "losses": bad})
+        table.add_row(name, f"{seconds:.0f}", listed(good), listed(bad) or "none")
     Console(width=110).print(table)
     return 1 if failed else 0
+
+
+def listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {key}" for key, count in counts.items())
+
+
+def keep(path: Path, name: str, result: dict[str, object]) -> None:
+    """Puts one scenario's result into a file of results, with the machine it is from."""
+    kept = json.loads(path.read_text()) if path.exists() else {"benchmark": "torture", "quick": False, "scenarios": {}}
+    kept["machine"] = machine()
+    kept["scenarios"][name] = result
+    path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,9 +30,11 @@ def builders(seconds: float, rng: random.Random) -> dict[str, int]:
 def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
     path, log, n = directory / "a.mf", directory / "log", rng.randint(200, 400)
     counts = Counter[str](stores=1, kills=0, repeated=0, hung=0, left=0)
+    gate = directory / "gate"
     children = [
-        start(directory / f"stderr{k}", convert, path, Logged(n, log, k, 0.01), 2, 0.1) for k in range(PROCESSES)
+        start(directory / f"stderr{k}", _at_once, gate, path, Logged(n, log, k, 0.01)) for k in range(PROCESSES)
     ]
+    gate.touch()
     killed: list[int] = []
     there: list[tuple[int, np.ndarray]] = []
     enough, deadline = 0, time.monotonic() + HANG_SECONDS
@@ -61,6 +63,12 @@ def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
     counts["left"] += [p.name for p in directory.iterdir() if p.name.startswith("a.mf")] != ["a.mf"]
     counts.update(compared(path, n), rows=n)
     return counts
+
+
+def _at_once(gate: Path, path: Path, dataset: Logged) -> None:
+    while not gate.exists():
+        time.sleep(0.001)
+    convert(path, dataset, 2, 0.1)
 
 
 def _owner(path: Path) -> int | None:

@@ -47,8 +47,8 @@ def fail_once(directory: Path, name: str, at: int, code: int, *, lasting: bool =
     return True
 
 
-def operations(name: str) -> int:
-    """How many operations a conversion has; of one in several processes no process has more."""
+def operations(name: str) -> list[str]:
+    """The kind of each operation of a conversion; one in several processes is taken as one in this."""
     work = WORKS["convert" if WORKS[name].spread else name]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "a.mf"
@@ -56,13 +56,19 @@ def operations(name: str) -> int:
             work.before(path)
         with Faults() as faults:
             work.do(path)
-    return len(faults.operations)
+    return [operation.kind for operation in faults.operations]
 
 
 def faults(seconds: float, rng: random.Random) -> dict[str, int]:
     """Every operation with every kind of fault once, in an order drawn by chance, as far as the time goes."""
     counts: Counter[str] = Counter()
-    points = [(name, at, code) for name in WORKS for at in range(operations(name)) for code in CODES]
+    points = [
+        (name, at, code)
+        for name in WORKS
+        for at, kind in enumerate(operations(name))
+        for code in CODES
+        if code or kind == "write"
+    ]
     rng.shuffle(points)
     counts["injection points"] = len(points)
     end = time.monotonic() + seconds

@@ -10,8 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -128,6 +130,8 @@ def _in_child(stderr: Path, action: Callable[..., None], *arguments: Any) -> Non
 
 def start(stderr: Path, action: Callable[..., None], *arguments: Any) -> Any:
     """A child in a process group of its own that does ``action(*arguments)``."""
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # older Pythons' servers see no sys.path
+        forkserver.ensure_running()
     child = _server.Process(target=_in_child, args=(stderr, action, *arguments))
     child.start()
     while child.exitcode is None and os.getpgid(child.pid) != child.pid:  # so that the whole group can be killed
