@@ -206,7 +206,7 @@ def main() -> None:
         Check("augmentation, of copy bandwidth", ratio(seconds, "copy of as many bytes", "memfeed"), 0.6, True),
         Check("augmentation: the tutorial takes", ratio(seconds, "tutorial", "memfeed"), 10, True),
     ]
-    seconds, waits = training(device, rounds, *((50_000, 512) if cuda else (256, 64)))
+    seconds, waits = training(device, rounds, *((16, 8) if options.quick else (50_000, 512) if cuda else (256, 64)))
     figures["median_seconds"]["training"] = medians(seconds)
     figures["wait_shares"] = waits
     checks += [

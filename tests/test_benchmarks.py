@@ -37,8 +37,8 @@ FIGURES = {
     "scale": "first_batch_seconds",
     "transforms": "median_seconds",
     "to_device": "works",
-    "device": "gigabytes_per_second",
     "others": "works",
+    "device": "gigabytes_per_second",
 }
 
 
