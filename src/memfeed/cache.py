@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 from memfeed import files, format, probe, stale
 from memfeed import repair as mend
 from memfeed.budget import budget_of, row_bytes
-from memfeed.build import Build, claim, clear, finish_interrupted
+from memfeed.build import ABSENT, Build, claim, clear, finish_interrupted, sweep
 from memfeed.convert import (
     OnReport,
     Plan,
@@ -141,14 +141,15 @@ def cache(
         mended = _repair(target, given, wishes, progress)
         if mended is not None:
             return mended
-    before = _version(target)
+    before = format.identity(target)
     if target.exists() and not overwrite:
+        sweep(target)
         return _opened(target, given, wishes, check, owner)
     if target.exists():
         _require_store(target)
     files.make_directory(target.parent)
     with in_order() as sigterm, _dropped_on_error(owner), claim(target, first=finish_interrupted):
-        made = _version(target) != before if overwrite else target.exists()  # another process was faster
+        made = format.identity(target) != before if overwrite else target.exists()  # another process was faster
         if not made or (overwrite and not _fits(target, given, wishes)):
             look = _look(given, wishes)
             _write(target, given, look, wishes, workers, overwrite, progress, owner is not None, sigterm)
@@ -196,15 +197,6 @@ def _fits(target: Path, given: Input, wishes: _Wishes) -> bool:
     except MemfeedError:
         return False
     return True
-
-
-def _version(target: Path) -> tuple[int, int] | None:
-    """Which store is at ``target``: another one after it was replaced; None without one."""
-    try:
-        found = (target / format.MANIFEST).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _require_store(target: Path) -> None:
@@ -278,7 +270,7 @@ def _repair(target: Path, given: Input, wishes: _Wishes, progress: bool) -> Stor
                 f"{target}: found a store whose rows cannot be computed again one by one; repair=True expects one that "
                 "cache made of a map-style dataset or of columns, without allow_random: use overwrite=True"
             )
-        if Build.resume(root) is not None:
+        if Build.is_begun(root):
             raise BuildError(f"{root}: found an unfinished build; finish it (overwrite=True) or remove it to repair")
         with Progress(target.name, store.nbytes, unit="B", shown=progress) as bar:
             seen = 0
@@ -416,14 +408,14 @@ def _convert_iterable(build: Build, given: Input, look: _Look, plan: Plan, repor
 
 def _write_probed(build: Build, plan: Plan, look: _Look, report: OnReport) -> None:
     """The samples probed are rows already: nothing is decoded twice."""
-    absent = set(build.absent().tolist())
+    present = build.presence()
     rows = build.writer()
     for index, sample in zip(look.probed.indices, look.probed.samples, strict=True):
-        if index in absent:
+        if present[index] == ABSENT:
             done = write_run(rows, plan, index, [plan.flattener(sample)], index)
             report(Report(rows=1, bytes=done))
     rows.close()
-    failed = [index for index in look.probed.failed if index in absent]
+    failed = [index for index in look.probed.failed if present[index] == ABSENT]
     note_skips(build, failed)
     report(Report(skipped=len(failed)))
 
@@ -438,6 +430,9 @@ def _resumed(
     build = Build.resume(root)
     if build is None:
         return None
+    before = build.settings.fingerprint
+    if overwrite and before is not None and before.source != fingerprint.source:
+        return None  # its rows may be of code that was mended meanwhile: that is what overwrite=True is for
     try:
         if build.settings.fingerprint is None:
             raise stale.refuse(root, "found the build of a Writer")
@@ -455,16 +450,18 @@ def _resumed(
 
 def _keep_or_drop(build: Build, error: BaseException, temporary: bool) -> None:
     """Syncs what was written, and says in an error of ours that it is kept; a build of no row or path is removed."""
+    with contextlib.suppress(OSError, MemfeedError):  # the first error is the one to be told
+        if not temporary:
+            build.sync()
     try:
         there = int((build.presence() > 0).sum())
     except (OSError, StoreError):  # it had become the store already, or the disk cannot be read
         return
-    with contextlib.suppress(OSError, MemfeedError):  # the first error is the one to be told
-        if not there or temporary:
+    if not there or temporary:
+        with contextlib.suppress(OSError, MemfeedError):
             clear(build.root)
-            return
-        build.sync()
-    if not there or temporary or not isinstance(error, MemfeedError):
+        return
+    if not isinstance(error, MemfeedError):
         return
     kept = f" [{there:,} rows are kept in {build.root}; the same call goes on from there]"
     if isinstance(error, OSError):

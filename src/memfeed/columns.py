@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -60,20 +60,32 @@ def map_file(path: Path, size: int) -> torch.Tensor:
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
+def _nothing() -> None:
+    """For columns whose files are not replaced."""
+
+
+def _checked_map(path: Path, size: int, check: Callable[[], None]) -> torch.Tensor:
+    """``map_file``, unless another store is at its place by now."""
+    try:
+        return map_file(path, size)
+    finally:
+        check()  # whatever was found: it may be of that one
+
+
 class FixedColumn:
     """A column whose rows all have one shape: ``data`` is [n, *shape], a view of the map.
 
     Where ``rows`` is None there are none to tell apart (a model's weights): ``data`` is the one tensor, [*shape].
     """
 
-    def __init__(self, field: Field, path: Path, rows: int | None) -> None:
-        self.field, self.path, self.rows = field, path, rows
+    def __init__(self, field: Field, path: Path, rows: int | None, check: Callable[[], None] = _nothing) -> None:
+        self.field, self.path, self.rows, self._check = field, path, rows, check
 
     @cached_property
     def data(self) -> torch.Tensor:
         """The whole column, [n, *shape]."""
         shape = self.field.row_shape if self.rows is None else (self.rows, *self.field.row_shape)
-        raw = map_file(self.path, math.prod(shape) * self.field.itemsize)
+        raw = _checked_map(self.path, math.prod(shape) * self.field.itemsize, self._check)
         return raw.view(self.field.torch_dtype).view(shape)
 
 
@@ -103,7 +115,10 @@ class Ragged(Protocol):
 class RaggedColumn:
     """Rows of different sizes in one heap: where each starts, its dims, and the heap, all mapped."""
 
-    def __init__(self, field: Field, directory: Path, rows: int, heap_bytes: int) -> None:
+    def __init__(
+        self, field: Field, directory: Path, rows: int, heap_bytes: int, check: Callable[[], None] = _nothing
+    ) -> None:
+        self._check = check
         self.field, self.path, self.rows, self.heap_bytes = field, directory, rows, heap_bytes
         self._item = 1 if field.kind in HEAP_OF_BYTES else field.itemsize
         step = math.prod(dim for dim in field.shape[1:] if dim is not None)  # elements of one step of the first dim
@@ -113,13 +128,14 @@ class RaggedColumn:
     @cached_property
     def start(self) -> torch.Tensor:
         """Where each row starts, in elements (bytes for str, bytes and json): int64 [n]."""
-        return map_file(self.path / "start.memmap", self.rows * 8).view(torch.int64)
+        return _checked_map(self.path / "start.memmap", self.rows * 8, self._check).view(torch.int64)
 
     @cached_property
     def dims(self) -> torch.Tensor:
         """The dims of each row, int64 [n, rank]; -1 in the first place where the row is None."""
         width = max(self.field.rank, 1)
-        return map_file(self.path / "dims.memmap", self.rows * 8 * width).view(torch.int64).view(self.rows, width)
+        raw = _checked_map(self.path / "dims.memmap", self.rows * 8 * width, self._check)
+        return raw.view(torch.int64).view(self.rows, width)
 
     @property
     def heap_path(self) -> Path:
@@ -129,7 +145,7 @@ class RaggedColumn:
     @cached_property
     def heap(self) -> torch.Tensor:
         """The bytes of all rows, in no particular order, perhaps with gaps: uint8 [heap_bytes]."""
-        return map_file(self.heap_path, self.heap_bytes)
+        return _checked_map(self.heap_path, self.heap_bytes, self._check)
 
     @cached_property
     def _arrays(self) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:

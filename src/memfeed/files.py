@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
+import multiprocessing
 import os
 import resource
 import shutil
 import socket
 import stat
+import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -39,10 +43,11 @@ def refused(error: OSError, path: object, doing: str, size: int = 0) -> MemfeedE
             free = f", {shutil.disk_usage(os.path.dirname(str(path)) or '.').free:,} bytes free"
         except OSError:
             free = ""
+        hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
             error.errno,
             f"{path}: found no room on the disk while {doing} ({reason}{free}); expected room for {size:,} bytes more: "
-            "free some space and run this again",
+            f"{hint} and run this again",
         )
     return BuildError(
         f"{path}: found that the disk refused while {doing} ({reason}); expected it to take what is written: "
@@ -170,9 +175,17 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(fd: int) -> None:
-    """Waits until an open file's bytes are on the disk."""
-    with _told(_name_of(fd), "waiting for the disk"):
+    """Waits until an open file's bytes are on the disk.
+
+    An error has the attribute ``unsynced``: the system tells of it once, drops what it could not write, and lets the
+    next sync succeed.
+    """
+    try:
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
+    except OSError as error:
+        raised: Any = refused(error, _name_of(fd), "waiting for the disk")
+        raised.unsynced = True
+        raise raised from error
 
 
 def sync_data(path: Path) -> None:
@@ -211,6 +224,16 @@ def rename(path: Path, to: Path) -> None:
     """Gives a file or directory another name, replacing a file that has it."""
     with _told(path, f"renaming it to {to}"):
         os.rename(path, to)
+
+
+def lock(fd: int, path: Path) -> None:
+    """Takes the lock of an open file; raises BlockingIOError where another process has it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise refused(error, path, "locking it: some network file systems have no locks") from error
 
 
 def link(path: Path, to: Path) -> bool:
@@ -284,8 +307,11 @@ def remove_directory(path: Path) -> None:
 def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
     """Removes a directory of ours and all in it but the files ``keep``.
 
-    What is not there, or what others remove meanwhile, is fine.
+    What is not there, or what others remove meanwhile, is fine. Of a symbolic link only the link is removed.
     """
+    if path.is_symlink() and not keep:
+        remove(path)
+        return
     with _told(path, "removing it"):
         while path.exists():
             try:
@@ -368,15 +394,30 @@ def _read(path: str) -> str:
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process once the one that started it is dead (Linux; nothing elsewhere)."""
+    """Ends this process once the one it works for is dead: on Linux by the kernel, at once, and by a thread everywhere.
+
+    The kernel looks at who forked it, which may be a server of processes, or dead before this is called.
+    """
     set_parent_death_signal, kill = 1, 9
     if sys.platform == "linux":
         _libc().prctl(set_parent_death_signal, kill, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="memfeed-parent", daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def boot_id() -> str:
-    """Names this boot of this machine: after another one, writes that were not synced may be gone."""
-    return _read("/proc/sys/kernel/random/boot_id").strip()
+    """Names this boot of this machine: after another one, writes that were not synced may be gone; "" if unknown."""
+    found = _read("/proc/sys/kernel/random/boot_id").strip()
+    if not found and sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return found
 
 
 def host_name() -> str:

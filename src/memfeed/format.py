@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from memfeed import files
-from memfeed.errors import CorruptStoreError, StoreError
+from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
 from memfeed.schema import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
 
 VERSION = 1
@@ -35,14 +35,14 @@ LARGEST_FILE = 1 << 62
 MOST_EMPTY_ROWS = 1 << 24  # rows that take no byte: no file tells of how many there are
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one probe sample was: its index in the source, and the xxh3-64 of each field's bytes."""
 
     index: int
     hashes: tuple[str, ...]
 
 
-class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What tells whether a store still says what its dataset says.
 
     ``length`` is the dataset's own (None where it has none), ``source`` the hash of its classes' source text.
@@ -55,7 +55,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of memfeed.json."""
 
     format: str
@@ -245,8 +245,38 @@ def check_file(root: Path, name: str, size: int) -> None:
         )
 
 
-def read_manifest(root: Path) -> tuple[Manifest, str] | None:
-    """The manifest of the store at ``root``, checked against all files' sizes, and its digest; None without one."""
+Identity = tuple[int, int, int]
+
+
+def identity(root: Path) -> Identity | None:
+    """Which store is at ``root``: another one after it was replaced; None without one."""
+    try:
+        found = os.lstat(root / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def read_manifest(root: Path) -> tuple[Manifest, str, Identity] | None:
+    """The manifest of the store at ``root``, checked against all files' sizes, its digest, and which store it is.
+
+    None without one. If another process replaces the store meanwhile, it is the new one's.
+    """
+    while True:
+        before = identity(root)
+        try:
+            found = _read_manifest(root)
+        except MemfeedError:
+            if identity(root) == before:
+                raise
+            continue
+        if before is not None and found is not None and identity(root) == before:
+            return *found, before
+        if before is None and found is None:
+            return None
+
+
+def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     path = root / MANIFEST
     try:
         fd = files.open_read(path)

@@ -28,9 +28,10 @@ Leaves = Callable[[int], list[Any]]
 def find_rot(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> list[Chunk]:
     """The chunks that are not what was written. Raises CorruptStoreError where even the checksums are damaged."""
     try:
-        return list(bad_chunks(path, manifest, progress))
+        read_checksums(path, manifest)
     except CorruptStoreError as error:
         raise CorruptStoreError(f"{error}; repair=True needs them: make the store anew with overwrite=True") from None
+    return list(bad_chunks(path, manifest, progress))
 
 
 class _Column:
@@ -133,8 +134,8 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
     files.write_file(root / format.CHECKSUMS, content)
     mended = msgspec.structs.replace(manifest, files=sizes, checksums=format.digest(content))
     commit.seal(root, format.decode(format.encode(mended), root))
+    verify(root, mended)
     commit.publish(root, path, overwrite=True)
-    verify(path, mended)
     return len(rows)
 
 

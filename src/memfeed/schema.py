@@ -99,7 +99,7 @@ def display(path: Path) -> str:
     return ".".join(str(key) for key in path) if path else "value"
 
 
-class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One leaf of a sample, and the column that keeps it.
 
     ``shape`` is one row's, with None for each dim that varies between rows. ``stem`` is the column's place in the
@@ -157,7 +157,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return text + (" or None" if self.optional else "")
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One place in the structure of a sample: a leaf, a constant, or a container and what it holds.
 
     ``keys`` are a dict's keys or a record's field names, in order; tuples and lists have none. ``batch_dims`` is, for
@@ -202,7 +202,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Node(kind=kind, keys=keys, children=children, batch_dims=self.batch_dims)
 
 
-class Schema(msgspec.Struct, frozen=True, kw_only=True):
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of a store, in the order of the leaves of its structure."""
 
     fields: tuple[Field, ...]

@@ -8,7 +8,7 @@ from pathlib import Path
 from memfeed import format, memmap_dir
 from memfeed.columns import Column, FixedColumn, RaggedColumn
 from memfeed.errors import StoreError
-from memfeed.format import Manifest
+from memfeed.format import Identity, Manifest
 from memfeed.schema import Schema
 
 
@@ -24,9 +24,11 @@ class Source:
         make: Callable[[int], Column],
         manifest: Manifest | None = None,
         owner: object = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.path, self.schema, self.rows, self.digest = path, schema, rows, digest
         self.manifest, self.owner = manifest, owner
+        self.check = check  # raises StoreError if another store is at the path now
         self._make = make
         self._columns: dict[int, Column] = {}
 
@@ -37,14 +39,21 @@ class Source:
         return self._columns[number]
 
 
-def _own(path: Path, manifest: Manifest, digest: str, owner: object) -> Source:
+def _own(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Source:
+    def check() -> None:
+        if format.identity(path) != identity:
+            raise StoreError(
+                f"{path}: found another store there than the one that was opened, which was replaced or removed; "
+                "columns that were in use are kept, others cannot be read any more: open it again with memfeed.open"
+            )
+
     def make(number: int) -> Column:
         field = manifest.schema.fields[number]
         if field.kind == "fixed":
-            return FixedColumn(field, path / f"{field.stem}.memmap", manifest.rows)
-        return RaggedColumn(field, path / field.stem, manifest.rows, manifest.files[f"{field.stem}/heap.bin"])
+            return FixedColumn(field, path / f"{field.stem}.memmap", manifest.rows, check)
+        return RaggedColumn(field, path / field.stem, manifest.rows, manifest.files[f"{field.stem}/heap.bin"], check)
 
-    return Source(path, manifest.schema, manifest.rows, digest, make, manifest, owner)
+    return Source(path, manifest.schema, manifest.rows, digest, make, manifest, owner, check)
 
 
 def open_source(root: Path, owner: object = None) -> Source:

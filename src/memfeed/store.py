@@ -42,7 +42,8 @@ class Store:
 
     ``store[3]`` is the sample as the dataset returned it; ``store[2:9]`` and ``store[[4, 1]]`` are batches as
     `default_collate` gives them. Both are copies that belong to the caller. Opening maps nothing; a column is mapped
-    when it is first used.
+    when it is first used. If the store is replaced, columns in use keep the old data; the first use of another raises
+    StoreError.
 
     Example::
 
@@ -360,7 +361,10 @@ class Store:
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
                 "its sizes were checked when it was opened: cache(..., copy_existing=True) makes a store that has them"
             )
-        verify(self.path, self._source.manifest, progress)
+        try:
+            verify(self.path, self._source.manifest, progress)
+        finally:
+            self._source.check()  # else what was found may be of a store that has taken its place
 
 
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:

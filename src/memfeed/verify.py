@@ -64,7 +64,8 @@ def _hash(path: Path, first: int, size: int) -> int:
         return format.chunk_hash(path, first, size)
     except OSError as error:
         raise CorruptStoreError(
-            f"{path}: found bytes that cannot be read ({error}); restore the file from a copy"
+            f"{path}: found bytes that cannot be read ({error}); restore the file from a copy, or make the store anew "
+            "with overwrite=True"
         ) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import torch
 
 from memfeed import codec, columnar, files, format
 from memfeed.build import ABSENT, Build, claim, finish_interrupted, runs
+from memfeed.build import build as building
 from memfeed.codec import Packed
 from memfeed.convert import Drifted, Plan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, RowError, SchemaError, StoreError
@@ -78,7 +80,8 @@ class Writer:
         self._rows: Any = None
         self._plan: Plan | None = None
         self._at = 0
-        self._open = self._numbered = False
+        self._open = self._numbered = self._failed = False
+        self._flushed = time.monotonic()
         self._sigterm = Sigterm()
 
     def __enter__(self) -> Writer:
@@ -102,6 +105,8 @@ class Writer:
                         f"{root}: found an unfinished build of {self._build.rows} rows; expected one of this Writer "
                         f"({self.length}): remove that directory to start over"
                     )
+                if self.length is None:
+                    self._build.keep_until_absent()
                 presence = self._build.presence() != ABSENT
                 self._at = int(presence.argmin()) if not presence.all() else len(presence)
                 self._numbered = bool(presence[self._at :].any())
@@ -119,10 +124,16 @@ class Writer:
             if kind is not None or self._sigterm.ending:
                 with contextlib.suppress(Exception):  # the first error is the one to be told
                     self._flush()
-                    if self._build is not None:
-                        self._build.sync()
+                self._sync()
                 return
-            self._flush()
+            if self._failed:
+                self._sync()
+                raise _failed()
+            try:
+                self._flush()
+            except Exception:
+                self._sync()
+                raise
             if self._build is None:
                 raise BuildError(f"{self.path}: found no row written; expected at least one")
             if self._rows is None:  # an earlier build had all its rows
@@ -150,9 +161,8 @@ class Writer:
         if self.length is not None and self._at + len(self._pending) >= self.length:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
         self._pending.append(map_leaves(codec.own, sample))
-        if self._plan is None and len(self._pending) < SAMPLES:
-            return
-        if self._plan is None or len(self._pending) >= self._plan.rows_a_write:
+        due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # what a death can cost
+        if due or len(self._pending) >= (SAMPLES if self._plan is None else self._plan.rows_a_write):
             self._flush()
 
     def extend(self, batch: Any) -> None:
@@ -214,6 +224,8 @@ class Writer:
         if not self._open:
             raise BuildError("found a Writer that is not open; expected it in a with-block")
         self._sigterm.check()
+        if self._failed:
+            raise _failed()
         if in_turn and self._numbered:
             raise RowError(
                 "found append or extend after rows were assigned by number; expected one or the other, because there "
@@ -221,14 +233,16 @@ class Writer:
             )
 
     def _flush(self) -> None:
-        samples, self._pending = self._pending, []
+        samples, self._pending, self._flushed = self._pending, [], time.monotonic()
         if not samples:
             return
+        self._failed = True  # unless all goes well: the rows behind the error are gone
         if self._plan is None:
             self._begin(samples)
         plan = self._started()[1]
         self._write(self._at, [take_apart(plan, s, self._at + i) for i, s in enumerate(samples)])
         self._at += len(samples)
+        self._failed = False
 
     def _write(self, first: int, leaves: Sequence[Sequence[Any]]) -> None:
         build, plan = self._started()
@@ -241,6 +255,11 @@ class Writer:
                 done += drift.at
                 self._rows = promote_now(build, drift.number, [drift.shape])
         self._sync_if_due()
+
+    def _sync(self) -> None:
+        with contextlib.suppress(Exception):  # there is an error to be told already
+            if self._build is not None:
+                self._build.sync()
 
     def _sync_if_due(self) -> None:
         build, _ = self._started()
@@ -294,6 +313,13 @@ class Writer:
             for at in range(first, first + count, 4096):
                 here = min(4096, first + count - at)
                 self._rows.write(at, here, [_zeros(field, here) for field in build.schema])
+
+
+def _failed() -> BuildError:
+    return BuildError(
+        "found a Writer after a write that failed: the samples that waited with it were not written; expected its "
+        "with-block to be left by that error: len() of the next Writer for this path says from where to go on"
+    )
 
 
 def _columns(node: Node, batch: Any) -> list[Any]:

@@ -6,7 +6,7 @@ rows that are there.
 
 from memfeed.build.build import Build, Settings, runs
 from memfeed.build.claim import claim, clear
-from memfeed.build.commit import finish_interrupted
+from memfeed.build.commit import finish_interrupted, sweep
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Rows
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "clear",
     "finish_interrupted",
     "runs",
+    "sweep",
 ]

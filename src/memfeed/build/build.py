@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     host: str
     boot_id: str
-    pid: int
     shares: int = 1
 
 
@@ -108,6 +107,11 @@ class Build:
         for directory in sorted(made, reverse=True):  # where a file was moved to goes before where it came from
             files.sync_directory(directory)
 
+    @staticmethod
+    def is_begun(root: Path) -> bool:
+        """Whether there is a build to ``resume``."""
+        return (root / WORK / "settings.json").exists()
+
     @classmethod
     def resume(cls, root: Path) -> Build | None:
         """The build that lies in the claimed directory, ready to go on; None if there is none.
@@ -125,7 +129,8 @@ class Build:
             for name in format.column_files(field, 0):
                 if not os.access(root / name, os.W_OK):  # a commit was cut short after it had closed them
                     files.chmod(root / name, 0o644)
-        if (old.host, old.boot_id) != (build.settings.host, build.settings.boot_id):
+        here = build.settings
+        if not here.boot_id or (old.host, old.boot_id) != (here.host, here.boot_id):
             presence = build.presence()
             presence[presence == WRITTEN] = ABSENT
             build._set_presence(presence)
@@ -218,23 +223,46 @@ class Build:
         """A sync point: rows that were written before it are on the disk after it."""
         presence = self.presence()
         written = np.flatnonzero(presence == WRITTEN)
-        for field in self.schema:
-            for name in format.column_files(field, 0):
-                files.sync_data(self.root / name)
-        files.sync_data(self.root / WORK / "extents")  # else the heap space of these rows would be granted again
+        with self._distrusting():
+            for field in self.schema:
+                for name in format.column_files(field, 0):
+                    files.sync_data(self.root / name)
+            files.sync_data(self.root / WORK / "extents")  # else the heap space of these rows would be granted again
+        self._mark(written, DURABLE)
+        self._synced = time.monotonic()
+
+    def _mark(self, rows: npt.NDArray[np.int64], state: int) -> None:
+        """Sets the presence of rows, on the disk too."""
         fd = files.open_write(self.root / WORK / "presence")
         try:
-            for first, count in runs(written):
-                files.write_at(fd, bytes([DURABLE]) * count, first)
+            for first, count in runs(rows):
+                files.write_at(fd, bytes([state]) * count, first)
             files.sync(fd)
         finally:
             os.close(fd)
-        self._synced = time.monotonic()
+
+    @contextlib.contextmanager
+    def _distrusting(self) -> Iterator[None]:
+        """A sync that fails may be the last that one hears of rows that were lost: those not durable yet are absent."""
+        try:
+            yield
+        except MemfeedError as error:
+            if getattr(error, "unsynced", False):
+                with contextlib.suppress(MemfeedError):  # the first error is the one to be told
+                    self._mark(np.flatnonzero(self.presence() == WRITTEN), ABSENT)
+            raise
 
     @property
     def is_closing(self) -> bool:
         """Whether a commit has begun to take skipped rows out: rows have other places now, so none can be written."""
         return (self.root / WORK / commit.CLOSING).exists()
+
+    def keep_until_absent(self) -> None:
+        """Rows behind the first absent one are absent too: for rows that are written in turn."""
+        presence = self.presence()
+        if (presence == ABSENT).any():
+            presence[int((presence == ABSENT).argmax()) :] = ABSENT
+            self._set_presence(presence)
 
     def retry_skipped(self) -> None:
         """Rows that were skipped are absent again; not for a build that ``is_closing``."""
@@ -273,9 +301,10 @@ class Build:
             commit.close_holes(self.root, self.schema, presence != SKIPPED)
         # of an iterable only the place that a worker left free is skipped, not a sample
         left_out = skipped.tolist() if self.rows is not None else []
-        manifest = commit.finish_files(
-            self.root, self.schema, rows, self.settings.fingerprint, left_out, self.hashes, self._has_metadata
-        )
+        with self._distrusting():
+            manifest = commit.finish_files(
+                self.root, self.schema, rows, self.settings.fingerprint, left_out, self.hashes, self._has_metadata
+            )
         commit.seal(self.root, manifest)
         commit.publish(self.root, path, overwrite=overwrite)
         return manifest
@@ -291,7 +320,6 @@ def _settings(
         generation=generation,
         host=files.host_name(),
         boot_id=files.boot_id(),
-        pid=os.getpid(),
         shares=shares,
     )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 
 from memfeed import files, format
-from memfeed.errors import BuildError, MemfeedError
+from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.format import WORK
 
 WAIT_SECONDS = 0.1
 TELL_SECONDS = 60.0
 _MOST_MISSING = 20  # looks at a directory without a lock file in it, before it is taken for a dead builder's
-_held: set[int] = set()
+_descriptors: set[int] = set()
+_held: dict[Path, int] = {}  # builds of this process, and the threads that hold them
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -31,8 +32,9 @@ class _Owner(msgspec.Struct, frozen=True):
 
 def _forget() -> None:
     # a flock lives as long as any copy of its descriptor: a child that outlives a dead builder would keep it
-    while _held:
-        os.close(_held.pop())
+    _held.clear()
+    while _descriptors:
+        os.close(_descriptors.pop())
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -48,30 +50,51 @@ def clear(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim(path: Path, *, tell: bool = True, first: Callable[[Path], None] | None = None) -> Iterator[Path]:
+def claim(
+    path: Path, *, tell: bool = True, first: Callable[[Path], None] | None = None, wait: bool = True
+) -> Iterator[Path]:
     """Makes this process the one builder of the store at ``path``; yields the build's directory.
 
     Waits while another process builds it, saying on stderr which, once a minute. The lock dies with its holder, whose
     children have no part in it. ``first`` is called with ``path`` once it is held; where that moves or removes the
     build's directory, the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
+    Without ``wait`` raises BuildError where another process holds it.
     """
     root = format.build_path(path)
+    _require_ours(root)
     while True:
-        fd = _wait_for(root, path, tell)
+        fd = _wait_for(root, path, tell, wait)
         try:
             if first is not None:
                 first(path)
             if first is None or _holds(fd, root):
+                _held[root] = threading.get_ident()
                 yield root
                 return
         finally:
+            _held.pop(root, None)
             try:
                 _leave(root, fd)
             finally:
                 _close(fd)
 
 
-def _wait_for(root: Path, path: Path, tell: bool) -> int:
+def _require_ours(root: Path) -> None:
+    """Raises StoreError if something else is where the build would be: it would be taken for leftovers of one."""
+    try:
+        names = os.listdir(root)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = [root.name]
+    if names and WORK not in names and format.MANIFEST not in names:
+        raise StoreError(
+            f"{root}: found something that is no build of memfeed's, at the place where one would be made; expected "
+            "nothing there: move it away, or choose another path"
+        )
+
+
+def _wait_for(root: Path, path: Path, tell: bool, wait: bool) -> int:
     missing, seen, told, due, since = 0, None, None, 0.0, time.monotonic()
     while True:
         try:
@@ -84,7 +107,14 @@ def _wait_for(root: Path, path: Path, tell: bool) -> int:
         else:
             if fd is not None:
                 return fd
+            if not wait:
+                raise BuildError(f"{path}: found another process that builds it; expected none")
             owner = _read_owner(root)
+            if _held.get(root) == threading.get_ident():
+                raise BuildError(
+                    f"{path}: found that this very thread is building it already (a Writer, or a dataset that calls "
+                    "cache() on its own store); expected another path: it would wait for itself"
+                )
             waited = time.monotonic() - since
             if owner != told:
                 due = 0.0
@@ -111,9 +141,9 @@ def _try_lock(work: Path) -> int | None:
     """
     with _missing():
         fd = files.open_write(work / "lock", os.O_CREAT)
-    _held.add(fd)
+    _descriptors.add(fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.lock(fd, work / "lock")
         if _is_at(fd, work / "lock"):
             with _missing():
                 files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), files.host_name())))
@@ -151,7 +181,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _close(fd: int) -> None:
-    _held.discard(fd)
+    _descriptors.discard(fd)
     os.close(fd)
 
 
@@ -161,7 +191,7 @@ def _leave(root: Path, fd: int) -> None:
         if not _holds(fd, root):
             return  # the build was finished or dropped, and another may hold a new one's lock
         files.remove(root / WORK / "owner")
-        if not (root / WORK / "settings.json").exists() and not (root / format.MANIFEST).exists():
+        if not (root / WORK / "settings.json").exists() and os.listdir(root) == [WORK]:  # else it tells whose all is
             files.remove(root / WORK / "lock")
             files.remove_directory(root / WORK)
             files.remove_directory(root)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,9 +19,9 @@ import xxhash
 from tensordict import TensorDict
 
 from memfeed import files, format
-from memfeed.build.claim import clear
+from memfeed.build.claim import claim, clear
 from memfeed.build.rows import element_bytes, heap_path
-from memfeed.errors import BuildError
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
 from memfeed.schema import Field, Schema
 
@@ -152,7 +154,12 @@ def write_metadata(root: Path, schema: Schema, rows: int) -> None:
             at[last] = {"start": cell.expand(rows), "dims": cell.expand(rows, max(field.rank, 1))}
     scratch = root / WORK / "meta"
     files.remove_tree(scratch)
-    _as_tensordict(tree, rows).memmap_like(str(scratch))
+    try:
+        _as_tensordict(tree, rows).memmap_like(str(scratch))
+    except (OSError, RuntimeError) as error:  # torch tells of a full disk in words
+        full = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+        told = error if isinstance(error, OSError) and error.errno else OSError(full, str(error))
+        raise files.refused(told, scratch, "writing tensordict's metadata", 4096 * len(schema)) from error
     for path in scratch.rglob("meta.json"):
         target = root / path.relative_to(scratch)
         files.write_file(target, path.read_bytes())
@@ -227,8 +234,8 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def _old_path(path: Path) -> Path:
-    """Where a store that is replaced waits to be removed."""
-    return path.with_name(path.name + ".old")
+    """Where a store that is replaced waits to be removed: a name that nobody keeps anything of his own under."""
+    return path.with_name(path.name + ".build.old")
 
 
 def finish_interrupted(path: Path) -> None:
@@ -254,3 +261,11 @@ def finish_interrupted(path: Path) -> None:
     if (path / format.MANIFEST).exists():
         files.remove_tree(path / WORK)
         files.remove_tree(old)
+
+
+def sweep(path: Path) -> None:
+    """Removes what a replacement that was cut short has left beside the store, unless another process is at work."""
+    root = format.build_path(path)
+    if (path / WORK).exists() or _old_path(path).exists() or (root / format.MANIFEST).exists():
+        with contextlib.suppress(MemfeedError), claim(path, first=finish_interrupted, wait=False):
+            pass  # a store on a disk that only reads is as good

@@ -71,7 +71,8 @@ class Extents:
             files.write_at(fd, np.array([(number, start, size)], _RECORD).tobytes(), length)
             return start
         finally:
-            os.close(fd)  # gives the lock back too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # not by closing it alone: a child that was forked now has it too
+            os.close(fd)
 
 
 class Rows:

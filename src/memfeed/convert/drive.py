@@ -36,17 +36,17 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
     Raises what a task raised, and BuildError if a worker died.
     """
     drifts: dict[int, list[tuple[int, ...]]] = {}
-    reports = iter(
-        DataLoader(
-            job,
-            batch_size=None,
-            num_workers=workers,
-            generator=torch.Generator(),  # else DataLoader draws from the user's own
-            prefetch_factor=REPORTS_AHEAD if workers else None,
-            in_order=False,
-        )
+    loader = DataLoader(
+        job,
+        batch_size=None,
+        num_workers=workers,
+        generator=torch.Generator(),  # else DataLoader draws from the user's own
+        prefetch_factor=REPORTS_AHEAD if workers else None,
+        in_order=False,
     )
+    reports: Iterator[Report] = iter(())
     try:
+        reports = iter(loader)
         with job.readers.watched():
             _collect(reports, build, on_report, drifts)
     except BaseException as error:
@@ -126,6 +126,7 @@ def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers:
 
     A drift that a worker meets promotes the column and iterates once more; rows that are present stay.
     """
+    build.rewrites = True  # a block of which a power loss left parts
     while not _run(StreamJob(dataset, build, plan, workers), build, workers, on_report):
         pass
     note_skips(build, build.absent())  # the shares of the workers need not end together

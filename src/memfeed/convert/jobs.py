@@ -9,13 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from memfeed import codec, files
 from memfeed.build import SKIPPED, Build, Rows
 from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
-from memfeed.errors import MemfeedError, SampleError
+from memfeed.errors import BuildError, MemfeedError, SampleError
 from memfeed.stall import Readers
 from memfeed.tree import map_leaves
 
@@ -82,6 +84,7 @@ class _Writer:
 
     def skip(self, row: int) -> None:
         """Marks a row as left out."""
+        self._rows.check_generation()
         self._rows.mark(row, 1, SKIPPED)
 
 
@@ -219,10 +222,23 @@ class StreamJob(IterableDataset[Report]):
             except Exception as error:
                 _carry(report, error)
                 block = []
+            if len(block) < step and report.error is None and (more := self._beyond(present, number, share, shares)):
+                _carry(report, more)
             if block or report.error is not None:
                 yield report
             if not block or report.drifts:
                 return
+
+    def _beyond(self, present: npt.NDArray[np.uint8], number: int, share: int, shares: int) -> BuildError | None:
+        """The error for an iterable that ended after ``number`` samples, where an earlier run had written more."""
+        own = np.arange(len(present)) // STREAM_BLOCK % shares == share if shares > 1 else slice(None)
+        there = int(np.count_nonzero(present[own] % SKIPPED))
+        if there <= number:
+            return None
+        return BuildError(
+            f"{self.build.root}: found that the iterable{_of_worker()} ended after {number:,} samples; expected at "
+            f"least {there:,}, which an earlier run has written: if it is meant to be shorter, remove that directory"
+        )
 
     def _read(self, reader: _Reader, samples: Iterator[Any], count: int, number: int) -> list[Any]:
         block: list[Any] = []
