@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import memfeed
 from memfeed import codec, files
 from memfeed.build import ABSENT, DURABLE, SKIPPED, WRITTEN, Build, claim, finish_interrupted, runs
 from memfeed.build.rows import Extents
-from memfeed.errors import BuildError, StoreError
+from memfeed.errors import BuildError, SpaceError, StoreError
 from memfeed.infer import infer
+from memfeed.testing import Faults
 from support import Made, equal, rich_sample
 
 SCHEMA = infer([{"x": torch.arange(3), "r": torch.arange(2)}, {"x": torch.arange(3), "r": torch.arange(1)}]).schema
@@ -79,6 +81,69 @@ def test_after_another_boot_only_synced_rows_count(path, monkeypatch):
         again.writer().write(4, 6, packed(4, 6))
         again.commit(path)
     assert right(memfeed.open(path), range(10))
+
+
+def test_where_the_boot_is_not_known_only_synced_rows_count(path, monkeypatch):
+    monkeypatch.setattr(files, "boot_id", lambda: "")
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 8, None)
+        build.writer().write(0, 4, packed(0, 4))
+        build.sync()
+        build.writer().write(4, 4, packed(4, 4))
+        assert Build.resume(root).absent().tolist() == [4, 5, 6, 7]
+
+
+def test_rows_whose_sync_failed_are_absent(path):
+    """The system tells of it once, and the next sync succeeds without them."""
+    with claim(path) as root:
+        build = Build.begin(root, SCHEMA, 8, None)
+        build.writer().write(0, 4, packed(0, 4))
+        build.sync()
+        build.writer().write(4, 4, packed(4, 4))
+        with Faults(0, errno.EIO), pytest.raises(BuildError, match="while waiting for the disk"):
+            build.sync()
+        build.sync()
+        assert build.presence().tolist() == [DURABLE] * 4 + [ABSENT] * 4
+
+
+def test_rows_whose_last_sync_failed_are_computed_again(path, monkeypatch):
+    """That of the commit, which syncs what was written since the last sync point."""
+    read, data = [], Made(lambda i: read.append(i) or torch.tensor([i]), 40)
+    with Faults() as counted:
+        memfeed.cache(data, path.with_name("b.mf"), workers=0, progress=False)
+    at = next(i for i, one in enumerate(counted.operations) if one.kind == "sync" and one.path.endswith("value.memmap"))
+    with Faults(at, errno.EIO), pytest.raises(BuildError, match="while waiting for the disk"):
+        memfeed.cache(data, path, workers=0, progress=False)
+    read.clear()
+    store = memfeed.cache(data, path, workers=0, progress=False)
+    assert set(read) == set(range(40))
+    assert [int(row) for row in store] == list(range(40))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sync_points_come_while_rows_are_written(path, workers, monkeypatch):
+    monkeypatch.setattr("memfeed.build.build.SYNC_SECONDS", 0.05)
+    durable, real = [], Build.sync
+
+    def sync(self):
+        real(self)
+        durable.append(int((self.presence() == DURABLE).sum()))
+
+    monkeypatch.setattr(Build, "sync", sync)
+    memfeed.cache(Made(lambda i: time.sleep(0.004) or torch.arange(i % 3), 200), path, workers=workers, progress=False)
+    assert len([count for count in durable if 0 < count < 200]) >= 2
+
+
+def test_a_disk_that_is_full_of_late_is_told_as_any(path, monkeypatch):
+    """torch says in words what went wrong while tensordict wrote its metadata."""
+
+    def full(self, *arguments, **options):
+        raise RuntimeError(f"unable to write to file <meta>: {os.strerror(errno.ENOSPC)} (28)")
+
+    with monkeypatch.context() as m, pytest.raises(SpaceError, match=r"writing tensordict's metadata .*rows are kept"):
+        m.setattr("tensordict.TensorDict.memmap_like", full)
+        memfeed.cache(Made(lambda i: torch.arange(i % 3), 20), path, workers=0, progress=False)
+    assert len(memfeed.cache(Made(lambda i: torch.arange(i % 3), 20), path, workers=0, progress=False)) == 20
 
 
 def test_a_writer_of_an_older_builder_is_turned_away(path):

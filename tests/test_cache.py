@@ -16,7 +16,7 @@ from tensordict import NonTensorStack, TensorDict
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import memfeed
-from memfeed import probe
+from memfeed import files, format, probe
 from memfeed.errors import (
     BuildError,
     CopyError,
@@ -465,6 +465,160 @@ def test_readers_keep_the_old_data_when_a_store_is_replaced(path):
     assert column[50] == 50
     assert new.column(())[50] == 100
     assert not path.with_name("a.mf.build").exists()
+
+
+def test_a_reader_never_mixes_two_stores(path):
+    """Columns are mapped on first use: one that was not used before must not come from the store that is there now."""
+
+    def columns(value):
+        return {"x": torch.full((5,), value), "y": torch.full((5,), value)}
+
+    old = cache(columns(1), path)
+    assert old.column("x")[3] == 1
+    cache(columns(2), path, overwrite=True)
+    for use in (lambda: old[3], lambda: old.column("y"), old.verify):
+        with pytest.raises(StoreError, match=r"found another store there than the one that was opened.*open it again"):
+            use()
+    assert old.column("x")[3] == 1
+    assert equal(memfeed.open(path)[3], {"x": torch.tensor(2), "y": torch.tensor(2)})
+
+
+def test_ragged_columns_are_not_mixed_either(path):
+    def rows(value):
+        return Made(lambda i: {"x": torch.full((i % 3 + value,), value), "y": i}, 9)
+
+    old = cache(rows(1), path, workers=0)
+    old.column("y")
+    cache(rows(2), path, workers=0, overwrite=True)
+    with pytest.raises(StoreError, match="found another store there"):
+        old[3]
+
+
+def test_a_store_that_is_replaced_while_it_is_opened_is_the_new_one(path, monkeypatch):
+    cache(torch.arange(5), path)
+    real, times = format.check_file, []
+
+    def then(*arguments):
+        times.append(1)
+        if len(times) == 1:
+            cache(torch.arange(7), path.with_name("b.mf"))
+            shutil.rmtree(path)
+            path.with_name("b.mf").rename(path)
+        real(*arguments)
+
+    monkeypatch.setattr(format, "check_file", then)
+    assert len(memfeed.open(path)) == 7
+
+
+def test_what_is_not_ours_is_left_alone(path):
+    (path.with_name("a.mf.build")).mkdir()
+    (path.with_name("a.mf.build") / "mine").write_text("mine")
+    with pytest.raises(StoreError, match=r"a\.mf\.build: found something that is no build of memfeed's"):
+        cache(torch.arange(5), path)
+    assert (path.with_name("a.mf.build") / "mine").read_text() == "mine"
+    shutil.rmtree(path.with_name("a.mf.build"))
+    path.with_name("a.mf.build").write_text("a file")
+    with pytest.raises(StoreError, match=r"a\.mf\.build: found something that is no build of memfeed's"):
+        cache(torch.arange(5), path)
+    path.with_name("a.mf.build").unlink()
+    for name in ("a.mf.old", "a.mf.bak"):
+        path.with_name(name).mkdir()
+        (path.with_name(name) / "mine").write_text("mine")
+    cache(torch.arange(5), path)
+    cache(torch.arange(6), path, overwrite=True)
+    assert all((path.with_name(name) / "mine").exists() for name in ("a.mf.old", "a.mf.bak"))
+
+
+def test_what_a_replacement_left_is_swept_by_who_opens_the_store(path, monkeypatch):
+    cache(torch.arange(5), path)
+    real = files.exchange
+
+    def then_dead(one, other):
+        if not real(one, other):
+            pytest.skip("this file system cannot exchange")
+        raise BuildError("dead")
+
+    with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
+        m.setattr(files, "exchange", then_dead)
+        cache(torch.arange(6), path, overwrite=True)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["a.mf", "a.mf.build"]
+    assert len(cache(torch.arange(6), path)) == 6
+    assert [p.name for p in path.parent.iterdir()] == ["a.mf"]
+    assert not (path / ".build").exists()
+
+
+def test_a_builder_at_work_is_not_waited_for_by_who_only_opens(path):
+    store = cache(torch.arange(5), path)
+    (path / ".build").mkdir()  # as if something had been left
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import pathlib, memfeed.build as b\nwith b.claim(pathlib.Path({str(path)!r})): input()",
+        ],
+        stdin=subprocess.PIPE,
+    )
+    owner = path.with_name("a.mf.build") / ".build" / "owner"
+    while not owner.exists():
+        time.sleep(0.01)
+    assert len(cache(torch.arange(5), path)) == len(store)
+    child.communicate(b"\n")
+
+
+CODE = """
+    import torch
+    class D(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100
+        def __getitem__(self, i):
+            if i == 90 and {stop}:
+                raise ValueError("stop")
+            return torch.tensor([i {bug}])
+"""
+
+
+def test_overwriting_takes_no_row_of_code_that_was_changed(path, tmp_path, monkeypatch):
+    """An interrupted build of a dataset that had a fault, which the samples that are compared do not show."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def dataset(name, **parts):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(CODE.format(**parts)))
+        return __import__(name).D()
+
+    with pytest.raises(SampleError):
+        cache(dataset("one", stop=True, bug="+ (i == 50) * 1000"), path, workers=0)
+    assert path.with_name("a.mf.build").exists()
+    store = cache(dataset("two", stop=False, bug=""), path, workers=0, overwrite=True)
+    assert [int(row) for row in store] == list(range(100))
+
+
+class Growing(IterableDataset):
+    def __init__(self, n, dies=None):
+        self.n, self.dies = n, dies
+
+    def __iter__(self):
+        info = get_worker_info()
+        for i in range(info.id, self.n, info.num_workers) if info else range(self.n):
+            if i == self.dies:
+                raise ValueError("dead")
+            yield torch.tensor([i])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iterable_that_became_shorter_is_refused(path, workers, monkeypatch):
+    monkeypatch.setattr("memfeed.convert.run.MOST_ROWS_A_WRITE", 16)
+    with pytest.raises(SampleError):
+        cache(Growing(400, dies=301), path, workers=workers)
+    with pytest.raises(BuildError, match=r"ended after [\d,]+ samples; expected at least .*remove that directory"):
+        cache(Growing(60), path, workers=workers)
+    assert sorted(int(row) for row in cache(Growing(400), path, workers=workers)) == list(range(400))
+
+
+def test_a_thread_does_not_wait_for_itself(path):
+    with memfeed.Writer(path) as writer:
+        writer.append(torch.arange(3))
+        with pytest.raises(BuildError, match="this very thread is building it already"):
+            cache(torch.arange(3), path)
 
 
 # --- inputs that are refused

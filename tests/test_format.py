@@ -139,3 +139,18 @@ def test_dims_outside_the_heap_are_refused_when_read(store, value):
         handle.write(int(value).to_bytes(8, "little", signed=True))
     with pytest.raises(CorruptStoreError, match="found row 2 of field r"):
         memfeed.open(store.path)[[0, 2]]
+
+
+@pytest.mark.parametrize("where", [(), ("schema",), ("schema", "fields", 0), ("schema", "structure"), ("fingerprint",)])
+def test_a_key_that_the_format_does_not_know_is_damage(store, where):
+    """One bit of a key, and its value would be taken for left out."""
+
+    def change(document):
+        for part in where:
+            document = document[part]
+        key = next(iter(document))
+        document[key + "x"] = document[key]
+
+    rewrite(store, change)
+    with pytest.raises(StoreError, match="breaks the format"):
+        memfeed.open(store.path)

@@ -10,11 +10,15 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import get_worker_info
 
 import memfeed
 from memfeed import files, stall
-from memfeed.build import claim
+from memfeed.build import Build, claim
+from memfeed.convert.jobs import _Writer
+from memfeed.errors import BuildError
+from memfeed.infer import infer
 from torture import SCENARIOS, losses
 from torture.victims import (
     Logged,
@@ -147,6 +151,28 @@ def test_another_takes_over_while_workers_of_the_dead_builder_live_on(path):
     assert other.exitcode == 0
     assert left_behind(child.pid, 0.1), "the blocked worker was alive all the time"
     assert compared(path, 200) == {"lost": 0, "wrong": 0}
+
+
+def served(path, dataset):
+    multiprocessing.set_start_method("forkserver", force=True)
+    convert(path, dataset, 1, 0.1)
+
+
+def test_workers_end_with_the_builder_though_a_server_forked_them(path):
+    child = start(path.with_name("stderr"), served, path, Logged(2000, path.with_name("log"), 0, 0.01))
+    wait_for(lambda: np.count_nonzero(presence(path)) > 60)
+    os.kill(child.pid, signal.SIGKILL)
+    assert not left_behind(child.pid)
+
+
+def test_a_worker_of_a_dead_builder_skips_nothing(path):
+    with claim(path) as root:
+        build = Build.begin(root, infer([torch.arange(3)]).schema, 4, None)
+        job = _Writer(build, None)
+        Build.resume(root)
+        with pytest.raises(BuildError, match="another process has taken this build over"):
+            job.skip(2)
+        assert build.presence().tolist() == [0] * 4
 
 
 def test_children_have_no_part_in_the_lock(path):

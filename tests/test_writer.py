@@ -1,4 +1,5 @@
 import errno
+import time
 
 import pytest
 import torch
@@ -277,3 +278,46 @@ def test_a_row_is_absent_while_it_is_written_again(path):
         assert w.absent == [(2, 3)]
         w[2] = {"x": torch.ones(4), "words": "three"}
     assert memfeed.open(path)[2]["words"] == "three"
+
+
+def test_a_writer_that_lost_samples_commits_nothing(path):
+    """A sample that is refused late takes those with it that waited to be written beside it."""
+    with pytest.raises(BuildError, match="found a Writer after a write that failed"), Writer(path) as w:
+        for i in range(600):
+            w.append({"x": torch.tensor([i]) if i != 77 else "no tensor"})
+            if i == 30:
+                w._flush()
+            if i == 200:
+                with pytest.raises(SchemaError, match="sample 77"):
+                    w._flush()
+    assert not path.exists()
+    with Writer(path) as w:
+        assert 31 <= len(w) <= 77
+        for i in range(len(w), 600):
+            w.append({"x": torch.tensor([i])})
+    assert [int(row["x"]) for row in memfeed.open(path)] == list(range(600))
+
+
+def test_samples_do_not_wait_for_long(path, monkeypatch):
+    monkeypatch.setattr("memfeed.build.build.SYNC_SECONDS", 0.05)
+    with Writer(path) as w:
+        for i in range(60):
+            w.append(torch.tensor([i]))
+            time.sleep(0.005)
+        presence = (build_of(path) / ".build" / "presence").read_bytes()
+        assert presence.count(DURABLE) > 20
+
+
+def test_rows_behind_a_hole_that_a_power_loss_left_are_written_again(path, monkeypatch):
+    with pytest.raises(MemfeedError), Writer(path) as w:
+        for i in range(1000):
+            w.append(torch.tensor([i]))
+        raise MemfeedError
+    presence = build_of(path) / ".build" / "presence"
+    presence.write_bytes(bytes([DURABLE]) * 100 + bytes(412) + bytes([DURABLE]) * 488)
+    monkeypatch.setattr("memfeed.files.boot_id", lambda: "another")
+    with Writer(path) as w:
+        assert len(w) == 100
+        for i in range(100, 1000):
+            w.append(torch.tensor([i]))
+    assert [int(row) for row in memfeed.open(path)] == list(range(1000))
