@@ -529,6 +529,16 @@ def test_what_is_not_ours_is_left_alone(path):
     assert all((path.with_name(name) / "mine").exists() for name in ("a.mf.old", "a.mf.bak"))
 
 
+@pytest.mark.parametrize("name", ["b.mf.build", "b.mf.build.old", ".build"])
+def test_no_store_is_made_where_builds_are(tmp_path, name):
+    """The store beside it would take it for a leftover."""
+    with pytest.raises(StoreError, match=r"expected one that ends in no \.build"):
+        cache(torch.arange(3), tmp_path / name)
+    with pytest.raises(StoreError, match=r"expected one that ends in no \.build"), memfeed.Writer(tmp_path / name):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_replacement_left_is_swept_by_who_opens_the_store(path, monkeypatch):
     cache(torch.arange(5), path)
     real = files.exchange

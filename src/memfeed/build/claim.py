@@ -60,6 +60,8 @@ def claim(
     build's directory, the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
     Without ``wait`` raises BuildError where another process holds it.
     """
+    if path.name.endswith((format.BUILD_SUFFIX, f"{format.BUILD_SUFFIX}.old")):
+        raise StoreError(f"{path}: found a name as only unfinished stores have it; expected one that ends in no .build")
     root = format.build_path(path)
     _require_ours(root)
     while True:
