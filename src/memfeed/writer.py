@@ -121,27 +121,29 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open = False
         with self._stack:
-            if kind is not None or self._sigterm.ending:
+            if kind is None and not self._sigterm.ending:
+                try:
+                    self._finish()
+                except BaseException:
+                    self._sync()
+                    raise
+            else:
                 with contextlib.suppress(Exception):  # the first error is the one to be told
                     self._flush()
                 self._sync()
-                return
-            if self._failed:
-                self._sync()
-                raise _failed()
-            try:
-                self._flush()
-            except Exception:
-                self._sync()
-                raise
-            if self._build is None:
-                raise BuildError(f"{self.path}: found no row written; expected at least one")
-            if self._rows is None:  # an earlier build had all its rows
-                self._rows = self._build.writer()
-            if self.missing == "zero":
-                self._fill_zeros()
-            self._rows.close()
-            self._build.commit(self.path)
+
+    def _finish(self) -> None:
+        if self._failed:
+            raise _failed()
+        self._flush()
+        if self._build is None:
+            raise BuildError(f"{self.path}: found no row written; expected at least one")
+        if self._rows is None:  # an earlier build had all its rows
+            self._rows = self._build.writer()
+        if self.missing == "zero":
+            self._fill_zeros()
+        self._rows.close()
+        self._build.commit(self.path)
 
     def __len__(self) -> int:
         """Rows written so far."""
