@@ -1,14 +1,17 @@
 """SIGTERM: who is asked, what is unwound, and which handler stands there afterwards."""
 
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 
 import pytest
 
 import memfeed
-from memfeed.preempt import Terminated, in_order
+from memfeed.convert import drive
+from memfeed.preempt import Terminated, held_back, in_order
 from torture.victims import Logged, compared, ended, presence, reads, start, wait_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -68,6 +71,38 @@ def test_nothing_is_changed_in_other_threads_or_where_it_is_ignored(ignored):
         thread.start()
         thread.join()
     assert seen == [before]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_where_they_would_tear_something(number):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises((KeyboardInterrupt, Terminated)), in_order() as sigterm:
+            try:
+                with held_back():
+                    signal.raise_signal(number)
+                    done.append(number)
+                done.append("not reached")
+            finally:
+                sigterm.came = False  # else this process would end now
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [number]
+
+
+def test_a_queue_whose_lock_an_interrupt_left_taken_is_given_up():
+    """multiprocessing's own ways of closing it wait for ever, at the end of the program too."""
+    code = (
+        "import multiprocessing, sys; from memfeed.convert import drive; queue = multiprocessing.Queue(); "
+        "queue.put(1); queue._notempty.acquire(); drive._close(queue)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    queue = multiprocessing.Queue()
+    queue.put(1)
+    drive._close(queue)
+    with pytest.raises(ValueError, match="closed"):
+        queue.put(1)
 
 
 def writing(path, dataset, swallow):

@@ -297,6 +297,15 @@ def interrupt_while_waiting(stuck):
     threading.Thread(target=interrupt, daemon=True).start()
 
 
+@pytest.fixture
+def _interruptible():
+    """A program that a shell has put into the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("interrupt", [interrupt_in_loop, interrupt_while_waiting])
 def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt):
     transform = Stuck()

@@ -92,3 +92,25 @@ def in_order() -> Iterator[Sigterm]:
         sigterm.end()
         if sigterm.ending:
             signal.raise_signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the block is left: an exception that a lock is taken under may leave it taken.
+
+    For what is short. Outside of the main thread nothing is changed: no handler runs there.
+    """
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if callable(handler := signal.getsignal(number)):
+                    before[number] = handler
+                    signal.signal(number, lambda number, frame: came.append(number))
+        yield
+    finally:
+        for held, handler in before.items():
+            signal.signal(held, handler)
+        for caught in came:
+            signal.raise_signal(caught)

@@ -56,7 +56,9 @@ def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[
         if not last:
             child.join(0.1 + rng.uniform(0, n * each / max(workers, 1)))
             counts.update(_kill(child.pid, rng))
-        counts["hung"] += not ended(child)
+        if not ended(child):
+            counts["hung"] += 1
+            print((directory / "stderr").read_text(), flush=True)
         counts["left"] += left_behind(child.pid)
         if last and child.exitcode:
             counts["lost"] += n  # nothing disturbed it: it had to finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import multiprocessing
 import os
@@ -124,6 +125,7 @@ def _in_child(stderr: Path, action: Callable[..., None], *arguments: Any) -> Non
     multiprocessing.set_start_method("fork", force=True)  # not the one this child was started with
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # of what is forked from here, too
     torch.set_num_threads(1)
     action(*arguments)
 
@@ -156,10 +158,13 @@ def workers_of(pid: int) -> list[int]:
 
 
 def ended(child: Any) -> bool:
-    """Whether the child ends; one that hangs is killed."""
+    """Whether the child ends; one that hangs writes to its stderr where it is, and is killed."""
     child.join(HANG_SECONDS)
     if child.exitcode is not None:
         return True
+    for pid in _members(child.pid):
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)  # one after the other
     os.killpg(child.pid, signal.SIGKILL)
     child.join()
     return False
@@ -169,14 +174,16 @@ def left_behind(group: int, seconds: float = 10.0) -> int:
     """1 if processes of a group live on after that time (they are killed), else 0."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not _alive(group):
+        if not _members(group):
             return 0
         time.sleep(0.02)
     os.killpg(group, signal.SIGKILL)
     return 1
 
 
-def _alive(group: int) -> bool:
+def _members(group: int) -> list[int]:
+    """The processes of a group that live."""
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -184,8 +191,8 @@ def _alive(group: int) -> bool:
             except OSError:
                 continue
             if int(its_group) == group and state not in "ZX":
-                return True
-    return False
+                found.append(int(entry.name))
+    return found
 
 
 def presence(path: Path) -> np.ndarray:

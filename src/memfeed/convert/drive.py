@@ -19,6 +19,7 @@ from memfeed.convert.jobs import MapJob, StreamJob, Task
 from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
 from memfeed.errors import BuildError, SchemaError
 from memfeed.format import ChunkHasher
+from memfeed.preempt import held_back
 from memfeed.stall import Readers
 
 TASK_SECONDS = 0.05
@@ -46,7 +47,8 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
     )
     reports: Iterator[Report] = iter(())
     try:
-        reports = iter(loader)
+        with held_back():  # it starts processes, and threads for their queues
+            reports = iter(loader)
         with job.readers.watched():
             _collect(reports, build, on_report, drifts)
     except BaseException as error:
@@ -103,8 +105,20 @@ def _end_workers(reports: Iterator[Report], readers: Readers) -> None:
             worker.kill()
             worker.join(STOP_SECONDS)
     for queue in getattr(iterator, "_index_queues", ()):
-        queue.cancel_join_thread()
+        _close(queue)
+
+
+def _close(queue: Any) -> None:
+    """Closes a queue of multiprocessing, also one whose lock was left taken by an interrupt: it would wait for ever."""
+    queue.cancel_join_thread()
+    lock = getattr(queue, "_notempty", None)
+    if lock is None:
         queue.close()
+    elif lock.acquire(timeout=STOP_SECONDS):
+        lock.release()
+        queue.close()
+    elif (at_exit := getattr(queue, "_close", None)) is not None:
+        at_exit.cancel()
 
 
 def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds: float, on_report: OnReport) -> None:
