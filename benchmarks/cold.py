@@ -25,6 +25,7 @@ import torch
 import memfeed
 from measure import Check, drop_pages, in_turns, medians, parser, ratio, seconds_of, show, table, write
 
+TRIES = 3  # a busy machine may keep some of the pages that it was asked to drop
 OURS = "memfeed.Loader"
 FAULTS = "bare loop, page faults"
 IN_ORDER = "reading the file in order"
@@ -107,14 +108,18 @@ class Cold:
 
     def check(self) -> None:
         """Every row once, each with its own label; and rows are really read from the disk, ahead."""
-        drop_pages(self.path)
-        loader, seen = self.loader(), []
-        for pictures, labels in loader:
-            assert torch.equal(numbers_of(pictures), labels)
-            seen.append(labels.clone())
-        expected = np.arange(self.count) if self.rows is None else np.sort(self.rows)
-        assert np.array_equal(torch.cat(seen).sort().values.numpy(), expected)
-        assert loader.stats()["cold"], "the rows came out of the page cache"
+        for _ in range(TRIES):
+            drop_pages(self.path)
+            loader, seen = self.loader(), []
+            for pictures, labels in loader:
+                assert torch.equal(numbers_of(pictures), labels)
+                seen.append(labels.clone())
+            expected = np.arange(self.count) if self.rows is None else np.sort(self.rows)
+            assert np.array_equal(torch.cat(seen).sort().values.numpy(), expected)
+            if loader.stats()["cold"]:
+                break
+        else:
+            raise AssertionError("the rows came out of the page cache")
         del loader
         gc.collect()
 
