@@ -32,6 +32,7 @@ from torture.victims import (
     sample,
     start,
     wait_for,
+    workers_of,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -161,6 +162,18 @@ def served(path, dataset):
 def test_workers_end_with_the_builder_though_a_server_forked_them(path):
     child = start(path.with_name("stderr"), served, path, Logged(2000, path.with_name("log"), 0, 0.01))
     wait_for(lambda: np.count_nonzero(presence(path)) > 60)
+    os.kill(child.pid, signal.SIGKILL)
+    assert not left_behind(child.pid)
+
+
+def slowly_forked(path, dataset):
+    os.register_at_fork(after_in_child=lambda: time.sleep(1))
+    convert(path, dataset, 4, 0.1)
+
+
+def test_workers_end_though_the_builder_died_while_they_were_forked(path):
+    child = start(path.with_name("stderr"), slowly_forked, path, Logged(2000, path.with_name("log"), 0, 0.01))
+    wait_for(lambda: workers_of(child.pid))  # the first: none has been told yet what to do
     os.kill(child.pid, signal.SIGKILL)
     assert not left_behind(child.pid)
 

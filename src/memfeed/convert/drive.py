@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from memfeed import codec
+from memfeed import codec, files
 from memfeed.build import SKIPPED, WRITTEN, Build, runs
 from memfeed.convert.jobs import MapJob, StreamJob, Task
 from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
@@ -43,6 +43,7 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
         num_workers=workers,
         generator=torch.Generator(),  # else DataLoader draws from the user's own
         prefetch_factor=REPORTS_AHEAD if workers else None,
+        worker_init_fn=_end_with_builder,
         in_order=False,
     )
     reports: Iterator[Report] = iter(())
@@ -63,6 +64,11 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
     for number, shapes in drifts.items():
         promote_now(build, number, shapes)
     return not drifts
+
+
+def _end_with_builder(worker: int) -> None:
+    """Before all else: a worker whose builder is dead by now would wait for its first task for ever."""
+    files.die_with_parent()
 
 
 def _collect(
@@ -180,8 +186,8 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: Plan, on_report:
         metadata.result()
     rows.close()
     if whole:
-        files = (f"{field.stem}.memmap" for field in build.schema)
-        build.hashes = {file: hasher.hashes() for file, hasher in zip(files, hashers, strict=True)}
+        names = (f"{field.stem}.memmap" for field in build.schema)
+        build.hashes = {file: hasher.hashes() for file, hasher in zip(names, hashers, strict=True)}
 
 
 def note_skips(build: Build, numbers: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from memfeed import codec, files
+from memfeed import codec
 from memfeed.build import SKIPPED, Build, Rows
 from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, MemfeedError, SampleError
@@ -99,8 +99,6 @@ class _Reader:
         info = get_worker_info()
         self._readers, self._number = readers, info.id if info else 0
         self._parent = os.getppid() if info else None
-        if info:
-            files.die_with_parent()
 
     def begin(self, first: int, count: int = 1) -> None:
         """To be called before samples are asked for; raises _Stopped if they are not wanted any more."""
