@@ -102,12 +102,21 @@ def held_back() -> Iterator[None]:
     """
     came: list[int] = []
     before: dict[int, Any] = {}
+    own = os.getpid()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:
+            came.append(number)
+        else:  # a child that was forked a moment ago
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if callable(handler := signal.getsignal(number)):
                     before[number] = handler
-                    signal.signal(number, lambda number, frame: came.append(number))
+                    signal.signal(number, note)
         yield
     finally:
         for held, handler in before.items():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,13 +50,15 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
         in_order=False,
     )
     reports: Iterator[Report] = iter(())
+    others = multiprocessing.active_children()
     try:
         with held_back():  # it starts processes, and threads for their queues
             reports = iter(loader)
         with job.readers.watched():
             _collect(reports, build, on_report, drifts)
     except BaseException as error:
-        _end_workers(reports, job.readers)
+        with _unheard_deaths():
+            _end_workers(reports, job.readers, others)
         if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
             raise BuildError(
                 f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
@@ -86,18 +91,34 @@ def _collect(
         build.sync_if_due()
 
 
-def _end_workers(reports: Iterator[Report], readers: Readers) -> None:
+@contextlib.contextmanager
+def _unheard_deaths() -> Iterator[None]:
+    """torch takes the end of a worker that it knows for an accident, and raises wherever the builder is then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
+
+
+def _end_workers(reports: Iterator[Report], readers: Readers, others: Sequence[Any]) -> None:
     """Ends worker processes within two seconds, whatever they are doing.
 
     DataLoader's own way waits five seconds for each, and for ever for a lock that a killed worker held. Whoever is in
-    the dataset's code gets ``STOP_SECONDS`` to leave it: locks of the user's may be held there.
+    the dataset's code gets ``STOP_SECONDS`` to leave it: locks of the user's may be held there. If one died while they
+    were started DataLoader has told us of none: then they are the children that are not ``others``.
     """
     iterator: Any = reports
     with contextlib.suppress(AttributeError, ValueError):  # torch must not take what follows for accidents
         torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
         iterator._worker_pids_set = False
-    iterator._shutdown = True
-    workers = [worker for worker in getattr(iterator, "_workers", ()) if worker.is_alive()]
+        iterator._shutdown = True
+    children = multiprocessing.active_children()
+    known = getattr(iterator, "_workers", [child for child in children if child.daemon and child not in others])
+    workers = [worker for worker in known if worker.is_alive()]
     readers.stop()
     deadline = time.monotonic() + STOP_SECONDS
     while workers and not readers.idle and time.monotonic() < deadline:
