@@ -96,7 +96,7 @@ def in_order() -> Iterator[Sigterm]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block is left: an exception that a lock is taken under may leave it taken.
+    """SIGINT, SIGTERM and SIGCHLD wait until the block is left: an exception may leave a lock taken for ever.
 
     For what is short. Outside of the main thread nothing is changed: no handler runs there.
     """
@@ -113,7 +113,7 @@ def held_back() -> Iterator[None]:
 
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 if callable(handler := signal.getsignal(number)):
                     before[number] = handler
                     signal.signal(number, note)

@@ -52,6 +52,8 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
     reports: Iterator[Report] = iter(())
     others = multiprocessing.active_children()
     try:
+        with contextlib.suppress(AttributeError):  # else it would be set within, and not be held back
+            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
         with held_back():  # it starts processes, and threads for their queues
             reports = iter(loader)
         with job.readers.watched():
