@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import memfeed
-from memfeed import files
+from memfeed import machine
 
 ORDERS: dict[str, bool | str] = {"in order": False, "blocks": "blocks", "uniform": True}
 
@@ -30,7 +30,7 @@ def main() -> None:
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     else:
-        files.memory_limit = lambda: limit  # type: ignore[assignment]
+        machine.memory_limit = lambda: limit  # type: ignore[assignment]
     store = memfeed.open(path)
     most, began = resident_bytes(), time.perf_counter()
     if order == "read":

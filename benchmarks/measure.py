@@ -190,6 +190,11 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console().print(made)
 
 
+def listed(counts: Mapping[str, int]) -> str:
+    """Counts and what they count, in one line."""
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
 def write(
     options: argparse.Namespace, about: Mapping[str, Any], figures: Mapping[str, Any], checks: list[Check]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
-from measure import RESULTS
+from measure import RESULTS, listed
 
 DOCS = Path(__file__).parents[1] / "docs"
 Result = dict[str, Any]
@@ -107,10 +107,6 @@ def torture(result: Result) -> str:
 What the long runs of `make torture` did to stores and builds, and what was lost ([reliability.md](reliability.md)).
 
 {table(["scenario", "minutes", "seed", "counts", "losses"], rows)}"""
-
-
-def listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
 
 
 def loader(result: Result) -> str:

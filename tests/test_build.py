@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed import codec, files
+from memfeed import codec, files, machine
 from memfeed.build import ABSENT, DURABLE, SKIPPED, WRITTEN, Build, claim, finish_interrupted, runs
 from memfeed.build.rows import Extents
 from memfeed.errors import BuildError, SpaceError, StoreError
@@ -74,7 +74,7 @@ def test_after_another_boot_only_synced_rows_count(path, monkeypatch):
         build.writer().write(4, 3, packed(4, 3))
     with claim(path) as root:
         assert len(Build.resume(root).absent()) == 3
-    monkeypatch.setattr(files, "boot_id", lambda: "another")
+    monkeypatch.setattr(machine, "boot_id", lambda: "another")
     with claim(path) as root:
         again = Build.resume(root)
         assert again.absent().tolist() == [4, 5, 6, 7, 8, 9]
@@ -84,7 +84,7 @@ def test_after_another_boot_only_synced_rows_count(path, monkeypatch):
 
 
 def test_where_the_boot_is_not_known_only_synced_rows_count(path, monkeypatch):
-    monkeypatch.setattr(files, "boot_id", lambda: "")
+    monkeypatch.setattr(machine, "boot_id", lambda: "")
     with claim(path) as root:
         build = Build.begin(root, SCHEMA, 8, None)
         build.writer().write(0, 4, packed(0, 4))

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed import files, format, probe
+from memfeed.build import Build
 from memfeed.errors import (
     BuildError,
     CopyError,
@@ -315,6 +317,32 @@ def test_a_killed_worker_leaves_a_build_that_resumes(path):
     assert not path.exists()
     store = cache(dataset, path, workers=2)
     assert [int(row[0]) for row in store] == list(range(200))
+
+
+def test_a_death_is_told_between_reports(path, monkeypatch):
+    """torch's handler would raise it in the midst of a sync, or of ending the other workers."""
+    sync, whole = Build.sync_if_due, []
+
+    class Slow(Made):
+        def __getitem__(self, index):
+            time.sleep(0.02)
+            return super().__getitem__(index)
+
+    def killing(build):
+        if not whole:
+            worker = next(child for child in multiprocessing.active_children() if child.daemon)
+            whole.append(False)
+            os.kill(worker.pid, signal.SIGKILL)
+            time.sleep(0.5)
+            whole[0] = True
+        sync(build)
+
+    with monkeypatch.context() as m, pytest.raises(BuildError, match="a worker process died"):
+        m.setattr(Build, "sync_if_due", killing)
+        cache(Slow(torch.tensor, 200), path, workers=2)
+    assert whole == [True]
+    assert not multiprocessing.active_children()
+    assert len(cache(Made(torch.tensor, 200), path, workers=2)) == 200
 
 
 def test_an_exception_that_cannot_be_pickled_arrives(path):

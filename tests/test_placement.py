@@ -227,7 +227,7 @@ class TestOutOfMemory:
 
     def test_two_rungs_where_the_lower_one_has_no_room(self, monkeypatch):
         placed = [Placed("device", "asked for", 100), Placed("device", "asked for", 300), Placed("mapped", "", 5)]
-        monkeypatch.setattr("memfeed.files.memory_limit", lambda: 400)
+        monkeypatch.setattr("memfeed.machine.memory_limit", lambda: 400)
         assert [one.where for one in lowered(placed)] == ["pinned", "mapped", "mapped"]
         assert [one.where for one in lowered(lowered(placed))] == ["mapped", "mapped", "mapped"]
         assert lowered(lowered(lowered(placed))) is None

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import memfeed
-from memfeed.convert import drive
+from memfeed.convert import workers
 from memfeed.preempt import Terminated, held_back, in_order
 from torture.victims import Logged, compared, ended, presence, reads, start, wait_for
 
@@ -94,13 +94,13 @@ def test_signals_wait_where_they_would_tear_something(number):
 def test_a_queue_whose_lock_an_interrupt_left_taken_is_given_up():
     """multiprocessing's own ways of closing it wait for ever, at the end of the program too."""
     code = (
-        "import multiprocessing, sys; from memfeed.convert import drive; queue = multiprocessing.Queue(); "
-        "queue.put(1); queue._notempty.acquire(); drive._close(queue)"
+        "import multiprocessing, sys; from memfeed.convert import workers; queue = multiprocessing.Queue(); "
+        "queue.put(1); queue._notempty.acquire(); workers._close(queue)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     queue = multiprocessing.Queue()
     queue.put(1)
-    drive._close(queue)
+    workers._close(queue)
     with pytest.raises(ValueError, match="closed"):
         queue.put(1)
 

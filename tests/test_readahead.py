@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed import Loader, files
+from memfeed import Loader, files, machine
 from memfeed.loading import readahead
 from memfeed.loading.readahead import ReadAhead, merged
 from memfeed.order import Blocks
@@ -187,7 +187,7 @@ def test_a_damaged_row_met_while_reading_ahead_reaches_the_caller(path):
 
 @pytest.mark.usefixtures("never_cached")
 def test_what_an_order_has_passed_leaves_the_page_cache(images, monkeypatch):
-    monkeypatch.setattr(files, "memory_limit", lambda: 1000)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 1000)
     dropped = []
     page_out = files.page_out
     monkeypatch.setattr(files, "page_out", lambda address, size: (dropped.append(size), page_out(address, size)))
@@ -216,7 +216,7 @@ def test_pages_really_leave_and_private_changes_stay(images):
 
 
 def test_memory_limit_is_what_the_machine_has_or_less():
-    assert 0 < files.memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < machine.memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_a_store_larger_than_memory_and_swap_can_be_mapped(path):

@@ -315,7 +315,7 @@ def test_rows_behind_a_hole_that_a_power_loss_left_are_written_again(path, monke
         raise MemfeedError
     presence = build_of(path) / ".build" / "presence"
     presence.write_bytes(bytes([DURABLE]) * 100 + bytes(412) + bytes([DURABLE]) * 488)
-    monkeypatch.setattr("memfeed.files.boot_id", lambda: "another")
+    monkeypatch.setattr("memfeed.machine.boot_id", lambda: "another")
     with Writer(path) as w:
         assert len(w) == 100
         for i in range(100, 1000):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from measure import machine
+from measure import listed, machine
 from torture import LOSSES, SCENARIOS, losses
 
 
@@ -45,10 +45,6 @@ def main() -> int:
         table.add_row(name, f"{seconds:.0f}", listed(good), listed(bad) or "none")
     Console(width=110).print(table)
     return 1 if failed else 0
-
-
-def listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {key}" for key, count in counts.items())
 
 
 def keep(path: Path, name: str, result: dict[str, object]) -> None:

@@ -104,7 +104,7 @@ def cache(
         allow_random: keep one draw of random samples instead of refusing them.
         copy_existing: copy data that is memory-mapped on disk already instead of refusing to.
         check: compare a store that is there with samples of the dataset; False opens it unseen.
-        overwrite: replace a store that is there. Its readers keep the old data, new opens get the new.
+        overwrite: replace a store that is there. Its readers keep the columns they use, new opens get the new.
         repair: check every byte of the store that is there, and compute the rows again whose bytes have rotted (and
             no others). The mended store takes its place as with ``overwrite``.
         progress: the budget and a progress bar, on stderr.

@@ -96,7 +96,7 @@ def in_order() -> Iterator[Sigterm]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGCHLD wait until the block is left: an exception may leave a lock taken for ever.
+    """SIGINT and SIGTERM wait until the block is left: an exception may leave a lock taken for ever.
 
     For what is short. Outside of the main thread nothing is changed: no handler runs there.
     """
@@ -107,13 +107,13 @@ def held_back() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         if os.getpid() == own:
             came.append(number)
-        else:  # a child that was forked a moment ago
-            signal.signal(number, signal.SIG_DFL)
+        else:  # a child that was forked meanwhile, which keeps this handler
+            signal.signal(number, before[number])
             signal.raise_signal(number)
 
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            for number in (signal.SIGINT, signal.SIGTERM):
                 if callable(handler := signal.getsignal(number)):
                     before[number] = handler
                     signal.signal(number, note)

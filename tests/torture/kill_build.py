@@ -29,7 +29,7 @@ from torture.victims import (
 )
 
 MOST_KILLS = 12
-_HOW = ("worker", "parent", "group", "SIGINT", "SIGTERM")
+_HOW = ("worker", "parent", "group", "Ctrl-C", "SIGINT", "SIGTERM")
 
 
 def kill_build(seconds: float, rng: random.Random) -> dict[str, int]:
@@ -85,6 +85,8 @@ def _kill(pid: int, rng: random.Random) -> dict[str, int]:
             os.kill(rng.choice(workers), signal.SIGKILL)
         elif how == "group":
             os.killpg(pid, signal.SIGKILL)
+        elif how == "Ctrl-C":  # a terminal sends it to the workers, too
+            os.killpg(pid, signal.SIGINT)
         else:
             os.kill(pid, signal.SIGKILL if how == "parent" else signal.Signals[how])
     except ProcessLookupError:

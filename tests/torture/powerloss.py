@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from memfeed import files
+from memfeed import machine
 from memfeed.build import DURABLE, SKIPPED, Build
 from memfeed.testing import Recorder, Replay
 from torture.victims import presence
@@ -56,8 +56,8 @@ def survive(directory: Path, name: str, notes: list[object], before: str, *, kil
             there = frozenset()
     assert found == "store" or not finished, "what was promised is gone"
     assert path.exists() or not before, "the old store is gone"
-    boot = files.boot_id() if killed else "another"
-    with no_syncs(), mock.patch.object(files, "boot_id", return_value=boot):
+    boot = machine.boot_id() if killed else "another"
+    with no_syncs(), mock.patch.object(machine, "boot_id", return_value=boot):
         read = (work.resume or work.do)(path)
     again = {i for i in there if read[i]} - PROBED - set(work.broken)
     assert not again, f"rows {again} were there and are computed again"

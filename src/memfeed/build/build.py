@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memfeed import files, format
+from memfeed import files, format, machine
 from memfeed.build import commit
 from memfeed.build.claim import clear
 from memfeed.build.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, Rows, heap_path
@@ -318,8 +318,8 @@ def _settings(
         rows=rows,
         fingerprint=fingerprint,
         generation=generation,
-        host=files.host_name(),
-        boot_id=files.boot_id(),
+        host=machine.host_name(),
+        boot_id=machine.boot_id(),
         shares=shares,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from memfeed import files, format
+from memfeed import files, format, machine
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.format import WORK
 
@@ -50,9 +50,7 @@ def clear(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def claim(
-    path: Path, *, tell: bool = True, first: Callable[[Path], None] | None = None, wait: bool = True
-) -> Iterator[Path]:
+def claim(path: Path, *, first: Callable[[Path], None] | None = None, wait: bool = True) -> Iterator[Path]:
     """Makes this process the one builder of the store at ``path``; yields the build's directory.
 
     Waits while another process builds it, saying on stderr which, once a minute. The lock dies with its holder, whose
@@ -65,7 +63,7 @@ def claim(
     root = format.build_path(path)
     _require_ours(root)
     while True:
-        fd = _wait_for(root, path, tell, wait)
+        fd = _wait_for(root, path, wait)
         try:
             if first is not None:
                 first(path)
@@ -96,7 +94,7 @@ def _require_ours(root: Path) -> None:
         )
 
 
-def _wait_for(root: Path, path: Path, tell: bool, wait: bool) -> int:
+def _wait_for(root: Path, path: Path, wait: bool) -> int:
     missing, seen, told, due, since = 0, None, None, 0.0, time.monotonic()
     while True:
         try:
@@ -120,7 +118,7 @@ def _wait_for(root: Path, path: Path, tell: bool, wait: bool) -> int:
             waited = time.monotonic() - since
             if owner != told:
                 due = 0.0
-            if tell and owner is not None and owner == seen and waited >= due:  # seen twice: no dead builder's name
+            if owner is not None and owner == seen and waited >= due:  # seen twice: no dead builder's name
                 _say(owner, path, waited)
                 told, due = owner, waited + TELL_SECONDS
             seen = owner
@@ -148,7 +146,7 @@ def _try_lock(work: Path) -> int | None:
         files.lock(fd, work / "lock")
         if _is_at(fd, work / "lock"):
             with _missing():
-                files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), files.host_name())))
+                files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), machine.host_name())))
             return fd
     except BlockingIOError:
         pass

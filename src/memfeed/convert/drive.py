@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
-from memfeed import codec, files
+from memfeed import codec
 from memfeed.build import SKIPPED, WRITTEN, Build, runs
 from memfeed.convert.jobs import MapJob, StreamJob, Task
 from memfeed.convert.run import WRITE_BYTES, Plan, Report, promote_now
-from memfeed.errors import BuildError, SchemaError
+from memfeed.convert.workers import working
+from memfeed.errors import SchemaError
 from memfeed.format import ChunkHasher
-from memfeed.preempt import held_back
-from memfeed.stall import Readers
 
 TASK_SECONDS = 0.05
-REPORTS_AHEAD = 128  # reports are small: a worker must never wait for the builder to have read them
 MOST_ROWS_A_TASK = 4096
 BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
-STOP_SECONDS = 0.5
 OnReport = Callable[[Report], None]
 
 
@@ -40,114 +30,17 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
     Raises what a task raised, and BuildError if a worker died.
     """
     drifts: dict[int, list[tuple[int, ...]]] = {}
-    loader = DataLoader(
-        job,
-        batch_size=None,
-        num_workers=workers,
-        generator=torch.Generator(),  # else DataLoader draws from the user's own
-        prefetch_factor=REPORTS_AHEAD if workers else None,
-        worker_init_fn=_end_with_builder,
-        in_order=False,
-    )
-    reports: Iterator[Report] = iter(())
-    others = multiprocessing.active_children()
-    try:
-        with contextlib.suppress(AttributeError):  # else it would be set within, and not be held back
-            torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
-        with held_back():  # it starts processes, and threads for their queues
-            reports = iter(loader)
-        with job.readers.watched():
-            _collect(reports, build, on_report, drifts)
-    except BaseException as error:
-        with _unheard_deaths():
-            _end_workers(reports, job.readers, others)
-        if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-            raise BuildError(
-                f"{build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
-                "expected it to live: rows that were written are kept: call cache() again to go on. "
-                "If memory ran out, use fewer workers="
-            ) from error
-        raise
+    with working(job, workers) as reports:
+        for report in reports:
+            if report.error is not None:
+                raise report.error from report.cause
+            for number, shape in report.drifts:
+                drifts.setdefault(number, []).append(shape)
+            on_report(report)
+            build.sync_if_due()
     for number, shapes in drifts.items():
         promote_now(build, number, shapes)
     return not drifts
-
-
-def _end_with_builder(worker: int) -> None:
-    """Before all else: a worker whose builder is dead by now would wait for its first task for ever."""
-    files.die_with_parent()
-
-
-def _collect(
-    reports: Iterator[Report],
-    build: Build,
-    on_report: OnReport,
-    drifts: dict[int, list[tuple[int, ...]]],
-) -> None:
-    for report in reports:
-        if report.error is not None:
-            raise report.error from report.cause
-        for number, shape in report.drifts:
-            drifts.setdefault(number, []).append(shape)
-        on_report(report)
-        build.sync_if_due()
-
-
-@contextlib.contextmanager
-def _unheard_deaths() -> Iterator[None]:
-    """torch takes the end of a worker that it knows for an accident, and raises wherever the builder is then."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
-
-
-def _end_workers(reports: Iterator[Report], readers: Readers, others: Sequence[Any]) -> None:
-    """Ends worker processes within two seconds, whatever they are doing.
-
-    DataLoader's own way waits five seconds for each, and for ever for a lock that a killed worker held. Whoever is in
-    the dataset's code gets ``STOP_SECONDS`` to leave it: locks of the user's may be held there. If one died while they
-    were started DataLoader has told us of none: then they are the children that are not ``others``.
-    """
-    iterator: Any = reports
-    with contextlib.suppress(AttributeError, ValueError):  # torch must not take what follows for accidents
-        torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False
-        iterator._shutdown = True
-    children = multiprocessing.active_children()
-    known = getattr(iterator, "_workers", [child for child in children if child.daemon and child not in others])
-    workers = [worker for worker in known if worker.is_alive()]
-    readers.stop()
-    deadline = time.monotonic() + STOP_SECONDS
-    while workers and not readers.idle and time.monotonic() < deadline:
-        time.sleep(0.01)
-    for worker in workers:
-        worker.terminate()
-    deadline = time.monotonic() + STOP_SECONDS
-    for worker in workers:
-        worker.join(max(deadline - time.monotonic(), 0.01))
-        if worker.exitcode is None:  # stopped, or it blocks the signal
-            worker.kill()
-            worker.join(STOP_SECONDS)
-    for queue in getattr(iterator, "_index_queues", ()):
-        _close(queue)
-
-
-def _close(queue: Any) -> None:
-    """Closes a queue of multiprocessing, also one whose lock was left taken by an interrupt: it would wait for ever."""
-    queue.cancel_join_thread()
-    lock = getattr(queue, "_notempty", None)
-    if lock is None:
-        queue.close()
-    elif lock.acquire(timeout=STOP_SECONDS):
-        lock.release()
-        queue.close()
-    elif (at_exit := getattr(queue, "_close", None)) is not None:
-        at_exit.cancel()
 
 
 def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds: float, on_report: OnReport) -> None:

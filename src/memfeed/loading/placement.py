@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from memfeed import files
+from memfeed import machine
 from memfeed.columns import Column, FixedColumn, InMemory, Ints, JoinedFixed, KeptFixed, Pieces
 from memfeed.errors import LoaderError
 from memfeed.fill import copy_rows
@@ -51,8 +51,8 @@ class Room:
     def now(cls, streams: Streams | None) -> Room:
         """As it is at the moment."""
         if streams is None:
-            return cls(None, 0, files.memory_limit())
-        return cls(*streams.room(), files.memory_limit(), streams.count())
+            return cls(None, 0, machine.memory_limit())
+        return cls(*streams.room(), machine.memory_limit(), streams.count())
 
 
 def asked_of(placement: Any, schema: Schema, device: torch.device | None) -> list[Asked]:
@@ -217,7 +217,7 @@ def _seen(data: torch.Tensor, streams: Streams) -> torch.Tensor | None:
 
 def lower(placed: Placed) -> Placed:
     """A rung below, after memory has run out; two where the lower one has no room either."""
-    fits = placed.nbytes <= SHARE * files.memory_limit()  # else the system may kill the process
+    fits = placed.nbytes <= SHARE * machine.memory_limit()  # else the system may kill the process
     rung: Where = "pinned" if placed.where == "device" and fits else "mapped"
     return placed._replace(where=rung, why=f"out of memory as {placed.where!r}")
 

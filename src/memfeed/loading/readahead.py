@@ -12,14 +12,13 @@ import mmap
 import os
 import random
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from memfeed import files
+from memfeed import files, machine
 from memfeed.columns import Column, FixedColumn, InMemory, Ints, JoinedFixed, JoinedRagged, RaggedColumn
 
 SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
@@ -42,7 +41,6 @@ class ReadAhead:
 
     def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
         self._open = files.Handles(write=False)
-        weakref.finalize(self, self._open.close)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers
         self._by_row = self._columns
@@ -109,7 +107,7 @@ class ReadAhead:
 
     def _plan(self) -> None:
         """Which columns are read whole, and which row by row; and how far ahead."""
-        limit = files.memory_limit()
+        limit = machine.memory_limit()
         self.beyond_memory = self.nbytes > limit
         self.most_ahead = min(MOST_AHEAD, limit // 8)
         room, swept = limit // 2, []
