@@ -1,8 +1,9 @@
-"""Reads its rank's part of some epochs in this fresh process, when told to; ``scale.py`` starts one or two.
+"""Reads its rank's part of some epochs in this fresh process, as often as it is told to; ``scale.py`` starts three.
 
-    python benchmarks/reader.py STORE BATCH_SIZE RANK WORLD_SIZE EPOCHS WHAT
+    python benchmarks/reader.py STORE BATCH_SIZE RANK WORLD_SIZE
 
-WHAT is "read" for the loader, "copy" for copying the same rows in order into one buffer, the limit.
+It is told "read EPOCHS" or "copy EPOCHS" on stdin: with the loader, or the same rows in order into one buffer, the
+limit. It answers with the bytes that it read.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ import memfeed
 
 
 def main() -> None:
-    path, what = Path(sys.argv[1]), sys.argv[6]
-    batch, rank, world_size, epochs = map(int, sys.argv[2:6])
+    path, (batch, rank, world_size) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     torch.set_num_threads(1)  # a process to a core
     store = memfeed.open(path)
     loader = memfeed.Loader(store, batch, shuffle=True, rank=rank, world_size=world_size)
     column, buffer = store.column(0), torch.empty(batch, *store.schema.fields[0].row_shape, dtype=torch.uint8)
 
-    def epoch() -> int:
-        if what == "read":
-            return sum(images.nbytes for images, _ in loader)
+    def read() -> int:
+        return sum(images.nbytes for images, _ in loader)
+
+    def copy() -> int:
         total = 0
         for first in range(rank * batch, len(store), world_size * batch):
             part = column[first : first + batch]
             total += buffer[: len(part)].copy_(part).nbytes
         return total
 
-    epoch()
+    works = {"read": read, "copy": copy}
+    for work in works.values():
+        work()
     print("ready", flush=True)
-    sys.stdin.readline()
-    print(sum(epoch() for _ in range(epochs)))
+    for line in sys.stdin:
+        what, epochs = line.split()
+        print(sum(works[what]() for _ in range(int(epochs))), flush=True)
 
 
 if __name__ == "__main__":

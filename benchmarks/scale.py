@@ -13,6 +13,7 @@ Ranks: two processes that read halves of an epoch, against one that reads it all
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,27 +67,34 @@ def memory_over_epoch(path: Path, batch: int, shuffle: bool) -> dict[str, int]:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def rates(path: Path, batch: int, world_size: int, epochs: int, what: str) -> float:
-    """Bytes a second that ``world_size`` processes read together, each its rank's part; or plainly copy."""
-    readers = [
+@contextlib.contextmanager
+def readers(path: Path, batch: int, world_size: int) -> Iterator[Callable[[str, int], float]]:
+    """Processes that read a store together, each its part; gives bytes a second of what they are told to do."""
+    arguments = [sys.executable, str(READER), str(path), str(batch)]
+    started = [
         subprocess.Popen(
-            [sys.executable, str(READER), str(path), str(batch), str(rank), str(world_size), str(epochs), what],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*arguments, str(rank), str(world_size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for rank in range(world_size)
     ]
-    for reader in readers:  # all are ready before any starts
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "ready\n"
-    began = time.perf_counter()
-    for reader in readers:
-        assert reader.stdin is not None
-        reader.stdin.write("go\n")
-        reader.stdin.flush()
-    read = sum(int(reader.communicate(timeout=300)[0]) for reader in readers)
-    return read / (time.perf_counter() - began)
+
+    def lines() -> list[str]:
+        return [reader.stdout.readline() for reader in started if reader.stdout is not None]
+
+    def rate(what: str, epochs: int) -> float:
+        began = time.perf_counter()
+        for reader in started:
+            assert reader.stdin is not None
+            reader.stdin.write(f"{what} {epochs}\n")
+            reader.stdin.flush()
+        return sum(map(int, lines())) / (time.perf_counter() - began)
+
+    try:
+        assert set(lines()) == {"ready\n"}
+        yield rate
+    finally:
+        for reader in started:
+            reader.communicate(timeout=60)  # the end of its stdin
 
 
 def main() -> None:
@@ -95,7 +104,7 @@ def main() -> None:
     quick = options.quick
     sizes = [10**3, 10**4] if quick else [10**4, 10**6, 10**8, 10**10]
     rounds = 2 if quick else 7
-    images, large = (2048, 4096) if quick else (50_000, 500_000)
+    written = {"images": 2048} if quick else {"images": 50_000, "large": 500_000}
     first: dict[str, dict[str, float]] = {}
     later: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
@@ -108,7 +117,7 @@ def main() -> None:
                 found = [starts(base / f"numbers{n}", order) for _ in range(3 if n >= 10**8 else rounds)]
                 first.setdefault(order, {})[f"{n:.0e}"] = statistics.median(one for one, _ in found)
                 later.setdefault(order, {})[f"{n:.0e}"] = statistics.median(one for _, one in found)
-        for name, rows in (("images", images), ("large", large)):
+        for name, rows in written.items():
             with memfeed.Writer(
                 base / f"{name}.mf", like=(torch.zeros(3, 32, 32, dtype=torch.uint8), 0), length=rows
             ) as writer:
@@ -117,15 +126,16 @@ def main() -> None:
                     pictures = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
                     writer[at : at + count] = (pictures, torch.arange(at, at + count))
         memory = {
-            f"{images:,} images, shuffled": memory_over_epoch(base / "images.mf", BATCH, True),
-            f"{large:,} images, shuffled": memory_over_epoch(base / "large.mf", BATCH, True),
+            f"{rows:,} images, shuffled": memory_over_epoch(base / f"{name}.mf", BATCH, True)
+            for name, rows in written.items()
         }
         epochs = 2 if quick else 40
         ranks = {"read": [], "copy": []}  # type: dict[str, list[float]]
-        for _ in range(1 if quick else 5):
-            for what, ratios in ranks.items():
-                one = rates(base / "images.mf", BATCH, 1, epochs, what)
-                ratios.append(rates(base / "images.mf", BATCH // 2, 2, epochs, what) / one)
+        with readers(base / "images.mf", BATCH, 1) as one, readers(base / "images.mf", BATCH // 2, 2) as two:
+            for _ in range(1 if quick else 5):
+                for what, ratios in ranks.items():
+                    alone = one(what, epochs)
+                    ratios.append(two(what, epochs) / alone)
     scaling = {what: statistics.median(ratios) for what, ratios in ranks.items()}
     names = [f"{n:.0e}" for n in sizes]
     for title, figures in (("to the first batch", first), (f"a batch of {BATCH}, int64 rows", later)):

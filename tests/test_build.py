@@ -1,9 +1,5 @@
 import errno
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import numpy as np
@@ -19,7 +15,7 @@ from memfeed.build.rows import Extents
 from memfeed.errors import BuildError, SpaceError, StoreError
 from memfeed.infer import infer
 from memfeed.testing import Faults
-from support import Made, equal, rich_sample
+from support import Made, equal
 
 SCHEMA = infer([{"x": torch.arange(3), "r": torch.arange(2)}, {"x": torch.arange(3), "r": torch.arange(1)}]).schema
 
@@ -223,43 +219,6 @@ def test_runs(numbers):
     found = runs(np.array(sorted(numbers), np.int64))
     assert [i for first, count in found for i in range(first, first + count)] == sorted(numbers)
     assert all(a + k < b for (a, k), (b, _) in zip(found, found[1:], strict=False))
-
-
-def test_kill_and_resume_computes_nothing_twice_that_was_written(path):
-    """A short form of the torture: the whole process group dies at some moment of a conversion, three times."""
-    code = f"""
-        import sys, os, time, torch, memfeed
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from support import Made, rich_sample
-        class Logged(Made):
-            def __getitem__(self, i):
-                time.sleep(0.004)
-                with open({str(path) + ".log"!r}, "a") as f: f.write(f"{{i}}\\n")
-                return super().__getitem__(i)
-        memfeed.cache(Logged(rich_sample, 400), {str(path)!r}, progress=False, workers=2)
-    """
-    script = path.with_name("convert.py")
-    script.write_text(textwrap.dedent(code))
-    present = []
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
-        presence = path.with_name("a.mf.build") / ".build" / "presence"
-        start = present[-1] if present else 0
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and (not presence.exists() or sum(presence.read_bytes()) < start + 60):
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        present.append(sum(presence.read_bytes()))
-    assert not path.exists()
-    assert present == sorted(present)
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120)
-    store = memfeed.cache(Made(rich_sample, 400), path, check=False, progress=False)
-    assert all(equal(store[i], rich_sample(i)) for i in range(400))
-    store.verify()
-    read = (path.with_name("a.mf.log")).read_text().split()
-    # each run probes 16 samples and repeats 3; the rest is what was in flight: two workers, a task of some rows each
-    assert len(read) < 400 + 4 * 19 + 3 * 2 * 60
 
 
 @pytest.mark.parametrize("file", range(2))

@@ -2,7 +2,6 @@ import gc
 import mmap
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
+from measure import drop_pages
 from memfeed import Loader, files, machine
 from memfeed.loading import readahead
 from memfeed.loading.readahead import ReadAhead, merged
@@ -44,35 +44,11 @@ def images(path):
 
 def chill(path):
     """The store, no file of it in the page cache; skips where the file system keeps them. Nobody may have it mapped."""
-    for file in path.rglob("*"):
-        if file.is_file() and file.stat().st_size > 100_000:
-            drop(file)
-    return memfeed.open(path)
-
-
-def drop(file):
-    """Takes a file out of the page cache; pages that a busy kernel still holds are asked for again."""
-    fd = os.open(file, os.O_RDONLY)
     try:
-        os.fsync(fd)
-        for pause in (0, 0.05, 0.2, 0.5, 1, 2):
-            gc.collect()  # what is mapped stays
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            time.sleep(pause)
-            if not any(is_cached(fd, at) for at in range(0, file.stat().st_size, file.stat().st_size // 8)):
-                return
+        drop_pages(path)
+    except RuntimeError:
         pytest.skip("this file system keeps its pages in memory")
-    except OSError:
-        pytest.skip("this file system does not say what is in memory")
-    finally:
-        os.close(fd)
-
-
-def is_cached(fd, at):
-    try:
-        return os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
+    return memfeed.open(path)
 
 
 @pytest.fixture
