@@ -25,7 +25,7 @@ import torch
 import memfeed
 from measure import Check, drop_pages, in_turns, medians, parser, ratio, seconds_of, show, table, write
 
-TRIES = 3  # a busy machine may keep some of the pages that it was asked to drop
+TRIES = 3  # a disk may be so fast that what is asked for looks as if it had been there
 OURS = "memfeed.Loader"
 FAULTS = "bare loop, page faults"
 IN_ORDER = "reading the file in order"

@@ -131,7 +131,7 @@ def drop_pages(root: Path) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-        warm = [path for path in files if resident(path)]
+        warm = [path for path in files if _resident(path)]
         if len(warm) <= len(files) // 20:  # somebody else may be reading one or two
             return
     raise RuntimeError(f"found {len(warm)} files still in the page cache after dropping them, as {warm[0]}")
@@ -141,7 +141,7 @@ def _plain_files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file() and path.stat().st_size]
 
 
-def resident(path: Path) -> bool:
+def _resident(path: Path) -> bool:
     """Whether the middle of a file is in the page cache; asks mincore(2), since a read that does not wait (RWF_NOWAIT)
     starts to read, and a fast disk may be done before it has returned.
     """

@@ -4,14 +4,14 @@ import linecache
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed import files, format, probe
-from memfeed.build import Build
+from memfeed.build import Build, claim
 from memfeed.errors import (
     BuildError,
     CopyError,
@@ -33,6 +33,7 @@ from memfeed.errors import (
     StoreError,
 )
 from support import Made, Pair, equal, rich_sample
+from torture.victims import ended, start
 
 
 def cache(dataset, path=None, **options):
@@ -590,19 +591,22 @@ def test_what_a_replacement_left_is_swept_by_who_opens_the_store(path, monkeypat
 def test_a_builder_at_work_is_not_waited_for_by_who_only_opens(path):
     store = cache(torch.arange(5), path)
     (path / ".build").mkdir()  # as if something had been left
-    child = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import pathlib, memfeed.build as b\nwith b.claim(pathlib.Path({str(path)!r})): input()",
-        ],
-        stdin=subprocess.PIPE,
-    )
-    owner = path.with_name("a.mf.build") / ".build" / "owner"
-    while not owner.exists():
-        time.sleep(0.01)
-    assert len(cache(torch.arange(5), path)) == len(store)
-    child.communicate(b"\n")
+    held, opened = threading.Event(), threading.Event()
+
+    def build():
+        with claim(path):
+            held.set()
+            opened.wait(30)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    held.wait(60)
+    try:
+        assert len(cache(torch.arange(5), path)) == len(store)
+        assert thread.is_alive(), "it holds the lock still"
+    finally:
+        opened.set()
+        thread.join()
 
 
 CODE = """
@@ -766,28 +770,6 @@ def test_namedtuples_defined_elsewhere_come_back_equal(path):
     assert reopened[1] == other(2, "y")
     assert reopened[1]._fields == ("a", "b")
     assert type(memfeed.open(path, types=(other,))[1]) is other
-
-
-def test_two_builders_make_one_store(path):
-    code = f"""
-        import sys, torch, memfeed, time
-        from torch.utils.data import Dataset
-        class D(Dataset):
-            def __len__(self): return 60
-            def __getitem__(self, i):
-                time.sleep(0.02)
-                with open({str(path.with_name("log"))!r}, "a") as f: f.write(f"{{i}}\\n")
-                return torch.full((4,), i)
-        print(len(memfeed.cache(D(), {str(path)!r}, progress=False, workers=0)))
-    """
-    (path.with_name("two.py")).write_text(textwrap.dedent(code))
-    command = [sys.executable, str(path.with_name("two.py"))]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outs = [p.communicate(timeout=120)[0] for p in both]
-    assert [p.returncode for p in both] == [0, 0]
-    assert [out.split()[-1] for out in outs] == ["60", "60"]
-    read = Path(path.with_name("log")).read_text().split()
-    assert len(read) < 60 + 3 * 20, "the second builder waited (each also probes)"
 
 
 def test_an_iterable_goes_on_with_the_workers_it_began_with(path):
@@ -957,29 +939,30 @@ def test_tuples_and_lists_of_other_classes_are_tuples_and_lists(path):
     assert equal(cache(dataset, path)[3], {"size": (3, 2), "l": [3, 2], "p": {"k": 1}, "q": {"k": 1}})
 
 
+def in_child(path, action):
+    child = start(path.with_name("stderr"), action, path)
+    assert ended(child)
+    assert child.exitcode == 0, path.with_name("stderr").read_text()
+
+
+def spawning(path):
+    multiprocessing.set_start_method("spawn", force=True)
+    store = cache(Made(rich_sample, 40), path, workers=1)
+    assert all(equal(store[i], rich_sample(i)) for i in range(40))
+
+
 def test_workers_may_be_spawned(path):
-    code = f"""
-        import sys, multiprocessing
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        import memfeed
-        from support import Made, rich_sample, equal
-        if __name__ == "__main__":
-            multiprocessing.set_start_method("spawn")
-            store = memfeed.cache(Made(rich_sample, 40), {str(path)!r}, workers=1, progress=False)
-            assert all(equal(store[i], rich_sample(i)) for i in range(40))
-    """
-    path.with_name("spawned.py").write_text(textwrap.dedent(code))
-    subprocess.run([sys.executable, str(path.with_name("spawned.py"))], check=True, timeout=120)
+    in_child(path, spawning)
+
+
+def many_columns(path):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+    store = cache({f"c{i}": torch.arange(3) + i for i in range(400)}, path)
+    assert int(store[2]["c399"]) == 401
 
 
 def test_more_columns_than_file_descriptors(path):
-    code = f"""
-        import resource, torch, memfeed
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
-        store = memfeed.cache({{f"c{{i}}": torch.arange(3) + i for i in range(400)}}, {str(path)!r}, progress=False)
-        assert int(store[2]["c399"]) == 401
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+    in_child(path, many_columns)
 
 
 def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
