@@ -323,6 +323,28 @@ def test_a_killed_worker_leaves_a_build_that_resumes(path):
     assert [int(row[0]) for row in store] == list(range(200))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_dataset_says_of_workers_is_no_death_of_ours(path, workers):
+    said = "Caught RuntimeError in DataLoader worker process 0; DataLoader worker (pid 7) is killed"
+
+    class Nested(Made):
+        def __getitem__(self, index):
+            if index == 30:
+                raise RuntimeError(said)
+            return index
+
+    class Unready(IterableDataset):
+        def __iter__(self):
+            if get_worker_info() is not None or workers == 0:
+                raise RuntimeError(said)
+            yield from range(100)
+
+    with pytest.raises(SampleError, match=r"sample 30: the dataset raised RuntimeError: Caught"):
+        cache(Nested(None, 100), path, workers=workers)
+    with pytest.raises(SampleError if workers else RuntimeError, match=r"RuntimeError: Caught|^Caught"):
+        cache(Unready(), path.with_name("b.mf"), workers=workers)
+
+
 def test_a_death_is_told_between_reports(path, monkeypatch):
     """torch's handler would raise it in the midst of a sync, or of ending the other workers."""
     sync, whole = Build.sync_if_due, []

@@ -91,6 +91,72 @@ def test_signals_wait_where_they_would_tear_something(number):
     assert done == [number]
 
 
+def test_held_back_a_second_signal_waits_no_more_and_none_is_lost():
+    calls = []
+    handlers = {number: lambda number, frame: calls.append(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            assert calls == []
+            signal.raise_signal(signal.SIGINT)
+            assert calls == [signal.SIGINT]
+            left = signal.getsignal(signal.SIGINT)
+        assert calls == [signal.SIGINT, signal.SIGTERM]
+        assert {number: signal.getsignal(number) for number in handlers} == handlers
+        signal.signal(signal.SIGINT, left)  # as where an exception came between
+        signal.raise_signal(signal.SIGINT)
+        assert calls == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is handlers[signal.SIGINT]
+
+        def both(number, frame):
+            calls.append(-number)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, both)
+        with pytest.raises(KeyboardInterrupt), held_back():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert sorted(calls[3:]) == [-signal.SIGINT, signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_death_does_not_hide_what_is_on_its_way():
+    """After a Ctrl-C workers die while the builder leaves the queue that it waited at."""
+    heard, seen = [], signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+
+    def waiting():
+        signal.raise_signal(signal.SIGCHLD)
+        yield len(heard)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            signal.raise_signal(signal.SIGCHLD)
+            heard.append("left")
+
+    try:
+        deaths = workers._Deaths()
+        deaths.begin()
+        reports = deaths.heard(waiting())
+        signal.raise_signal(signal.SIGCHLD)
+        assert heard == [], "nobody waits"
+        assert next(reports) == 2
+        with pytest.raises(KeyboardInterrupt):
+            next(reports)
+        assert heard == [signal.SIGCHLD] * 2 + ["left"]
+        deaths.end()
+        assert heard == [signal.SIGCHLD] * 2 + ["left", signal.SIGCHLD]
+        signal.signal(signal.SIGCHLD, deaths._hear)  # as where an exception came between
+        signal.raise_signal(signal.SIGCHLD)
+        assert len(heard) == 5
+    finally:
+        signal.signal(signal.SIGCHLD, seen or signal.SIG_DFL)
+
+
 def test_a_queue_whose_lock_an_interrupt_left_taken_is_given_up():
     """multiprocessing's own ways of closing it wait for ever, at the end of the program too."""
     code = (

@@ -85,6 +85,24 @@ def test_ctrl_c_reaches_workers_and_builder_alike(path, work):
     assert not (presence(path) == 1).any(), "all that was written is synced"
 
 
+def interrupted_twice(path, dataset):
+    try:
+        convert(path, dataset, 2, 0.1)
+    except KeyboardInterrupt:
+        sys.exit(5 if multiprocessing.active_children() else 7)
+
+
+def test_an_impatient_ctrl_c_leaves_no_worker(path):
+    log = path.with_name("log")
+    child = start(path.with_name("stderr"), interrupted_twice, path, Blocked(100, log, 0, 0.0))
+    wait_for(lambda: np.count_nonzero(presence(path)) > 60)
+    for _ in range(2):
+        os.kill(child.pid, signal.SIGINT)
+        time.sleep(0.15)
+    assert ended(child)
+    assert child.exitcode == 7
+
+
 def reporting(path, dataset):
     stall.STALL_SECONDS = 0.3
     convert(path, dataset, 2, 0.1)

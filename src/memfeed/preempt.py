@@ -98,18 +98,22 @@ def in_order() -> Iterator[Sigterm]:
 def held_back() -> Iterator[None]:
     """SIGINT and SIGTERM wait until the block is left: an exception may leave a lock taken for ever.
 
-    For what is short. Outside of the main thread nothing is changed: no handler runs there.
+    For what is short; a second signal of the same kind waits no more. Outside of the main thread nothing is changed: no
+    handler runs there.
     """
     came: list[int] = []
     before: dict[int, Any] = {}
-    own = os.getpid()
+    own, over = os.getpid(), False
 
     def note(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:
-            came.append(number)
-        else:  # a child that was forked meanwhile, which keeps this handler
+        if over or os.getpid() != own:  # it was left there by an exception, or in a child that was forked meanwhile
             signal.signal(number, before[number])
             signal.raise_signal(number)
+        elif number in came:
+            came.remove(number)
+            before[number](number, frame)
+        else:
+            came.append(number)
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -119,7 +123,10 @@ def held_back() -> Iterator[None]:
                     signal.signal(number, note)
         yield
     finally:
+        over = True
         for held, handler in before.items():
-            signal.signal(held, handler)
-        for caught in came:
-            signal.raise_signal(caught)
+            if signal.getsignal(held) is note:
+                signal.signal(held, handler)
+        with contextlib.ExitStack() as stack:  # each, though one raises
+            for caught in came:
+                stack.callback(signal.raise_signal, caught)

@@ -56,12 +56,13 @@ class Readers:
         """
         done = threading.Event()
         thread = threading.Thread(target=self._watch, args=(done,), name="memfeed-stall", daemon=True)
-        thread.start()
         try:
+            thread.start()
             yield
         finally:
             done.set()
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def _watch(self, done: threading.Event) -> None:
         since = [(_IDLE, time.monotonic())] * len(self._first)

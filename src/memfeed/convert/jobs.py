@@ -203,7 +203,7 @@ class StreamJob(IterableDataset[Report]):
         info = get_worker_info()
         share, shares = (info.id, info.num_workers) if info else (0, 1)
         step = STREAM_BLOCK if shares > 1 else self.plan.rows_a_write
-        writer, samples, present = _Writer(self.build, self.plan), iter(self.dataset), self.build.presence()
+        writer, samples, present = _Writer(self.build, self.plan), self._samples(), self.build.presence()
         reader, number = _Reader(self.readers), 0
         while True:
             report = Report()
@@ -226,6 +226,9 @@ class StreamJob(IterableDataset[Report]):
                 yield report
             if not block or report.drifts:
                 return
+
+    def _samples(self) -> Iterator[Any]:
+        yield from self.dataset  # what its __iter__ raises is raised by the first next()
 
     def _beyond(self, present: npt.NDArray[np.uint8], number: int, share: int, shares: int) -> BuildError | None:
         """The error for an iterable that ended after ``number`` samples, where an earlier run had written more."""

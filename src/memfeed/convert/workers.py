@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -41,22 +42,25 @@ def working(job: MapJob | StreamJob, workers: int) -> Iterator[Iterator[Report]]
         in_order=False,
     )
     reports: Iterator[Report] = iter(())
-    others = multiprocessing.active_children()
-    with _Deaths() as deaths:
-        try:
-            with held_back():  # it starts processes, and threads for their queues
-                reports = iter(loader)
-            with job.readers.watched():
-                yield deaths.heard(reports)
-        except BaseException as error:
+    others, deaths = multiprocessing.active_children(), _Deaths()
+    try:
+        with held_back():  # it starts processes, and threads for their queues
+            deaths.begin()
+            reports = iter(loader)
+        with job.readers.watched():
+            yield deaths.heard(reports)
+    except BaseException as error:
+        with held_back():
             _end_workers(reports, job.readers, others)
-            if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
-                raise BuildError(
-                    f"{job.build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
-                    "expected it to live: rows that were written are kept: call cache() again to go on. "
-                    "If memory ran out, use fewer workers="
-                ) from error
-            raise
+        if type(error) is RuntimeError and str(error).startswith("DataLoader worker (pid"):
+            raise BuildError(
+                f"{job.build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
+                "expected it to live: rows that were written are kept: call cache() again to go on. "
+                "If memory ran out, use fewer workers="
+            ) from error
+        raise
+    finally:
+        deaths.end()
 
 
 def _end_with_builder(worker: int) -> None:
@@ -67,32 +71,36 @@ def _end_with_builder(worker: int) -> None:
 class _Deaths:
     """The deaths of workers, which torch's handler of SIGCHLD raises wherever the builder is: in a report's stead only.
 
-    Elsewhere it would tear what is being written, or the end of the other workers. In other threads than the main one
-    no handler runs: there torch looks for itself, every five seconds.
+    Elsewhere it would tear what is being written, or hide a Ctrl-C. In other threads than the main one no handler runs:
+    there torch looks for itself, every five seconds.
     """
 
     def __init__(self) -> None:
-        self._waiting = self._missed = False
+        self._waiting = self._missed = self._over = False
+        self._handled: BaseException | None = None  # before the wait began: another is on its way out of it
         self._before: Any = None
         self._own = os.getpid()
 
-    def __enter__(self) -> _Deaths:
+    def begin(self) -> None:
+        """Puts its handler before torch's."""
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(AttributeError):  # else it would be put before this one
                 torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
             if callable(before := signal.getsignal(signal.SIGCHLD)):
                 self._before = before
                 signal.signal(signal.SIGCHLD, self._hear)
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
+    def end(self) -> None:
+        """Takes it away again."""
+        self._over = True
+        if self._before is not None and signal.getsignal(signal.SIGCHLD) == self._hear:
             signal.signal(signal.SIGCHLD, self._before)
             if self._missed:  # a child of the user's, perhaps
                 signal.raise_signal(signal.SIGCHLD)
 
     def _hear(self, number: int, frame: Any) -> None:
-        if self._waiting or os.getpid() != self._own:
+        waiting = self._waiting and sys.exc_info()[1] is self._handled
+        if waiting or self._over or os.getpid() != self._own:
             self._before(number, frame)
         else:
             self._missed = True
@@ -100,6 +108,7 @@ class _Deaths:
     def heard(self, reports: Iterator[Report]) -> Iterator[Report]:
         """The reports; raises RuntimeError in place of one if a worker died."""
         while True:
+            self._handled = sys.exc_info()[1]
             self._waiting = True
             try:
                 if self._missed:
