@@ -1,4 +1,4 @@
-"""SIGTERM, which a scheduler sends before it takes the machine away."""
+"""Signals: SIGTERM, which a scheduler sends before it takes the machine away, and moments in which they wait."""
 
 from __future__ import annotations
 

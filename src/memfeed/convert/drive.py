@@ -24,7 +24,7 @@ MOST_WORKERS = 16
 OnReport = Callable[[Report], None]
 
 
-def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnReport) -> bool:
+def _run(job: MapJob | StreamJob, workers: int, on_report: OnReport) -> bool:
     """Runs all tasks of a job and promotes the columns that drifted; True when there was none and all is written.
 
     Raises what a task raised, and BuildError if a worker died.
@@ -37,9 +37,9 @@ def _run(job: MapJob | StreamJob, build: Build, workers: int, on_report: OnRepor
             for number, shape in report.drifts:
                 drifts.setdefault(number, []).append(shape)
             on_report(report)
-            build.sync_if_due()
+            job.build.sync_if_due()
     for number, shapes in drifts.items():
-        promote_now(build, number, shapes)
+        promote_now(job.build, number, shapes)
     return not drifts
 
 
@@ -54,7 +54,7 @@ def convert_map(build: Build, dataset: Any, plan: Plan, *, workers: int, seconds
             for at in range(first, first + count, size)
         ]
         count = min(workers, len(tasks))
-        _run(MapJob(dataset, build, plan, tasks, count), build, count, on_report)
+        _run(MapJob(dataset, build, plan, tasks, count), count, on_report)
 
 
 def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers: int, on_report: OnReport) -> None:
@@ -63,7 +63,7 @@ def convert_stream(build: Build, dataset: Iterable[Any], plan: Plan, *, workers:
     A drift that a worker meets promotes the column and iterates once more; rows that are present stay.
     """
     build.rewrites = True  # a block of which a power loss left parts
-    while not _run(StreamJob(dataset, build, plan, workers), build, workers, on_report):
+    while not _run(StreamJob(dataset, build, plan, workers), workers, on_report):
         pass
     note_skips(build, build.absent())  # the shares of the workers need not end together
 
