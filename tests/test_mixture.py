@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memfeed.errors import LoaderError
@@ -41,6 +41,9 @@ def test_weights_that_are_none(weights, message):
     st.sampled_from(KINDS),
     st.lists(st.integers(0, 9000), max_size=4),
 )
+@example([1, 1, WINDOW - 3000, 2998], [1, 1, 1, 1], False, [])  # a window
+@example([1, 1, WINDOW - 3000, 2999], [1, 1, 1, 1], False, [])  # and a row: fewer than rounding leaves
+@example([1, 1, 2 * WINDOW - 3000, 3000], [1, 1, 1, 1], True, [WINDOW, 2 * WINDOW, 2 * WINDOW + 1])
 def test_each_source_has_its_share_and_goes_through_its_rows_pass_after_pass(sizes, parts, kind, cuts):
     parts = parts[: len(sizes)] if any(parts[: len(sizes)]) else [1] * len(sizes)
     counts = shares([part / sum(parts) for part in parts], len(sizes), sum(sizes))

@@ -37,8 +37,9 @@ class Mixed:
     """An epoch of ``sum(counts)`` rows, ``counts[i]`` of them from source i, spread evenly over it.
 
     Every window of 4,096 positions holds each source's exact share, in random order within the window where ``key`` is
-    given, else evenly spaced. Each source goes through its own rows in its own orders, pass after pass: an epoch takes
-    up a pass where the epoch before left it, so that over the epochs each row of a source comes equally often.
+    given, else evenly spaced; the positions behind the last whole window belong to it. Each source goes through its own
+    rows in its own orders, pass after pass: an epoch takes up a pass where the epoch before left it, so that over the
+    epochs each row of a source comes equally often.
 
     Args:
         sizes: rows of each source; source i has the rows from ``sum(sizes[:i])`` on.
@@ -55,8 +56,10 @@ class Mixed:
         self._sizes, self._counts, self._epoch, self._passes, self._key = sizes, counts, epoch, passes, key
         self._first = [0, *accumulate(sizes)]
         self._most = int(np.argmax(counts))
-        # the largest source takes what rounding leaves, so a window must be large enough for it to have some to give
+        # The largest source takes what rounding leaves, less than a row per source: each window, the last too,
+        # must hold enough of its rows.
         self._window = max(WINDOW, len(counts) ** 2)
+        self._windows = max(1, self.n // self._window)
         self._held: tuple[int, Rows] = (-1, np.empty(0, np.int64))
         self._current: dict[int, tuple[int, Order]] = {}
 
@@ -64,7 +67,8 @@ class Mixed:
         """The rows at positions ``start`` to ``stop`` of the epoch, int64."""
         parts, stop = [np.empty(0, np.int64)], min(stop, self.n)
         while start < stop:
-            number, skipped = divmod(start, self._window)
+            number = min(start // self._window, self._windows - 1)
+            skipped = start - number * self._window
             parts.append(self._rows(number)[skipped : skipped + stop - start])
             start += len(parts[-1])
         return np.concatenate(parts)
@@ -78,7 +82,8 @@ class Mixed:
     def _rows(self, number: int) -> Rows:
         if self._held[0] == number:
             return self._held[1]
-        begin, end = number * self._window, min((number + 1) * self._window, self.n)
+        begin = number * self._window
+        end = self.n if number == self._windows - 1 else begin + self._window
         before, after = self._until(begin), self._until(end)
         each = [b - a for a, b in zip(before, after, strict=True)]
         labels = np.repeat(np.arange(len(each)), each)
