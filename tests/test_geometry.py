@@ -153,6 +153,22 @@ def test_resize_is_torchvisions(functional, size, max_size):
     assert torch.equal(Resize(size, max_size=max_size).apply(images, keys(2)), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32])
+@pytest.mark.parametrize("size", [(1, 1), (7, 1), (40, 1), (1, 7)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_resized_to_one_pixel(channels, size, dtype):
+    """Against Pillow: torch itself raises, or mistakes the layout of what is one pixel wide (torch 2.6 to 2.15)."""
+    image = pytest.importorskip("PIL.Image")
+    images = pictures(2, channels)
+    found = Resize(size).apply(images.to(dtype), keys(2))
+    assert found.dtype == dtype
+    for one, resized in zip(images.flatten(0, 1), found.flatten(0, 1), strict=True):
+        expected = np.array(image.fromarray(one.numpy()).resize(size[::-1], image.Resampling.BILINEAR))
+        assert abs(resized.double().numpy() - expected).max() <= 1
+    layout = images.to(dtype).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(Resize(size).apply(layout, keys(2)), found)
+
+
 @pytest.mark.parametrize("center", [None, (3.0, 8.5)])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -14,7 +14,7 @@ from memfeed.errors import TransformError
 from memfeed.transforms.geometry import Geometry
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
-_BY_TORCH = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_BY_TORCH = {torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +53,18 @@ class Resampled(Geometry):
             return piece
         if self.mode == "nearest":
             return piece[:, _nearest(piece.shape[1], self.height)[:, None], _nearest(piece.shape[2], self.width)]
-        known = piece.dtype in _BY_TORCH and (piece.is_cpu or piece.dtype is not torch.uint8)  # no GPU knows uint8
-        dtype = piece.dtype if known else torch.float32
+        # Torch (2.6 to 2.15) mistakes the layout of what comes out one pixel wide: wrong pixels, or an error for uint8.
+        narrow = self.width == 1
+        known = _BY_TORCH if piece.is_cpu and not narrow else _BY_TORCH - {torch.uint8}  # no GPU knows uint8
+        dtype = piece.dtype if piece.dtype in known else torch.float32
         made = interpolate(
-            piece[None].to(dtype),
-            (self.height, self.width),
+            (piece.mT if narrow else piece)[None].to(dtype),
+            (1, self.height) if narrow else (self.height, self.width),
             mode=self.mode,
             align_corners=None if self.mode == "nearest-exact" else False,
             antialias=self.antialias and self.mode in ("bilinear", "bicubic"),
         )[0]
+        made = made.mT if narrow else made
         if self.mode == "bicubic" and not piece.dtype.is_floating_point and dtype.is_floating_point:
             limits = torch.iinfo(piece.dtype)
             made = made.clamp(limits.min, limits.max)
