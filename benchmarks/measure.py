@@ -134,7 +134,10 @@ def drop_pages(root: Path) -> None:
         warm = [path for path in files if _resident(path)]
         if len(warm) <= len(files) // 20:  # somebody else may be reading one or two
             return
-    raise RuntimeError(f"found {len(warm)} files still in the page cache after dropping them, as {warm[0]}")
+    raise RuntimeError(
+        f"found {len(warm)} files still in the page cache after dropping them, as {warm[0]}; "
+        "if that directory lies in memory (tmpfs), set TMPDIR to one on a disk"
+    )
 
 
 def _plain_files(root: Path) -> list[Path]:
