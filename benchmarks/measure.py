@@ -23,6 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from memfeed.files import in_memory
+
 RESULTS = Path(__file__).parent / "results"
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "hymenoptera_data"
 
@@ -145,15 +147,10 @@ def _plain_files(root: Path) -> list[Path]:
 
 
 def _resident(path: Path) -> bool:
-    """Whether the middle of a file is in the page cache; asks mincore(2), since a read that does not wait (RWF_NOWAIT)
-    starts to read, and a fast disk may be done before it has returned.
-    """
+    """Whether the middle of a file is in the page cache."""
     middle = path.stat().st_size // 2 // mmap.PAGESIZE * mmap.PAGESIZE
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, offset=middle) as page:
-        answer, at = ctypes.c_ubyte(), ctypes.addressof(ctypes.c_char.from_buffer(page))
-        if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(at), ctypes.c_size_t(1), ctypes.byref(answer)):
-            raise OSError(ctypes.get_errno(), "mincore")
-    return bool(answer.value & 1)
+        return in_memory(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 
 
 # --- results

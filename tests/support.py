@@ -1,19 +1,21 @@
-"""What several tests share: comparing samples, small datasets."""
+"""What several tests share: comparing samples, small datasets, what a test needs."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict, tensorclass
 from torch.utils.data import Dataset
 
 from memfeed.testing import equal
 
-__all__ = ["Labelled", "Made", "Pair", "Point", "equal", "rich_sample"]
+__all__ = ["Labelled", "Made", "Pair", "Point", "equal", "rich_sample", "skip_without_disk"]
 
 Point = namedtuple("Point", "x y")
 
@@ -43,6 +45,14 @@ class Made(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.samples(index) if callable(self.samples) else self.samples[index]
+
+
+def skip_without_disk(path: Any) -> None:
+    """For what reads from the disk: files that lie in memory cannot be dropped from it."""
+    stat = ["stat", "--file-system", "--format=%T", str(path)]
+    kind = subprocess.run(stat, capture_output=True, text=True, check=True).stdout.strip()
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip(f"{path} lies in memory ({kind}): set TMPDIR to a directory on a disk")
 
 
 def rich_sample(i: int) -> dict[str, Any]:

@@ -10,20 +10,14 @@ from tempfile import gettempdir
 
 import pytest
 
+from support import skip_without_disk
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_left():
     """In the place of the one for all tests: tensordict's memmap leaves its threads to the garbage collector."""
-
-
-def skip_without_disk() -> None:
-    """For what reads from the disk: files in memory cannot be dropped from it."""
-    stat = ["stat", "--file-system", "--format=%T", gettempdir()]
-    kind = subprocess.run(stat, capture_output=True, text=True, check=True).stdout.strip()
-    if kind in ("tmpfs", "ramfs"):
-        pytest.skip(f"{gettempdir()} lies in memory ({kind}): set TMPDIR to a directory on a disk")
 
 
 def run(name: str, *arguments: object) -> None:
@@ -66,7 +60,7 @@ def quick(tmp_path_factory):
     @cache
     def quick(name: str) -> Path:
         if name in ("verify", "cold"):
-            skip_without_disk()
+            skip_without_disk(gettempdir())
         result = directory / ("device-cpu.json" if name == "device" else f"{name}.json")
         run(name, "--quick", "--json", result, *(["--device", "cpu"] if name == "device" else []))
         return result
@@ -95,7 +89,7 @@ def test_report(quick, tmp_path):
 
 @pytest.mark.real_data
 def test_tutorial(photos, tmp_path):
-    skip_without_disk()
+    skip_without_disk(gettempdir())
     arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "tutorial.json")]
     command = [sys.executable, str(BENCHMARKS / "tutorial.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

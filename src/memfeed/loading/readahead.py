@@ -58,7 +58,7 @@ class ReadAhead:
         """An epoch begins: whether any of a few of these rows is not in the page cache, so that reading ahead is worth
         it.
 
-        To ask starts to read them. Where all were there, they are taken to stay for a second.
+        To ask may start to read them. Where all were there, they are taken to stay for a second.
         """
         if not self._columns or not len(ids) or time.monotonic() < self._warm_at + ASK_SECONDS:
             return False
@@ -77,13 +77,20 @@ class ReadAhead:
         return self._is_cached(largest, largest.within(ids[-1:]))
 
     def _is_cached(self, part: _OnDisk, rows: Ints) -> bool:
+        """Whether the first of these rows is; asked in two ways, as neither can always tell.
+
+        The map says yes where we may not know. A read that does not wait starts one, and a fast disk may be done before
+        it has looked again.
+        """
         if not len(rows):
             return True
-        starts, lengths = part.places(rows)
-        fd, byte = self._open(part.path), bytearray(1)
+        (start,), (length,) = part.places(rows[:1])
+        if length <= 0:  # a row of no bytes, or None
+            return True
+        fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
-            for at in (int(starts[0]), int(starts[0] + lengths[0]) - 1):
-                if lengths[0] > 0 and os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
+            for at in (int(start), int(start + length) - 1):
+                if not files.in_memory(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
