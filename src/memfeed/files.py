@@ -17,7 +17,6 @@ import stat
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +28,7 @@ COPY_BYTES = 16 << 20
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def refused(error: OSError, path: object, doing: str, size: int = 0) -> MemfeedError:
@@ -120,14 +120,9 @@ def write_file(path: Path, data: Any) -> None:
         os.close(fd)
 
 
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _fallocate(fd: int, offset: int, size: int) -> None:
     """fallocate(2) itself; raises OSError, also where there is none."""
-    call = getattr(_libc(), "fallocate", None)
+    call = getattr(_LIBC, "fallocate", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if call(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
@@ -136,7 +131,7 @@ def _fallocate(fd: int, offset: int, size: int) -> None:
 
 def _swap(one: Path, other: Path) -> None:
     """renameat2(2) with RENAME_EXCHANGE; raises OSError, also where there is none."""
-    call = getattr(_libc(), "renameat2", None)
+    call = getattr(_LIBC, "renameat2", None)
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     at_cwd, swap = -100, 2
@@ -366,7 +361,7 @@ def page_out(address: int, size: int) -> None:
     page, pageout = os.sysconf("SC_PAGE_SIZE"), 21
     first, last = -(-address // page) * page, (address + size) // page * page
     if sys.platform == "linux" and last > first:
-        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), pageout)
+        _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), pageout)
 
 
 def in_memory(address: int) -> bool:
@@ -376,7 +371,7 @@ def in_memory(address: int) -> bool:
     """
     page, answer = os.sysconf("SC_PAGE_SIZE"), ctypes.c_ubyte(1)
     if sys.platform == "linux":
-        _libc().mincore(ctypes.c_void_p(address // page * page), ctypes.c_size_t(1), ctypes.byref(answer))
+        _LIBC.mincore(ctypes.c_void_p(address // page * page), ctypes.c_size_t(1), ctypes.byref(answer))
     return bool(answer.value & 1)
 
 
