@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Two files of tests at a time; those of the GPU, which would fill its memory for each other, have it to themselves.
-TESTS := -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
+# With that python, two files of tests at a time; those of the GPU, which would fill its memory for each other, one by one.
+define run-tests
+	$(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
+	$(1) -m pytest tests/cuda
+endef
 
 .PHONY: demo test test-cuda torture lint types contract check bench bench-tutorial test-oldest clean
 
@@ -12,8 +15,7 @@ demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
 
 test: $(INSTALLED)
-	$(BIN)/python $(TESTS)
-	$(BIN)/python -m pytest tests/cuda
+	$(call run-tests,$(BIN)/python)
 
 # What needs an NVIDIA GPU: streams, races, graphs, the end of memory, the kernel.
 test-cuda: $(INSTALLED)
@@ -62,8 +64,7 @@ test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
-	.venv-oldest/bin/python $(TESTS)
-	.venv-oldest/bin/python -m pytest tests/cuda
+	$(call run-tests,.venv-oldest/bin/python)
 
 # Other loading libraries, for benchmarks/peers, in an environment of their own: they hold back numpy. FFCV is compiled,
 # against Debian's OpenCV and libjpeg-turbo; apt-get runs only where these are not there yet.

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from memfeed.files import in_memory
+from memfeed.files import in_page_cache
 
 RESULTS = Path(__file__).parent / "results"
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "hymenoptera_data"
@@ -150,7 +150,7 @@ def _resident(path: Path) -> bool:
     """Whether the middle of a file is in the page cache."""
     middle = path.stat().st_size // 2 // mmap.PAGESIZE * mmap.PAGESIZE
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, offset=middle) as page:
-        return in_memory(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+        return in_page_cache(ctypes.addressof(ctypes.c_char.from_buffer(page)))
 
 
 # --- results

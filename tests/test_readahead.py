@@ -58,12 +58,12 @@ def never_cached(monkeypatch):
 def test_cold_rows_are_found_and_warm_ones_too(images):
     every, store = np.arange(300), chill(images)
     address = store.column(0).data_ptr()
-    assert not files.in_memory(address)
+    assert not files.in_page_cache(address)
     reader = ReadAhead(store.columns, order_covers=False)
     assert reader.begin(every)
     assert reader.announce(every) == 300 * (3 * 64 * 64 + 8)
     assert len(store[:][1]) == 300
-    assert files.in_memory(address)
+    assert files.in_page_cache(address)
     assert not reader.begin(every)
     assert reader.ready(every)
 

@@ -364,8 +364,8 @@ def page_out(address: int, size: int) -> None:
         _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), pageout)
 
 
-def in_memory(address: int) -> bool:
-    """Whether the page at an address of a map is in memory; asks mincore(2), which starts no read.
+def in_page_cache(address: int) -> bool:
+    """Whether the page at an address of a mapped file is in the page cache; asks mincore(2), which starts no read.
 
     Also true where the system does not say so: of files that this process neither owns nor may write, since Linux 5.2.
     """

@@ -90,7 +90,7 @@ class ReadAhead:
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
             for at in (int(start), int(start + length) - 1):
-                if not files.in_memory(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
+                if not files.in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
