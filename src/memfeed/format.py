@@ -28,6 +28,7 @@ CHECKSUMS = "checksums.bin"
 CHUNK_BYTES = 4 << 20
 BUILD_SUFFIX = ".build"
 WORK = ".build"
+_MEND = "restore it from a copy or make the store anew"
 
 LARGEST_MANIFEST = 1 << 30
 MOST_ROWS = 1 << 48
@@ -102,7 +103,7 @@ def decode(data: bytes, where: Path) -> Manifest:
     try:
         heading = msgspec.json.decode(data, type=_Heading)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, and so is that of bad UTF-8
-        raise StoreError(f"{where}: found a manifest that cannot be read ({error}); the store is damaged") from None
+        raise StoreError(f"{where}: found a manifest that cannot be read ({error}): {_MEND}") from None
     if heading.format != "memfeed":
         raise StoreError(f"{where}: found format {heading.format!r}; expected 'memfeed': this is no store of ours")
     if heading.version != VERSION:
@@ -113,7 +114,7 @@ def decode(data: bytes, where: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{where}: found a manifest that breaks the format ({error}); the store is damaged") from None
+        raise StoreError(f"{where}: found a manifest that breaks the format ({error}): {_MEND}") from None
     problem = _problem(manifest)
     if problem:
         raise StoreError(f"{where}: found {problem}; the store is damaged or was made to deceive: do not use it")
@@ -233,15 +234,15 @@ def check_file(root: Path, name: str, size: int) -> None:
         try:
             found = os.lstat(path)
         except OSError as error:
-            raise CorruptStoreError(f"{path}: found no such file ({error.strerror}); the store is damaged") from None
+            raise CorruptStoreError(f"{path}: found no such file ({error.strerror}): {_MEND}") from None
         if stat.S_ISLNK(found.st_mode):
             raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file inside the store")
     if not stat.S_ISREG(found.st_mode):
-        raise CorruptStoreError(f"{path}: found no plain file; the store is damaged")
+        raise CorruptStoreError(f"{path}: found no plain file: {_MEND}")
     if found.st_size != size:
         raise CorruptStoreError(
             f"{path}: found {found.st_size:,} bytes; expected {size:,}, as the manifest says: "
-            "the file was cut, grown or swapped; restore it from a copy or make the store anew"
+            f"the file was cut, grown or swapped; {_MEND}"
         )
 
 
@@ -289,7 +290,7 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise CorruptStoreError(f"{path}: found no plain file; the store is damaged")
+            raise CorruptStoreError(f"{path}: found no plain file: {_MEND}")
         if found.st_size > LARGEST_MANIFEST:
             raise StoreError(
                 f"{path}: found {found.st_size:,} bytes; expected at most {LARGEST_MANIFEST:,} for a manifest"

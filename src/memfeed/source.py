@@ -72,5 +72,5 @@ def _not_a_store(root: Path) -> str:
         build = format.build_path(root)
         hint = f"; {build} is an unfinished build: call cache() again to go on with it" if build.exists() else ""
         return f"{root}: found nothing there; expected a store{hint or ': make one with memfeed.cache(dataset, path)'}"
-    what = "a file" if root.is_file() else "a directory"
+    what = "a directory" if root.is_dir() else "a file"
     return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"
