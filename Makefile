@@ -24,7 +24,7 @@ test-cuda: $(INSTALLED)
 # Kills at random moments, and long runs. MINUTES for all scenarios together; TORTURE="--only kill_build --seed 7".
 MINUTES ?= 10
 torture: $(INSTALLED)
-	$(BIN)/python tests/torture.py --minutes $(MINUTES) $(TORTURE)
+	$(BIN)/python tests/run_torture.py --minutes $(MINUTES) $(TORTURE)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

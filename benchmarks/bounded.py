@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import memfeed
-from memfeed import machine
+from memfeed.system import machine
 
 ORDERS: dict[str, bool | str] = {"in order": False, "blocks": "blocks", "uniform": True}
 

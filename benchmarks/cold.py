@@ -91,7 +91,7 @@ class Cold:
 
         return seconds_of(run)
 
-    def in_order(self) -> float:
+    def sigterm_unwinds(self) -> float:
         """Seconds to read as many bytes from front to back."""
         drop_pages(self.path)
         left, buffer = self.count * self.row_bytes, memoryview(bytearray(1 << 24))
@@ -118,7 +118,7 @@ class Cold:
     def race(self, rounds: int) -> dict[str, Any]:
         """All three in turns."""
         self.check()
-        seconds = in_turns({OURS: self.ours, FAULTS: self.faults, IN_ORDER: self.in_order}, rounds)
+        seconds = in_turns({OURS: self.ours, FAULTS: self.faults, IN_ORDER: self.sigterm_unwinds}, rounds)
         return {
             "rows": self.count,
             "bytes": self.count * self.row_bytes,

@@ -22,7 +22,7 @@ from torch import nn
 import memfeed
 import memfeed.transforms as T
 from measure import Check, Seconds, in_turns, medians, parser, ratio, show, table, write
-from memfeed.keyed import Keys
+from memfeed.random import Keys
 from transforms import MEAN, STD, tutorial
 
 SHAPES = {"images 256": ((3, 256, 256), 64, 4000), "images 32": ((3, 32, 32), 512, 50_000)}

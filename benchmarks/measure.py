@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from memfeed.files import in_page_cache
+from memfeed.system.page_cache import in_page_cache
 
 RESULTS = Path(__file__).parent / "results"
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "hymenoptera_data"

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 import memfeed
 from measure import Check, in_turns, medians, parser, ratio, seconds_of, table, write
-from memfeed.transfer.move import move
+from memfeed.transfer.to_device import move
 
 OURS, PYTREE = "memfeed.to_device", "torch's pytree"
 TENSORDICT = "TensorDict.from_dict, .to"

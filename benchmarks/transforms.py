@@ -18,7 +18,7 @@ import torch
 
 import memfeed.transforms as T
 from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of, show, write
-from memfeed.keyed import Keys, uniform
+from memfeed.random import Keys, uniform
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from memfeed.transforms.memory import empty
 

@@ -32,8 +32,8 @@ from torchvision import datasets, transforms
 import charts
 import memfeed
 from measure import PHOTOS, Check, drop_pages, in_turns, medians, parser, ratio, seconds_of, show, table, write
-from memfeed.keyed import Keys
-from memfeed.order import permutation
+from memfeed.order.orders import permutation
+from memfeed.random import Keys
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["memfeed.format", "memfeed.schema"]):
-    from memfeed import format
+with atheris.instrument_imports(include=["memfeed.store.format", "memfeed.schema.fields"]):
+    from memfeed.store import format
 from memfeed.errors import StoreError
 
 WHERE = Path("memfeed.json")

@@ -34,7 +34,7 @@ import xxhash
 import memfeed
 from memfeed.cli.inspect import _fields, _values, inspect
 from memfeed.errors import MemfeedError, StoreError
-from memfeed.schema import DTYPES
+from memfeed.schema.fields import DTYPES
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CORPUS = FIXTURES / "hostile"

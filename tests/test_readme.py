@@ -35,12 +35,13 @@ def test_every_file_the_documents_point_to_is_there():
 
 def test_every_test_that_a_promise_names_is_there():
     """As ``test_build::test_x[name]``, or ``::test_y`` for one more of the same file."""
+    files = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
     module, count = "", 0
     for name in re.findall(r"`((?:test_\w+)?(?:::\w+)?)[^`]*`", (ROOT / "docs" / "reliability.md").read_text()):
         if not name:
             continue
         module, _, function = (name if name.startswith("test_") else module + name).partition("::")
-        source = (ROOT / "tests" / f"{module}.py").read_text()
+        source = files[module].read_text()
         assert not function or re.search(rf"^(def|class) {function}\b", source, re.MULTILINE), name
         count += 1
     assert count > 40

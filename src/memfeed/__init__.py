@@ -13,12 +13,12 @@ if _sys.platform == "win32":  # open files can be neither renamed nor mapped the
     raise ImportError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
 from memfeed import errors, transforms
-from memfeed.cache import cache
-from memfeed.collate import Collate
-from memfeed.loader import Loader
-from memfeed.store import Store, open
-from memfeed.transfer import to_device
-from memfeed.writer import Writer
+from memfeed.convert.cache import cache
+from memfeed.convert.writer import Writer
+from memfeed.loading.collate import Collate
+from memfeed.loading.loader import Loader
+from memfeed.store.store import Store, open
+from memfeed.transfer.to_device import to_device
 
 __version__ = _version("memfeed")
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given, settings
 
 import memfeed.transforms as T
 from kernel_cases import LAYOUTS, cases, check, images
-from memfeed.keyed import Keys
-from memfeed.transforms.gpu import gpu_kernel
+from memfeed.random import Keys
+from memfeed.transforms.backends.gpu import gpu_kernel
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GPU = torch.device("cuda", 0)

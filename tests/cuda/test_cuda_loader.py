@@ -9,9 +9,9 @@ import torch
 import test_placement
 from memfeed import Loader
 from memfeed.errors import LoaderError
-from memfeed.testing import CrossingContract
-from memfeed.transfer import Streamed
+from memfeed.testing import TransferContract
 from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer.transfer import StreamTransfer
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 from test_placement import sources  # noqa: F401  # a fixture
 
@@ -25,10 +25,10 @@ class TestPlacements(test_placement.TestContract):
         return torch.device("cuda")
 
 
-class TestCrossings(CrossingContract):
+class TestCrossings(TransferContract):
     @pytest.fixture(params=[1, 3])
     def crossing(self, request):
-        return Streamed(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
+        return StreamTransfer(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def sums(batch):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("slabs", [1, 3])
 def test_a_slow_model_and_a_tiny_ring_see_every_batch_whole(placement, slabs, monkeypatch):
-    monkeypatch.setattr("memfeed.loading.plan.Streamed", partial(Streamed, slabs=slabs))
+    monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, slabs=slabs))
     data = images()
     want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True)])
     loader = Loader(data, 8, shuffle=True, device="cuda", placement=placement, prefetch=4)

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from disk import Faults
 from memfeed.errors import BuildError, SpaceError
-from memfeed.testing import Faults
 from torture.works import WORKS, digest, right
 
 CODES = (errno.ENOSPC, errno.EIO, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memfeed.build import DURABLE
+from memfeed.building.rows import DURABLE
 from torture.victims import (
     PROBE,
     Logged,

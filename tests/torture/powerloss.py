@@ -10,9 +10,10 @@ from collections import Counter
 from pathlib import Path
 from unittest import mock
 
-from memfeed import machine
-from memfeed.build import DURABLE, SKIPPED, Build
-from memfeed.testing import Recorder, Replay
+from disk import Recorder, Replay
+from memfeed.building.build import Build
+from memfeed.building.rows import DURABLE, SKIPPED
+from memfeed.system import machine
 from torture.victims import presence
 from torture.works import PROBED, WORKS, digest, no_syncs, right, short_syncs
 

@@ -109,7 +109,7 @@ def write(path: Path, dataset: Logged, workers: int, sync_seconds: float) -> Non
 
 @contextlib.contextmanager
 def _converting(sync_seconds: float) -> Iterator[None]:
-    memfeed.build.build.SYNC_SECONDS = sync_seconds
+    memfeed.building.build.SYNC_SECONDS = sync_seconds
     try:
         yield
     except memfeed.errors.StoreError as error:

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import memfeed
 from memfeed import Writer
-from memfeed.build import build
+from memfeed.building import build
 from memfeed.errors import StoreError
 from support import Made, equal
 
@@ -216,6 +216,6 @@ def short_syncs() -> Iterator[None]:
     """Every run of rows is followed by a sync point, and a run is a few rows."""
     with (
         mock.patch.object(build, "SYNC_SECONDS", 0.0),
-        mock.patch("memfeed.convert.run.MOST_ROWS_A_WRITE", 4),
+        mock.patch("memfeed.convert.write_run.MOST_ROWS_A_WRITE", 4),
     ):
         yield

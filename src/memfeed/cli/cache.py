@@ -14,8 +14,8 @@ import typer
 
 import memfeed
 from memfeed.cli.errors import UsageError
-from memfeed.images import FIELDS, image_folder, to_pixels
-from memfeed.schema import DTYPES
+from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
+from memfeed.schema.fields import DTYPES
 
 MOST_CLASSES = 20
 

@@ -12,16 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 import memfeed
-from memfeed import codec, format, memmap_dir
 from memfeed.cli.cache import load_transform
 from memfeed.cli.errors import UsageError
 from memfeed.cli.pictures import write_pictures
 from memfeed.cli.sheet import write_sheet
 from memfeed.errors import StoreError
-from memfeed.gather import read_row
-from memfeed.schema import HEAP_OF_BYTES, Field
-from memfeed.store import Store
-from memfeed.units import format_bytes, printable
+from memfeed.schema import codec
+from memfeed.schema.fields import HEAP_OF_BYTES, Field
+from memfeed.store import format, tensordict_dir
+from memfeed.store.gather import read_row
+from memfeed.store.store import Store
+from memfeed.system.units import format_bytes, printable
 
 WIDTH_OF_A_PIPE = 200
 """Columns of a table that no terminal shows; rich would cut it to 80."""
@@ -103,7 +104,7 @@ def field_bytes(store: Store) -> list[int]:
     """The bytes on disk of every field."""
     manifest = store.manifest
     if manifest is None:
-        return [memmap_dir.column_bytes(column) for column in store.columns]
+        return [tensordict_dir.column_bytes(column) for column in store.columns]
     return [sum(manifest.files[name] for name in format.column_files(field, 0)) for field in store.schema]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from memfeed.errors import SchemaError
-from memfeed.extras import require
-from memfeed.gather import read_row
-from memfeed.schema import Field
-from memfeed.store import Store
+from memfeed.schema.fields import Field
+from memfeed.store.gather import read_row
+from memfeed.store.store import Store
+from memfeed.system.extras import require
 
 LONG_SIDE = 256
 """Larger images are scaled down to this."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from memfeed.augment import UserTransform, bind
 from memfeed.errors import TransformError
-from memfeed.extras import require
-from memfeed.keyed import Keys
-from memfeed.store import Store
+from memfeed.loading.bind import UserTransform, bind
+from memfeed.random import Keys
+from memfeed.store.store import Store
+from memfeed.system.extras import require
 from memfeed.transforms import Transform
-from memfeed.transforms.fields import Field, find, find_all, tensors
+from memfeed.transforms.batch_fields import BatchField, find, find_all, tensors
 
 SIDE, GAP, TITLE, MARGIN = 168, 8, 22, 64
 """Pixels of a picture, between two, of the line of titles, and of the row numbers."""
@@ -62,7 +62,7 @@ def write_sheet(store: Store, rows: Sequence[int], transform: UserTransform, epo
     sheet.save(path)
 
 
-def _images(batch: Any, path: tuple[Any, ...]) -> Field:
+def _images(batch: Any, path: tuple[Any, ...]) -> BatchField:
     """The images of a batch: at this path, else the field that looks like them."""
     for field in tensors(batch):
         if field.path == path:

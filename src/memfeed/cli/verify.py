@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.progress import Progress
-from memfeed.units import format_bytes
+from memfeed.system.progress import Progress
+from memfeed.system.units import format_bytes
 
 
 def verify(

@@ -14,18 +14,19 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from memfeed import codec
-from memfeed.build import SKIPPED, Build, Rows
-from memfeed.convert.run import Drifted, Plan, Report, promote_now, take_apart, write_run
+from memfeed.building.build import Build
+from memfeed.building.rows import SKIPPED, Rows
+from memfeed.convert.watchdog import Readers
+from memfeed.convert.write_run import Drifted, Report, WritePlan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, MemfeedError, SampleError
-from memfeed.stall import Readers
-from memfeed.tree import map_leaves
+from memfeed.schema import codec
+from memfeed.schema.tree import map_leaves
 
 STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
 _SKIP = object()
 
 
-class Task(msgspec.Struct, frozen=True):
+class RowRange(msgspec.Struct, frozen=True):
     """Rows ``first`` to ``first + count``."""
 
     first: int
@@ -61,7 +62,7 @@ def _carry(report: Report, error: Exception) -> None:
 class _Writer:
     """Writes runs for one process, promoting columns where this process is the builder."""
 
-    def __init__(self, build: Build, plan: Plan) -> None:
+    def __init__(self, build: Build, plan: WritePlan) -> None:
         self.build, self.plan = build, plan
         self._rows: Rows = build.writer()
 
@@ -117,7 +118,7 @@ class MapJob(IterableDataset[Report]):
     Workers take the next task from one counter, so that they end together however long each sample takes.
     """
 
-    def __init__(self, dataset: Any, build: Build, plan: Plan, tasks: Sequence[Task], workers: int) -> None:
+    def __init__(self, dataset: Any, build: Build, plan: WritePlan, tasks: Sequence[RowRange], workers: int) -> None:
         self.dataset, self.build, self.plan, self.tasks = dataset, build, plan, list(tasks)
         self.readers = Readers(workers)
         self._taken = torch.multiprocessing.Value("q", 0)
@@ -195,7 +196,7 @@ class StreamJob(IterableDataset[Report]):
     ``(c * W + w) * STREAM_BLOCK``.
     """
 
-    def __init__(self, dataset: Iterable[Any], build: Build, plan: Plan, workers: int) -> None:
+    def __init__(self, dataset: Iterable[Any], build: Build, plan: WritePlan, workers: int) -> None:
         self.dataset, self.build, self.plan = dataset, build, plan
         self.readers = Readers(workers)
 

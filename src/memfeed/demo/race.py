@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memfeed.demo.result import Lap
-from memfeed.progress import Progress
+from memfeed.system.progress import Progress
 
 CROP = 224
 RESIZE = 256

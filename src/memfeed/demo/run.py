@@ -15,16 +15,16 @@ import torch
 from rich.console import Console
 from torch.utils.data import DataLoader, Subset
 
-from memfeed.cache import cache
+from memfeed.convert.cache import cache
+from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
 from memfeed.demo.photos import make_photos
 from memfeed.demo.picture import save_picture
 from memfeed.demo.race import CROP, MEAN, RESIZE, STD, Trainer, lap
 from memfeed.demo.result import Result
 from memfeed.demo.table import FOOTNOTE, table
-from memfeed.extras import require
-from memfeed.images import FIELDS, image_folder, to_pixels
-from memfeed.loader import Loader
-from memfeed.progress import Progress
+from memfeed.loading.loader import Loader
+from memfeed.system.extras import require
+from memfeed.system.progress import Progress
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 
 BATCH_SIZE = 32

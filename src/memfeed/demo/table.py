@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from memfeed.demo.result import Result
-from memfeed.units import format_bytes, format_seconds
+from memfeed.system.units import format_bytes, format_seconds
 
 FOOTNOTE = (
     "Both laps train the same model on the same images, with the same batch size and crops of 224 x 224, on half of "

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.demo.result import Lap, Result
-from memfeed.units import format_seconds
+from memfeed.system.units import format_seconds
 
 PLAIN, FED, FAINT, INK, PALE_INK = "#8d99ae", "#e4572e", "#d9dee7", "#22283a", "#5b647a"
 """The colours of DataLoader, of memfeed, of lines that only guide the eye, and of text."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from memfeed.loading.background import Background
-from memfeed.loading.pace import Pace
 from memfeed.loading.pipeline import Made
+from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.tasks import Mark
 
 
@@ -63,7 +63,7 @@ def run(
     place: Place,
     start: Callable[[Mark | None], Iterator[Made]],
     finish: Callable[..., Any] | None,
-    pace: Pace,
+    pace: PrefetchPolicy,
     prefetch: int,
 ) -> Iterator[Any]:
     """The batches of an epoch from ``place.mark`` on; ``place`` moves with them.

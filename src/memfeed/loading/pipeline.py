@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from memfeed.augment import Bound
-from memfeed.gather import Gather, split
-from memfeed.keyed import Keys
 from memfeed.loading.background import Background
+from memfeed.loading.bind import Bound
 from memfeed.loading.placement import Placement
 from memfeed.loading.readahead import LEAST_AHEAD, ReadAhead
-from memfeed.loading.tasks import Mark, Task
-from memfeed.transfer import Crossing, to_device
-from memfeed.transfer.crossing import Arrive
+from memfeed.loading.tasks import GatherTask, Mark
+from memfeed.random import Keys
+from memfeed.store.gather import Gather, split
 from memfeed.transfer.streams import Event
+from memfeed.transfer.to_device import to_device
+from memfeed.transfer.transfer import Arrive, Transfer
 
 _NOWHERE = object()
 SAMPLER_AHEAD = 16  # batches of a user's sampler that are drawn ahead where rows are read from the disk
@@ -65,7 +65,7 @@ class Pipeline:
     keyed: Bound | None
     anywhere: bool
     plain: Callable[[Any, None], Any] | None
-    crossing: Crossing
+    crossing: Transfer
     placement: Placement
     seed: int
     pads: bool
@@ -83,7 +83,7 @@ class Pipeline:
         here = self.keyed is not None and not self.anywhere
         return arrives or self.plain is not None or self.pads or here
 
-    def made(self, tasks: Iterator[Task], epoch: int) -> Iterator[Made]:
+    def made(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[Made]:
         """What can be done in any thread."""
         assemble, plain = self.assemble, self.keyed is None and not self.finishes
         for task in tasks:
@@ -101,7 +101,7 @@ class Pipeline:
                 yield Made((batch,), (mark,), rows)
                 del leaves, batch  # hold nothing that the caller may have let go
 
-    def _crossed(self, task: Task, count: int, rows: int, epoch: int) -> Iterator[Made]:
+    def _crossed(self, task: GatherTask, count: int, rows: int, epoch: int) -> Iterator[Made]:
         """The batches of a task on the device, ``count`` of them in each crossing."""
         for first in range(0, len(task.marks), count):
             marks = task.marks[first : first + count]
@@ -125,7 +125,7 @@ class Pipeline:
                 yield Made((batch,), (mark,), rows)
                 del batch
 
-    def _transformed(self, leaves: Any, number: int, task: Task, epoch: int) -> Any:
+    def _transformed(self, leaves: Any, number: int, task: GatherTask, epoch: int) -> Any:
         """A task's n-th batch, after a transform of ours or with the keys for it: what ``finish`` takes."""
         part = slice(number * task.size, (number + 1) * task.size)
         keys, crossing = None, self.crossing
@@ -199,10 +199,10 @@ def ahead_here(made: Iterator[Made], prefetch: int) -> Iterator[Made]:
         yield held.popleft()
 
 
-def read_ahead(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
+def read_ahead(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterator[GatherTask]:
     """The tasks, their rows announced to the kernel by a thread, as far ahead as the disk needs."""
 
-    def announced() -> Iterator[tuple[Task, int]]:
+    def announced() -> Iterator[tuple[GatherTask, int]]:
         for task in tasks:
             yield task, reader.announce(task.ids)
 
@@ -216,9 +216,9 @@ def read_ahead(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
         thread.stop()
 
 
-def read_ahead_here(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
+def read_ahead_here(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterator[GatherTask]:
     """The same without a thread: a user's sampler is called in the caller's."""
-    held: deque[Task] = deque()
+    held: deque[GatherTask] = deque()
     for task in tasks:
         reader.announce(task.ids)
         held.append(task)
@@ -227,7 +227,9 @@ def read_ahead_here(tasks: Iterator[Task], reader: ReadAhead) -> Iterator[Task]:
     yield from held
 
 
-def drop_behind(tasks: Iterator[Task], reader: ReadAhead, begin: int, passed: Passed | None) -> Iterator[Task]:
+def drop_behind(
+    tasks: Iterator[GatherTask], reader: ReadAhead, begin: int, passed: Passed | None
+) -> Iterator[GatherTask]:
     """The tasks; once a task is done with, rows that the epoch will not visit again leave the page cache."""
     for task in tasks:
         yield task

@@ -9,14 +9,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
-from memfeed import machine
-from memfeed.columns import Column, FixedColumn, InMemory, Ints, JoinedFixed, KeptFixed, Pieces
 from memfeed.errors import LoaderError
-from memfeed.fill import copy_rows
-from memfeed.progress import Progress
-from memfeed.schema import Schema
-from memfeed.transfer import Streams
-from memfeed.units import format_bytes
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Schema
+from memfeed.store.bulk import copy_rows
+from memfeed.store.columns import Column, FixedColumn, InMemory, JoinedFixed, KeptFixed, Pieces
+from memfeed.system import machine
+from memfeed.system.progress import Progress
+from memfeed.system.units import format_bytes
+from memfeed.transfer.streams import Streams
 
 Where = Literal["device", "pinned", "mapped"]
 Asked = Literal["auto", "device", "pinned", "mapped"]
@@ -140,9 +141,9 @@ class Placement:
     placed: Sequence[Placed]
     columns: Sequence[Column]
     tables: Mapping[int, torch.Tensor]
-    kept: Ints | None
+    kept: Int64Array | None
 
-    def index(self, ids: Ints) -> torch.Tensor | None:
+    def index(self, ids: Int64Array) -> torch.Tensor | None:
         """Rows by their places in the tables, int [k]; None without tables."""
         if not self.tables:
             return None
@@ -160,7 +161,7 @@ def _row_bytes(column: Column, rows: int) -> int | None:
 
 
 def place(
-    columns: Sequence[Column], placed: Sequence[Placed], rows: Ints, whole: bool, streams: Streams | None
+    columns: Sequence[Column], placed: Sequence[Placed], rows: Int64Array, whole: bool, streams: Streams | None
 ) -> Placement:
     """Loads columns to where they belong; ``rows`` (ascending) are those that will be read.
 
@@ -187,7 +188,7 @@ def place(
 
 
 def _load(
-    column: Column, where: Where, rows: Ints, whole: bool, streams: Streams | None, bar: Progress
+    column: Column, where: Where, rows: Int64Array, whole: bool, streams: Streams | None, bar: Progress
 ) -> tuple[Column, torch.Tensor | None]:
     """The column for the CPU to gather from, and the table where the device can pick rows itself."""
     field, shape = column.field, (len(rows), *column.field.row_shape)

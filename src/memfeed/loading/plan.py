@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from memfeed.augment import UserTransform, bind
-from memfeed.buffers import Pool
-from memfeed.columns import Ints
-from memfeed.gather import MOST_AT_ONCE, Gather
+from memfeed.loading.bind import UserTransform, bind
 from memfeed.loading.pipeline import Pipeline
 from memfeed.loading.placement import Asked, Placed, Placement, Room, choose, place, sizes_of
 from memfeed.loading.readahead import ReadAhead
-from memfeed.schema import Node
-from memfeed.store import Store
-from memfeed.transfer import Crossing, Direct, Streamed, Streams
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Node
+from memfeed.store.gather import MOST_AT_ONCE, Gather
+from memfeed.store.store import Store
+from memfeed.system.buffers import Pool
+from memfeed.transfer.streams import Streams
+from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
 from memfeed.transforms import Transform
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
@@ -27,14 +28,14 @@ CROSSING_BYTES, PICKING_BYTES = 16 << 20, 256 << 20
 PICKING_SHARE = 64  # and a small device's memory is not filled with batches
 
 
-def _kept(store: Store) -> Ints:
+def _kept(store: Store) -> Int64Array:
     """The rows that a loader of this store reads, ascending."""
     rows = store.base_rows(np.arange(len(store)))
     return rows if store.whole else np.unique(rows)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """Made when a loader's first epoch begins, and anew where memory ran out.
 
     Args:
@@ -69,13 +70,13 @@ def make(
     transform: UserTransform,
     seed: int,
     pads: bool,
-) -> Plan:
+) -> LoadPlan:
     """Loads what is to be placed, and plans the rest."""
     if any(one.where != "mapped" for one in placed):
         placement = place(store.columns, placed, _kept(store), store.whole, streams)
     else:
         placement = Placement(placed, store.columns, {}, None)
-    crossing: Crossing = Direct(device) if streams is None else Streamed(streams, placement.tables)
+    crossing: Transfer = SyncTransfer(device) if streams is None else StreamTransfer(streams, placement.tables)
     gather = Gather(placement.columns, crossing.lenders(len(store.columns)), placement.tables)
     on_disk = [c for n, c in enumerate(placement.columns) if placement.placed[n].where == "mapped"]
     reader = ReadAhead(on_disk, order_covers=2 * len(store) >= store.base_length)
@@ -100,7 +101,7 @@ def make(
         pads=pads,
         tensordicts=_holds_tensordicts(store.schema.structure),
     )
-    return Plan(placement, gather, reader, pipeline, at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)))
+    return LoadPlan(placement, gather, reader, pipeline, at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)))
 
 
 def _crossing_at_once(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:

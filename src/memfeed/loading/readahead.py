@@ -18,8 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from memfeed import files, machine
-from memfeed.columns import Column, FixedColumn, InMemory, Ints, JoinedFixed, JoinedRagged, RaggedColumn
+from memfeed.schema.codec import Int64Array
+from memfeed.store.columns import Column, FixedColumn, InMemory, JoinedFixed, JoinedRagged, RaggedColumn
+from memfeed.system import machine
+from memfeed.system.descriptors import FileHandles
+from memfeed.system.page_cache import in_page_cache, page_out
 
 SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 PROBES = 24  # places that tell whether a store is in the page cache: if a tenth of it is not, 92 of 100 times
@@ -40,7 +43,7 @@ class ReadAhead:
     """
 
     def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
-        self._open = files.Handles(write=False)
+        self._open = FileHandles(write=False)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers
         self._by_row = self._columns
@@ -54,7 +57,7 @@ class ReadAhead:
         """Bytes of the columns that can be read ahead."""
         return sum(part.nbytes for part in self._columns)
 
-    def begin(self, ids: Ints) -> bool:
+    def begin(self, ids: Int64Array) -> bool:
         """An epoch begins: whether any of a few of these rows is not in the page cache, so that reading ahead is worth
         it.
 
@@ -71,12 +74,12 @@ class ReadAhead:
         self._warm_at = time.monotonic()
         return False
 
-    def ready(self, ids: Ints) -> bool:
+    def ready(self, ids: Int64Array) -> bool:
         """Whether the last of these rows has arrived, as far as the largest column tells."""
         largest = max(self._columns, key=lambda part: part.nbytes)
         return self._is_cached(largest, largest.within(ids[-1:]))
 
-    def _is_cached(self, part: _OnDisk, rows: Ints) -> bool:
+    def _is_cached(self, part: _OnDisk, rows: Int64Array) -> bool:
         """Whether the first of these rows is; asked in two ways, as neither can always tell.
 
         The map says yes where we may not know. A read that does not wait starts one, and a fast disk may be done before
@@ -90,7 +93,7 @@ class ReadAhead:
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
             for at in (int(start), int(start + length) - 1):
-                if not files.in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
+                if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
@@ -98,7 +101,7 @@ class ReadAhead:
             return True
         return True
 
-    def announce(self, ids: Ints) -> int:
+    def announce(self, ids: Int64Array) -> int:
         """Asks the kernel for these rows of all columns; returns their bytes."""
         total = 0
         for path, start, size in itertools.islice(self._sweep, self._sweeps):
@@ -130,7 +133,7 @@ class ReadAhead:
             for start in range(0, part.nbytes, SWEEP_BYTES)
         )
 
-    def drop(self, ids: Ints, runs: Sequence[tuple[int, int]]) -> None:
+    def drop(self, ids: Int64Array, runs: Sequence[tuple[int, int]]) -> None:
         """Gives up the page cache of rows that will not be read again in this epoch.
 
         ``ids`` were just read; ``runs`` of rows [a, b) hold none that is still to come. What somebody else maps stays,
@@ -147,7 +150,7 @@ class ReadAhead:
                 continue
             base = part.address
             for start, stop in places:
-                files.page_out(base + start, stop - start)
+                page_out(base + start, stop - start)
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,12 @@ class _OnDisk:
         """Where the file is mapped."""
         return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
 
-    def within(self, ids: Ints) -> Ints:
+    def within(self, ids: Int64Array) -> Int64Array:
         """Those of the rows that lie here, by their numbers here."""
         rows = ids.astype(np.int64) - self.begin
         return rows[(rows >= 0) & (rows < (self.column.rows or 0))]
 
-    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Where rows lie, and how long they are, in bytes."""
         if isinstance(self.column, RaggedColumn):
             return self.column.extents(rows)[:2]
@@ -201,7 +204,7 @@ def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
             yield part
 
 
-def merged(starts: Ints, lengths: Ints) -> Iterator[tuple[int, int]]:
+def merged(starts: Int64Array, lengths: Int64Array) -> Iterator[tuple[int, int]]:
     """Ranges of whole pages that hold these bytes, in order, those that touch or almost touch as one."""
     there = lengths > 0
     first = starts[there] // mmap.PAGESIZE * mmap.PAGESIZE

@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 from torch.utils.data import Subset
 
-from memfeed import columnar
-from memfeed.columns import Column, Ints, JoinedFixed, JoinedRagged, Pieces, RaggedColumn, Values
-from memfeed.columns import FixedColumn as Fixed
 from memfeed.errors import LoaderError
-from memfeed.source import Source
-from memfeed.store import Store
+from memfeed.schema.codec import Int64Array
+from memfeed.store import in_memory
+from memfeed.store.backing import Backing
+from memfeed.store.columns import Column, JoinedFixed, JoinedRagged, Pieces, RaggedColumn, Values
+from memfeed.store.columns import FixedColumn as Fixed
+from memfeed.store.store import Store
 
 
 def as_stores(source: Any) -> list[Store]:
@@ -30,7 +31,7 @@ def _as_store(source: Any) -> Store:
         return source
     if isinstance(source, Subset):
         return _as_store(source.dataset).subset(list(source.indices))
-    columns = columnar.as_columns(source)
+    columns = in_memory.as_columns(source)
     if columns is None:
         raise LoaderError(
             f"found {type(source).__name__}; expected a Store, a Subset of one, a list of stores, or columns in memory "
@@ -40,7 +41,7 @@ def _as_store(source: Any) -> Store:
     if not len(columns):
         raise LoaderError("found columns without rows; expected at least one row")
     schema, held = columns.in_memory()
-    return Store(Source(None, schema, len(columns), "", held.__getitem__), types=columns.types)
+    return Store(Backing(None, schema, len(columns), "", held.__getitem__), types=columns.types)
 
 
 def join(stores: Sequence[Store]) -> Store:
@@ -55,14 +56,14 @@ def join(stores: Sequence[Store]) -> Store:
         _check_same(first, store)
     begins = [0, *accumulate(store.base_length for store in stores)]
     # views of whole stores need no list of rows
-    rows: Ints | None = None
+    rows: Int64Array | None = None
     if not all(store.whole for store in stores):
         rows = np.concatenate(
             [begin + store.base_rows(np.arange(len(store))) for begin, store in zip(begins, stores, strict=False)]
         )
     parts = list(zip(*(store.columns for store in stores), strict=True))
     digest = "+".join(store.digest for store in stores)
-    source = Source(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
+    source = Backing(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
     return Store(source, types=first.types, rows=rows)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from memfeed.columns import Column, InMemory, JoinedFixed, JoinedRagged, Pieces, Values
 from memfeed.loading.epoch import Place
-from memfeed.loading.pace import Pace
 from memfeed.loading.placement import Placed
-from memfeed.loading.plan import Plan
-from memfeed.store import Store
+from memfeed.loading.plan import LoadPlan
+from memfeed.loading.prefetch_policy import PrefetchPolicy
+from memfeed.store.columns import Column, InMemory, JoinedFixed, JoinedRagged, Pieces, Values
+from memfeed.store.store import Store
 
 
 def stats(
-    place: Place | None, before: int, store: Store, plan: Plan | None, pace: Pace, cold: bool | None
+    place: Place | None, before: int, store: Store, plan: LoadPlan | None, pace: PrefetchPolicy, cold: bool | None
 ) -> dict[str, Any]:
     """See ``Loader.stats``."""
     gathered = 0 if plan is None else plan.gather.bytes - before

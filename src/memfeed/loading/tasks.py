@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from memfeed.columns import Ints
 from memfeed.errors import LoaderError, RowError
 from memfeed.loading.samplers import Generators
-from memfeed.order import Order
-from memfeed.order.steps import Steps
+from memfeed.order.orders import Order
+from memfeed.order.shards import Steps
+from memfeed.schema.codec import Int64Array
 
-BaseRows = Callable[[Ints], Ints]
+BaseRows = Callable[[Int64Array], Int64Array]
 
 
 LastBatch = Literal["keep", "drop", "pad"]
@@ -41,23 +41,23 @@ Mark = int | Drawn
 """A place in an epoch; under our own orders how many rows all ranks together have read before it."""
 
 
-class Task(NamedTuple):
+class GatherTask(NamedTuple):
     """One gather: base rows ``ids``, to be split into batches of ``size``, and the mark behind each.
 
     ``positions`` are those of the rows in the epoch, where a row can come twice; ``valid`` is False for rows that fill
     up a last batch.
     """
 
-    ids: Ints
+    ids: Int64Array
     size: int
     marks: Sequence[Mark]
-    positions: Ints | None = None
+    positions: Int64Array | None = None
     valid: torch.Tensor | None = None
 
 
 def of_order(
     order: Order, steps: Steps, begin: int, base_rows: BaseRows | None, at_once: int, *, repeats: bool
-) -> Iterator[Task]:
+) -> Iterator[GatherTask]:
     """An epoch in our own order, from row ``begin`` on; ``at_once`` batches to a task where they are whole.
 
     ``repeats`` says that the order may visit a row twice.
@@ -70,7 +70,7 @@ def of_order(
             starts = run.start + run.stride * np.arange(run.steps)
             positions = (starts[:, None] + np.arange(run.size)).ravel()
         ids = order(run.start, last) if positions is None or follow else _at(order, run.row, last, positions)
-        yield Task(
+        yield GatherTask(
             ids if base_rows is None else base_rows(ids),
             run.size,
             range(run.row + run.stride, last + 1, run.stride) if last <= steps.rows else (steps.rows,),
@@ -79,7 +79,7 @@ def of_order(
         )
 
 
-def _at(order: Order, first: int, last: int, positions: Ints) -> Ints:
+def _at(order: Order, first: int, last: int, positions: Int64Array) -> Int64Array:
     """The rows at positions of [first, last); those beyond the end of the epoch are its first rows again."""
     rows = order(first, min(last, order.n))
     if last <= order.n:
@@ -91,7 +91,7 @@ def _at(order: Order, first: int, last: int, positions: Ints) -> Ints:
 
 def of_sampler(
     sampler: Iterable[Any], size: int | None, last: LastBatch, begin: Drawn | None, base_rows: BaseRows
-) -> Iterator[Task]:
+) -> Iterator[GatherTask]:
     """An epoch in the order of a user's sampler, or batch sampler (``size`` None), from ``begin`` on.
 
     A last batch that is smaller is kept, dropped, or filled up with its own rows.
@@ -133,10 +133,10 @@ def of_sampler(
         positions = np.arange(rows, rows + len(drawn))
         rows += count
         mark = Drawn(at, begin.start, hasher.hexdigest())
-        yield Task(base_rows(drawn), max(len(drawn), 1), (mark,), positions, valid)
+        yield GatherTask(base_rows(drawn), max(len(drawn), 1), (mark,), positions, valid)
 
 
-def _draw(drawing: Iterator[Any], size: int | None) -> Ints | None:
+def _draw(drawing: Iterator[Any], size: int | None) -> Int64Array | None:
     """The rows of the next batch, int64; None at the end."""
     if size is None:
         batch = next(drawing, None)
@@ -145,7 +145,7 @@ def _draw(drawing: Iterator[Any], size: int | None) -> Ints | None:
     return _numbers(held) if held else None
 
 
-def _numbers(rows: Any) -> Ints:
+def _numbers(rows: Any) -> Int64Array:
     """What a sampler yielded, as int64 [k]. Raises RowError for anything but ints."""
     try:
         return np.array([operator.index(row) for row in rows], np.int64)

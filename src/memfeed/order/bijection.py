@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.keyed import derive, mix
+from memfeed.random import derive, mix
 
 Numbers = npt.NDArray[np.int64]
 ROUNDS = 8

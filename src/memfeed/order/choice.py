@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from memfeed.keyed import derive
-from memfeed.order.draws import Draws
+from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.mixture import Mixed
-from memfeed.order.order import Blocks, Order, Sequential, Shuffled
+from memfeed.order.orders import Blocks, Order, Sequential, Shuffled
+from memfeed.random import derive
 
 Shuffle = bool | Literal["blocks"]
 BLOCK_BYTES = 1 << 20  # of one block of rows: enough for a disk to read it at full speed
@@ -21,18 +21,20 @@ def default_block_rows(row_bytes: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(row_bytes, 1)))
 
 
-def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> Draws:
+def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrders:
     """The orders of ``n`` rows, by epoch."""
     if shuffle == "blocks":
-        return Draws(lambda epoch: Blocks(n, seed, epoch, block_rows), None)
-    return Draws(partial(Shuffled, n, seed), n) if shuffle else Draws(lambda epoch: Sequential(n), None)
+        return EpochOrders(lambda epoch: Blocks(n, seed, epoch, block_rows), None)
+    return EpochOrders(partial(Shuffled, n, seed), n) if shuffle else EpochOrders(lambda epoch: Sequential(n), None)
 
 
-def mixed_orders(sizes: Sequence[int], counts: Sequence[int], shuffle: Shuffle, seed: int, block_rows: int) -> Draws:
+def mixed_orders(
+    sizes: Sequence[int], counts: Sequence[int], shuffle: Shuffle, seed: int, block_rows: int
+) -> EpochOrders:
     """The orders that mix sources of ``sizes`` rows, ``counts[i]`` rows of source i in each epoch."""
     passes = [orders_of(n, shuffle, derive("source", seed, i), block_rows) for i, n in enumerate(sizes)]
 
     def make(epoch: int) -> Order:
         return Mixed(sizes, counts, epoch, passes, derive("mixture", seed, epoch) if shuffle else None)
 
-    return Draws(make, None)
+    return EpochOrders(make, None)

@@ -8,9 +8,9 @@ from itertools import accumulate
 import numpy as np
 
 from memfeed.errors import LoaderError
-from memfeed.keyed import derive
-from memfeed.order.draws import Draws
-from memfeed.order.order import Order, Rows
+from memfeed.order.epoch_orders import EpochOrders
+from memfeed.order.orders import Order, Rows
+from memfeed.random import derive
 
 WINDOW = 4096  # positions within which each source has its exact share
 
@@ -50,7 +50,7 @@ class Mixed:
     """
 
     def __init__(
-        self, sizes: Sequence[int], counts: Sequence[int], epoch: int, passes: Sequence[Draws], key: int | None
+        self, sizes: Sequence[int], counts: Sequence[int], epoch: int, passes: Sequence[EpochOrders], key: int | None
     ) -> None:
         self.n = sum(counts)
         self._sizes, self._counts, self._epoch, self._passes, self._key = sizes, counts, epoch, passes, key

@@ -24,7 +24,7 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """What `memfeed.transfer.crossing` needs of a device.
+    """What `memfeed.transfer.transfer` needs of a device.
 
     ``copy``, ``select`` and ``mark`` only queue work, on a stream of their own, and are called within ``aside``. What
     they read must stay as it is until an event marked after them has come.

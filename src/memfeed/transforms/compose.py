@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.transforms.fields import On
-from memfeed.transforms.steps import Step
+from memfeed.transforms.batch_fields import On
+from memfeed.transforms.planning import Step
 from memfeed.transforms.transform import Transform
 
 

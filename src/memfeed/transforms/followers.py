@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.transforms.fields import Field
-from memfeed.transforms.fused import fused
-from memfeed.transforms.geometry import Geometry
+from memfeed.transforms.backends.fused import fused
+from memfeed.transforms.batch_fields import BatchField
 from memfeed.transforms.memory import empty
+from memfeed.transforms.params.geometry import Geometry
 
 
-def follow(field: Field, moves: Sequence[Geometry], shape: torch.Size) -> torch.Tensor:
+def follow(field: BatchField, moves: Sequence[Geometry], shape: torch.Size) -> torch.Tensor:
     """What becomes of a field when `moves` are made on images of `shape` [n, c, h, w].
 
     Masks [n, h, w] or [n, c, h, w] by nearest neighbour, 0 outside. Boxes [n, k, 4] or jagged (x1, y1, x2, y2, of the

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.keyed import Keys, derive
-from memfeed.transforms.fields import Field, On, find_all, replace, tensors
+from memfeed.random import Keys, derive
+from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, tensors
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
@@ -80,7 +80,7 @@ class Mix(Transform):
             )
         return torch.nn.functional.one_hot(label.long(), self.num_classes).to(torch.float32)
 
-    def _fields(self, batch: Any, on: On) -> tuple[Field, Field]:
+    def _fields(self, batch: Any, on: On) -> tuple[BatchField, BatchField]:
         image, *named = find_all(batch, on)
         if len(named) == 1:
             return image, named[0]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.keyed import Keys, uniform
-from memfeed.transforms.fields import Field, On, find_all, replace
+from memfeed.random import Keys, uniform
+from memfeed.transforms.batch_fields import BatchField, On, find_all, replace
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
@@ -70,7 +70,7 @@ class PerSample(Transform):
         """The function, for repr."""
         return str(self.fn)
 
-    def _call(self, fields: Sequence[Field], sample: int, seed: int, row: int) -> Sequence[torch.Tensor]:
+    def _call(self, fields: Sequence[BatchField], sample: int, seed: int, row: int) -> Sequence[torch.Tensor]:
         tensors = [field.tensor[sample].cpu() for field in fields]
         try:
             if hasattr(self.fn, "set_random_seed") and hasattr(self.fn, "add_targets"):
@@ -93,7 +93,7 @@ class PerSample(Transform):
         return found
 
     def _call_albumentations(
-        self, fields: Sequence[Field], tensors: Sequence[torch.Tensor], seed: int
+        self, fields: Sequence[BatchField], tensors: Sequence[torch.Tensor], seed: int
     ) -> list[torch.Tensor]:
         names = ["image", *(str(field.names[-1]) for field in fields[1:])]
         prepared: Any = self._prepared.get(tuple(names))

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.transforms.fields import On
-from memfeed.transforms.geometry import Imagewise
-from memfeed.transforms.steps import Uniform
+from memfeed.transforms.batch_fields import On
+from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.planning import Uniform
 from memfeed.transforms.transform import ImageTransform
 
 

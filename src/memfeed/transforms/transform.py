@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
-from memfeed.keyed import Keys, uniform
-from memfeed.transforms.affine import Affine
-from memfeed.transforms.fields import On, find_all, replace
+from memfeed.random import Keys, uniform
+from memfeed.transforms.backends.fused import fused
+from memfeed.transforms.backends.gpu import gpu_kernel
+from memfeed.transforms.batch_fields import On, find_all, replace
 from memfeed.transforms.followers import follow
-from memfeed.transforms.fused import fused
-from memfeed.transforms.geometry import Imagewise
-from memfeed.transforms.gpu import gpu_kernel
 from memfeed.transforms.memory import Empty, channels_last, empty
-from memfeed.transforms.steps import Moved, Stage, Step, Uniform, UniformOf, make_params, run_fused, run_plain
+from memfeed.transforms.params.affine import Affine
+from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.planning import Moved, Stage, Step, Uniform, UniformOf, make_params, run_fused, run_plain
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")

@@ -1,0 +1,61 @@
+"""What kind of dataset it is: columns in memory, a map-style dataset, or something that can only be iterated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from torch.utils.data import IterableDataset
+
+from memfeed.errors import CopyError, SchemaError
+from memfeed.store import in_memory
+from memfeed.store.store import Store
+
+
+class Input(msgspec.Struct, frozen=True):
+    """A dataset and how it is read; ``length`` is None where only iterating tells."""
+
+    dataset: Any
+    kind: Literal["columns", "map", "iterable"]
+    length: int | None
+
+
+def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
+    """Raises CopyError for data that lies memory-mapped on disk: nobody copies a terabyte by accident."""
+    at = str(dataset.path) if isinstance(dataset, Store) else in_memory.existing_path(dataset)
+    if at is None:
+        return
+    source = Path(at).resolve()
+    if target.resolve() == source or source in target.resolve().parents or target.resolve() in source.parents:
+        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
+    if not copy_existing:
+        raise CopyError(
+            f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
+            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
+        )
+
+
+def classify_input(dataset: Any) -> Input:
+    """How ``dataset`` is to be read. Raises SchemaError for what is no dataset, or an empty one."""
+    columns = None if isinstance(dataset, Store) else in_memory.as_columns(dataset)
+    if columns is not None:
+        given = Input(columns, "columns", len(columns))
+    elif isinstance(dataset, str | bytes | dict):
+        raise SchemaError(
+            f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
+            "or tensors or arrays (or a tuple or dict of them) with one row per sample"
+        )
+    elif isinstance(dataset, IterableDataset):
+        given = Input(dataset, "iterable", None)
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        given = Input(dataset, "map", len(dataset))
+    elif hasattr(dataset, "__iter__"):
+        given = Input(dataset, "iterable", None)
+    else:
+        raise SchemaError(
+            f"found {dataset.__class__.__name__}, which has neither len and [] nor iter; expected a dataset"
+        )
+    if given.length == 0:
+        raise SchemaError("found an empty dataset (0 samples); expected at least one")
+    return given

@@ -1,0 +1,1 @@
+"""The words of a sample: fields, nesting, and values as bytes."""

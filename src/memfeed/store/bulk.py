@@ -1,0 +1,191 @@
+"""All rows of a store into memory elsewhere: a device's, or tensors that are there already; chunk by chunk.
+
+No more than a chunk of the store is needed in memory at a time, so a store beyond RAM goes to a larger device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, is_tensorclass
+
+from memfeed.errors import FieldError, StoreError
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Field, Path, display
+from memfeed.store.columns import Column, FixedColumn, RaggedColumn
+from memfeed.store.gather import Gather
+from memfeed.system.buffers import Fresh
+from memfeed.system.progress import Progress
+from memfeed.system.units import format_bytes
+from memfeed.transfer.devices import check_device
+from memfeed.transfer.streams import room
+from memfeed.transfer.to_device import to_device
+
+CHUNK_BYTES = 64 << 20
+
+
+class Unfilled(NamedTuple):
+    """What `Store.into` left out with ``strict=False``, as `torch.nn.Module.load_state_dict` says it."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load(
+    columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool
+) -> list[Any]:
+    """The leaves of one batch of all these rows, on a device; see ``Store.to``."""
+    target = check_device(device) or torch.device("cpu")
+    _check_room(title, sum(_bytes(c, rows) for c in columns if isinstance(c, FixedColumn)), target)
+    offsets: dict[int, torch.Tensor] = {}
+    leaves = []
+    total = sum(_bytes(column, rows) for column in columns)
+    with Progress(f"{title} to {target}", total, unit="B", shown=progress) as bar:
+        for column in columns:
+            if isinstance(column, FixedColumn):
+                count = None if column.rows is None else len(rows)
+                shape = column.field.row_shape if count is None else (count, *column.field.row_shape)
+                leaf: Any = torch.empty(shape, dtype=column.field.torch_dtype, device=target)
+                copy_rows(column, rows, leaf, bar)
+            elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
+                leaf = _jagged(column, rows, target, offsets, bar)
+            else:
+                leaf = to_device(Gather([column], [Fresh()])(rows)[0], target)
+                bar.advance(_bytes(column, rows))
+            leaves.append(leaf)
+    return leaves
+
+
+def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
+    """Fills what is in ``dest`` with these rows; see ``Store.into``."""
+    targets = dict(_leaves(dest, ()))
+    pairs: list[tuple[FixedColumn, torch.Tensor]] = []
+    missing, wrong, used = [], [], set()
+    for column in columns:
+        key = _key(column.field, targets)
+        if key is None:
+            missing.append(column.field.name)
+            continue
+        used.add(key)
+        target = targets[key]
+        if not isinstance(column, FixedColumn):
+            wrong.append(
+                f"{column.field.name}: found {column.field.describe()}; expected rows of one shape to fill with"
+            )
+            continue
+        shape = column.field.row_shape if column.rows is None else (len(rows), *column.field.row_shape)
+        if tuple(target.shape) != tuple(shape) or target.dtype != column.field.torch_dtype:
+            wrong.append(
+                f"{column.field.name}: found {target.dtype} {list(target.shape)} to fill; expected "
+                f"{column.field.torch_dtype} {list(shape)}"
+            )
+        pairs.append((column, target))
+    unexpected = [display(key) for key in targets if key not in used]
+    if strict and (missing or unexpected):
+        raise FieldError(
+            f"{title}: found no place for {missing or 'nothing'}, and no field for {unexpected or 'nothing'}; "
+            "expected the same fields on both sides: select() some, or strict=False fills those that both have"
+        )
+    if wrong:
+        raise FieldError(f"{title}: " + "; ".join(wrong))
+    with torch.no_grad():
+        for column, target in pairs:
+            for place, chunk in _chunks(column, rows):
+                target[place].copy_(chunk)
+    return Unfilled(missing, unexpected)
+
+
+def copy_rows(column: Column, rows: Int64Array, out: torch.Tensor, bar: Progress) -> None:
+    """Copies rows of one shape into ``out``, [len(rows), *shape] on any device."""
+    for place, chunk in _chunks(column, rows):
+        out[place].copy_(chunk)
+        bar.advance(chunk.nbytes)
+
+
+def _chunks(column: Column, rows: Int64Array) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Rows in pieces of bounded size, each with the place where it belongs."""
+    if isinstance(column, FixedColumn) and column.rows is None:
+        yield ..., column.data
+        return
+    step = max(1, CHUNK_BYTES // max(column.field.row_bytes, 1))
+    gather = Gather([column], [Fresh()])
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        run = part[-1] - part[0] == len(part) - 1 and bool((np.diff(part) == 1).all())
+        whole = run and isinstance(column, FixedColumn)
+        yield (
+            slice(start, start + len(part)),
+            (
+                column.data[int(part[0]) : int(part[-1]) + 1] if whole else gather(part)[0]  # type: ignore[union-attr]
+            ),
+        )
+
+
+def _jagged(
+    column: RaggedColumn, rows: Int64Array, target: torch.device, shared: dict[int, torch.Tensor], bar: Progress
+) -> torch.Tensor:
+    """All rows as one nested tensor; fields of equal lengths share their offsets."""
+    field = column.field
+    _, sizes, dims = column.extents(rows)
+    ends = torch.from_numpy(np.concatenate([[0], dims[:, 0].cumsum()]))
+    shape = [dim for dim in field.shape[1:] if dim is not None]
+    values = torch.empty((int(ends[-1]), *shape), dtype=field.torch_dtype, device=target)
+    gather = Gather([column], [Fresh()])
+    pieces = np.searchsorted(sizes.cumsum(), np.arange(CHUNK_BYTES, int(sizes.sum()) + CHUNK_BYTES, CHUNK_BYTES)) + 1
+    start = 0
+    for stop in np.unique(pieces.clip(max=len(rows))).tolist():
+        chunk = gather(rows[start:stop])[0].values()
+        values[int(ends[start]) : int(ends[stop])].copy_(chunk)
+        bar.advance(chunk.nbytes)
+        start = stop
+    known = shared.get(field.lengths_of) if field.lengths_of is not None else None
+    offsets = known if known is not None and torch.equal(known.cpu(), ends) else ends.to(target)
+    if field.lengths_of is not None:
+        shared[field.lengths_of] = offsets
+    return torch.nested.nested_tensor_from_jagged(values, offsets)
+
+
+def _bytes(column: Column, rows: Int64Array) -> int:
+    if isinstance(column, FixedColumn):
+        return column.data.nbytes if column.rows is None else len(rows) * column.field.row_bytes
+    return int(column.extents(rows)[1].clip(0).sum()) if isinstance(column, RaggedColumn) else 0
+
+
+def _check_room(title: str, needed: int, target: torch.device) -> None:
+    if target.type != "cuda":
+        return
+    free, _ = room(target)
+    if needed > free:
+        raise StoreError(
+            f"{title}: found {format_bytes(free)} free on {target}; expected {format_bytes(needed)} for all rows: "
+            "select() fields, or leave the store mapped and let a Loader move the batches"
+        )
+
+
+def _leaves(tree: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+    """The tensors of nested dicts, sequences, TensorDicts and tensorclasses, with the way to each."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, Mapping | TensorDictBase) or is_tensorclass(type(tree)):
+        for key, value in tree.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
+        for number, value in enumerate(tree):
+            yield from _leaves(value, (*path, number))
+    else:
+        raise FieldError(
+            f"found {type(tree).__name__} at {display(path)!r} of what is to be filled; expected tensors, in dicts, "
+            "lists or TensorDicts"
+        )
+
+
+def _key(field: Field, targets: Mapping[Path, torch.Tensor]) -> Path | None:
+    """Where a field belongs: at its path, under its name (of nested ones joined by dots, as in a state_dict), or at the
+    path that a name with dots spells."""
+    for key in (field.path, (field.name,), tuple(field.name.split("."))):
+        if key in targets:
+            return key
+    return None

@@ -1,0 +1,117 @@
+"""Data that lies in columns already: a tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
+from torch.utils.data import TensorDataset
+
+from memfeed.errors import SchemaError
+from memfeed.schema import codec
+from memfeed.schema.fields import Node, Schema, display
+from memfeed.schema.infer import infer
+from memfeed.schema.tree import Flattener, open_container, types_of
+from memfeed.store.columns import InMemory
+
+
+class Columns:
+    """Columns in memory seen as a map-style dataset: ``len`` rows, each a sample of the columns' own structure.
+
+    Shares the memory of ``source``; copies nothing.
+    """
+
+    def __init__(self, source: Any, n: int) -> None:
+        self.source, self._n = source, n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, row: int) -> Any:
+        return _row(self.source, row)
+
+    @property
+    def types(self) -> tuple[type, ...]:
+        """The record classes among the columns' containers."""
+        return types_of([self.source])
+
+    def leaves(self, structure: Node) -> list[Any]:
+        """The columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
+        return Flattener(structure)(self.source)
+
+    def in_memory(self) -> tuple[Schema, list[InMemory]]:
+        """A schema and columns for these data, without a copy: what a loader reads."""
+        found = infer([self[0]])
+        tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := codec.as_tensor(leaf)) is not None]
+        columns = [InMemory(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
+        return found.schema, columns
+
+
+def _row(value: Any, row: int) -> Any:
+    if isinstance(value, tuple):
+        parts = [_row(part, row) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, Mapping) and not isinstance(value, TensorDictBase):
+        return {key: _row(part, row) for key, part in value.items()}
+    return value[row]
+
+
+def as_columns(data: Any) -> Columns | None:
+    """``data`` as columns, or None where it is a dataset of samples. Raises SchemaError for unequal lengths."""
+    if isinstance(data, TensorDataset):
+        data = tuple(data.tensors)
+    lengths: dict[str, int] = {}
+    if not _collect(data, (), lengths):
+        return None
+    if not lengths:
+        raise SchemaError("found columns without any tensor in them; expected at least one")
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+        raise SchemaError(f"found columns of different lengths ({found}); expected one length: one row per sample")
+    return Columns(data, next(iter(lengths.values())))
+
+
+def _collect(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
+    """Notes the length of each column below ``value``; False where something is no column."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
+            return False
+        lengths[display(path)] = len(value)
+        return True
+    collection = isinstance(value, TensorDictBase) or is_tensorclass(value)
+    if collection:
+        if isinstance(value, LazyStackedTensorDict) or value.batch_dims == 0:
+            return False
+    elif not isinstance(value, Mapping | tuple):
+        return False  # a list is a dataset of samples
+    opened = open_container(value)
+    assert opened is not None
+    parts = list(zip(opened[0].keys or range(len(opened[1])), opened[1], strict=True))
+    are_columns = [_collect(held, (*path, key), lengths) for key, held in parts]
+    if any(are_columns) and not all(are_columns) and not collection:
+        key, odd = parts[are_columns.index(False)]
+        raise SchemaError(
+            f"found columns of which {display((*path, key))} is a {type(odd).__name__}; expected tensors or "
+            "arrays with a row per sample in each place (samples themselves come as a list or a dataset)"
+        )
+    return bool(parts) and all(are_columns)
+
+
+def existing_path(data: Any) -> str | None:
+    """The directory where data that is memory-mapped on disk already lies; None for anything else."""
+    if not isinstance(data, TensorDictBase) and not is_tensorclass(data):
+        return None
+    prefix = getattr(data, "saved_path", None) if data.is_memmap() else None
+    if prefix is not None:
+        return str(prefix)
+    for leaf in data.values(include_nested=True, leaves_only=True):
+        if getattr(leaf, "filename", None):
+            above = [os.path.dirname(str(leaf.filename))]
+            while os.path.exists(os.path.join(os.path.dirname(above[-1]), "meta.json")):
+                above.append(os.path.dirname(above[-1]))
+            return above[-1]
+    return None

@@ -1,0 +1,1 @@
+"""The machine below: files, the page cache, memory, signals, progress."""

@@ -1,0 +1,60 @@
+"""The progress of a conversion, for people: rows a second, bytes, time left."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from tqdm.auto import tqdm
+
+from memfeed.system.units import format_bytes
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # tqdm's monitor is a thread, and a thread makes forking workers unsafe
+
+
+class Progress:
+    """A context manager around a progress bar on stderr; silent unless ``shown``; ``done`` units were there before.
+
+    It appears after ``delay_seconds``.
+    """
+
+    def __init__(
+        self, what: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
+    ) -> None:
+        self._what, self._total, self._unit, self._shown, self._done = what, total, unit, shown, done
+        self._delay = delay_seconds
+        self._bar: tqdm[object] | None = None
+        self.bytes = 0
+
+    def __enter__(self) -> Progress:
+        if self._shown:
+            self._bar = _Bar(
+                total=self._total,
+                initial=self._done,
+                desc=self._what,
+                unit=self._unit,
+                unit_scale=True,
+                dynamic_ncols=True,
+                file=sys.stderr,
+                delay=self._delay,
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, count: int, more_bytes: int = 0) -> None:
+        """``count`` more units are done, ``more_bytes`` more bytes written."""
+        self.bytes += more_bytes
+        if self._bar is not None:
+            if more_bytes:
+                self._bar.set_postfix_str(format_bytes(self.bytes), refresh=False)
+            self._bar.update(count)
+
+    def say(self, text: str) -> None:
+        """One line above the bar."""
+        if self._shown:
+            _Bar.write(text, file=sys.stderr)

@@ -1,0 +1,113 @@
+"""Finding one field in a batch of any structure, and putting another tensor in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import optree
+import torch
+from tensordict import is_tensor_collection
+
+from memfeed.errors import FieldError, TransformError
+
+Entry: TypeAlias = "str | int"
+On: TypeAlias = "Entry | tuple[Entry | tuple[Entry, ...], ...] | None"
+"""How a user names a field: a key, a position, or a path of these; or several, in a tuple. None: the one field that
+looks like images."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchField:
+    """One tensor of a batch and the way to it.
+
+    Args:
+        path: the way, through containers and tensor collections.
+        names: `path` with the names of namedtuple fields in place of their positions.
+        tensor: what lies there.
+        leaf: the number of the leaf of the containers it is in.
+        key: its key within that leaf where this is a TensorDict or tensorclass, else empty.
+    """
+
+    path: tuple[Any, ...]
+    names: tuple[Any, ...]
+    tensor: torch.Tensor
+    leaf: int
+    key: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The field as `on=` takes it, and what is there."""
+        name = repr(self.names[0]) if len(self.names) == 1 else repr(self.names)
+        return f"{name} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
+
+
+def find(batch: Any, on: On) -> BatchField:
+    """The field that `on` names.
+
+    Raises:
+        FieldError: no such field.
+        TransformError: `on` is None, and no field or several look like images [n, c, h, w] with 1 to 4 channels.
+    """
+    fields = list(tensors(batch))
+    listing = ", ".join(map(str, fields)) or f"no tensors, in a {type(batch).__name__}"
+    if on is not None:
+        path = on if isinstance(on, tuple) else (on,)
+        for field in fields:
+            if path in (field.path, field.names):
+                return field
+        raise FieldError(f"no field {on!r} in the batch; found {listing}; name one of these with on=")
+    images = [field for field in fields if _looks_like_images(field.tensor)]
+    if len(images) != 1:
+        raise TransformError(
+            f"found {len(images)} fields that look like images among {listing}; "
+            "expected one of shape [n, c, h, w] with 1 to 4 channels; name the field with on="
+        )
+    return images[0]
+
+
+def find_all(batch: Any, on: On) -> list[BatchField]:
+    """The fields that `on` names: several where it is a tuple whose first entry is a field itself. See `find`."""
+    if isinstance(on, tuple) and len(on) > 1:
+        first = on[0] if isinstance(on[0], tuple) else (on[0],)
+        if any(first in (field.path, field.names) for field in tensors(batch)):
+            return [find(batch, name) for name in on]
+    return [find(batch, on)]
+
+
+def replace(batch: Any, field: BatchField, tensor: torch.Tensor) -> Any:
+    """A batch of the same structure with `tensor` in the place of `field`; containers are new, other tensors shared."""
+    leaves, structure = _flatten(batch)[1:]
+    leaf = leaves[field.leaf]
+    if field.key:
+        leaf = leaf.clone(recurse=False)  # new nested TensorDicts, unlocked, with the same tensors
+        leaf.set(field.key, tensor)
+    else:
+        leaf = tensor
+    leaves[field.leaf] = leaf
+    return structure.unflatten(leaves)
+
+
+def tensors(batch: Any) -> Iterator[BatchField]:
+    """Every tensor of a batch."""
+    accessors, leaves, _ = _flatten(batch)
+    for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
+        path = tuple(entry.entry for entry in accessor)
+        names = tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in accessor)
+        if isinstance(leaf, torch.Tensor):
+            yield BatchField(path, names, leaf, number, ())
+        elif is_tensor_collection(leaf):
+            for key, tensor in leaf.items(include_nested=True, leaves_only=True):
+                keys = key if isinstance(key, tuple) else (key,)
+                if isinstance(tensor, torch.Tensor):
+                    yield BatchField(path + keys, names + keys, tensor, number, keys)
+
+
+def _flatten(batch: Any) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:
+    return optree.tree_flatten_with_accessor(
+        batch, is_leaf=is_tensor_collection, none_is_leaf=True, namespace="memfeed"
+    )
+
+
+def _looks_like_images(tensor: torch.Tensor) -> bool:
+    return not tensor.is_nested and tensor.ndim == 4 and 1 <= tensor.shape[1] <= 4

@@ -1,0 +1,1 @@
+"""The transforms themselves: each turns draws into parameters."""

@@ -1,0 +1,115 @@
+"""Casts and normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from memfeed.errors import TransformError
+from memfeed.transforms.batch_fields import On
+from memfeed.transforms.params.affine import Affine
+from memfeed.transforms.planning import Uniform
+from memfeed.transforms.transform import Transform
+
+
+class ToDtype(Transform):
+    """Cast the images.
+
+    Args:
+        dtype: to cast to.
+        scale: divide integer images by the largest value of their dtype (255 for uint8), which maps them to [0, 1].
+            Float images are only cast, as in torchvision.
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: `scale` with a dtype that is not floating point.
+    """
+
+    def __init__(self, dtype: torch.dtype, scale: bool = False, *, on: On = None) -> None:
+        super().__init__(on=on)
+        if scale and not dtype.is_floating_point:
+            raise TransformError(f"ToDtype({dtype}, scale=True); expected a float dtype to scale to; leave scale out")
+        self.dtype = dtype
+        self.scale = scale
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Affine:
+        """Nothing to draw."""
+        largest = _largest(dtype) if self.scale else 1
+        if largest == 1:
+            return Affine(self.dtype)
+        return Affine(self.dtype, scale=(1 / largest,) * shape[1], shift=(0.0,) * shape[1])
+
+    def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
+        """Cast, then divide."""
+        largest = _largest(image.dtype) if self.scale else 1
+        image = image.to(self.dtype)
+        return image if largest == 1 else image / largest
+
+    def extra_repr(self) -> str:
+        """The parameters, for repr."""
+        return f"{self.dtype}, scale={self.scale}"
+
+
+class Normalize(Transform):
+    """Subtract `mean` and divide by `std`, per channel; both in units of an image in [0, 1].
+
+    Integer images become float32 and are divided by the largest value of their dtype first (255 for uint8), so no
+    ToDtype is needed before. Float images are taken as they are and keep their dtype.
+
+    Args:
+        mean: one float per channel.
+        std: likewise, none of them 0.
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: mean and std differ in length, or are not finite, or a std is 0; later, images with another
+            number of channels.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], *, on: On = None) -> None:
+        super().__init__(on=on)
+        self.mean = tuple(float(value) for value in mean)
+        self.std = tuple(float(value) for value in std)
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise TransformError(
+                f"mean has {len(self.mean)} values and std has {len(self.std)}; "
+                "expected one per channel in both; e.g. three each for RGB images"
+            )
+        if not all(map(math.isfinite, self.mean + self.std)) or 0.0 in self.std:
+            raise TransformError(
+                f"mean={self.mean}, std={self.std}; expected finite numbers and no std of 0; "
+                "use a std of 1 for a channel that is constant"
+            )
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Affine:
+        """Nothing to draw."""
+        if shape[1] != len(self.mean):
+            raise TransformError(
+                f"images have {shape[1]} channels, mean and std {len(self.mean)} values; "
+                "expected one value per channel; give as many, and see that channels come before height and width"
+            )
+        largest = _largest(dtype)
+        return Affine(
+            dtype if dtype.is_floating_point else torch.float32,
+            scale=tuple(1 / (largest * std) for std in self.std),
+            shift=tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True)),
+        )
+
+    def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
+        """Scale to [0, 1], subtract, divide."""
+        largest = _largest(image.dtype)
+        image = image.to(params.dtype) / largest
+        mean = torch.tensor(self.mean, dtype=image.dtype, device=image.device)
+        std = torch.tensor(self.std, dtype=image.dtype, device=image.device)
+        return (image - mean[:, None, None]) / std[:, None, None]
+
+    def extra_repr(self) -> str:
+        """The parameters, for repr."""
+        return f"mean={self.mean}, std={self.std}"
+
+
+def _largest(dtype: torch.dtype) -> int:
+    """What an integer image is divided by to lie in [0, 1]; 1 for a float image, which is taken to lie there."""
+    return 1 if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -1,0 +1,155 @@
+"""Resizing, and crops that are resized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memfeed.errors import TransformError
+from memfeed.transforms.batch_fields import On
+from memfeed.transforms.ops.crop import check_size
+from memfeed.transforms.params.resample import Resampled, check_mode
+from memfeed.transforms.planning import Uniform
+from memfeed.transforms.transform import ImageTransform
+
+TRIES = 10  # as torchvision
+
+
+class Resize(ImageTransform):
+    """Resize the images.
+
+    Args:
+        size: (height, width) in pixels, or one int for the shorter side, the other keeping the proportions.
+        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact", or torchvision's InterpolationMode.
+        max_size: what the longer side may be at most, where `size` is an int.
+        antialias: average over what shrinks to one pixel; for bilinear and bicubic.
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: sizes that are not positive, an unknown interpolation, `max_size` with two sizes or not larger
+            than `size`.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        interpolation: Any = "bilinear",
+        max_size: int | None = None,
+        antialias: bool = True,
+        *,
+        on: On = None,
+    ) -> None:
+        super().__init__(on=on)
+        sides = [size] if isinstance(size, int) else list(size)
+        self.size = check_size(sides)[: len(sides)]
+        self.interpolation, self.antialias, self.max_size = check_mode(interpolation), antialias, max_size
+        if max_size is not None and (len(self.size) == 2 or max_size <= self.size[0]):
+            raise TransformError(
+                f"max_size={max_size} with size={size!r}; expected it with one int, and larger than that"
+            )
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Resampled:
+        """Nothing to draw."""
+        n, _, h, w = shape
+        if len(self.size) == 2:
+            height, width = self.size
+        else:
+            short, long = self.size[0], int(self.size[0] * max(h, w) / min(h, w))
+            if self.max_size is not None and long > self.max_size:
+                short, long = int(self.max_size * short / long), self.max_size
+            height, width = (short, long) if h <= w else (long, short)
+        zero = np.zeros(n, np.int64)
+        return Resampled(zero, zero, zero + h, zero + w, height, width, self.interpolation, self.antialias)
+
+    def extra_repr(self) -> str:
+        """The parameters, for repr."""
+        return f"size={self.size}, interpolation={self.interpolation}, antialias={self.antialias}"
+
+
+class RandomResizedCrop(ImageTransform):
+    """Cut a box of random area and aspect ratio at a random place, and resize it, drawn per sample.
+
+    Args:
+        size: (height, width) in pixels, or one int for both.
+        scale: least and largest share of the area of the image.
+        ratio: least and largest width / height.
+        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact", or torchvision's InterpolationMode.
+        antialias: average over what shrinks to one pixel; for bilinear and bicubic.
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: sizes, scales or ratios that are not positive or not in order, an unknown interpolation.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: Any = "bilinear",
+        antialias: bool = True,
+        *,
+        on: On = None,
+    ) -> None:
+        super().__init__(on=on)
+        self.size = check_size(size)
+        self.scale, self.ratio = _interval("scale", scale), _interval("ratio", ratio)
+        self.interpolation, self.antialias = check_mode(interpolation), antialias
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Resampled:
+        """Draw area, ratio and place; another area and ratio, ten times at most, where the box is too large.
+
+        After that it is the largest box in the middle whose ratio is allowed, as in torchvision.
+        """
+        h, w = shape[2:]
+        drawn = uniform(4)
+        box, fits = self._boxes(h, w, drawn[:, 2:])
+        (missing,) = np.nonzero(~fits)
+        if len(missing):
+            tries = uniform(2 + 2 * TRIES, missing)[:, 4:].reshape(-1, TRIES - 1, 2)
+            boxes, fits = self._boxes(h, w, tries)
+            first = boxes[np.arange(len(missing)), fits.argmax(1)]
+            box[missing] = np.where(np.any(fits, axis=1)[:, None], first, self._largest(h, w))
+        corner = (drawn[:, :2] * ((h, w) - box + 1)).astype(np.int64)
+        height, width = self.size
+        return Resampled(
+            corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], height, width, self.interpolation, self.antialias
+        )
+
+    def _boxes(self, h: int, w: int, drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Height and width for a drawn area and aspect ratio, int64 [..., 2], and whether the image has room for it."""
+        area = (h * w) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        root = np.exp((0.5 * low) + drawn[..., 1] * (0.5 * (high - low)))
+        side = np.sqrt(area)
+        boxes = np.empty((*side.shape, 2), np.int64)
+        height, width = boxes[..., 0], boxes[..., 1]
+        height[...], width[...] = np.rint(side / root), np.rint(side * root)
+        return boxes, (height > 0) & (width > 0) & (height <= h) & (width <= w)
+
+    def _largest(self, h: int, w: int) -> tuple[int, int]:
+        """The largest box whose ratio is allowed."""
+        if w / h < self.ratio[0]:
+            return max(1, min(h, round(w / self.ratio[0]))), w
+        if w / h > self.ratio[1]:
+            return h, max(1, min(w, round(h * self.ratio[1])))
+        return h, w
+
+    def extra_repr(self) -> str:
+        """The parameters, for repr."""
+        return (
+            f"size={self.size}, scale={self.scale}, ratio={self.ratio}, interpolation={self.interpolation}, "
+            f"antialias={self.antialias}"
+        )
+
+
+def _interval(name: str, values: Sequence[float]) -> tuple[float, float]:
+    low, high = (float(value) for value in values)
+    if not 0 < low <= high < math.inf:
+        raise TransformError(f"{name}={tuple(values)}; expected two positive numbers, the smaller one first")
+    return low, high

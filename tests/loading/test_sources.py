@@ -1,0 +1,93 @@
+"""Several stores read as one, mixed or not."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memfeed
+from memfeed import Loader
+from memfeed.errors import LoaderError
+from memfeed.random import Keys
+from memfeed.transforms import Transform
+from support import Made, equal, rich_sample
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    root = tmp_path_factory.mktemp("s")
+    spans = [(0, 20), (20, 31), (31, 40)]
+    return [
+        memfeed.cache(Made([rich_sample(i) for i in range(a, b)]), root / f"{a}.mf", progress=False) for a, b in spans
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return memfeed.cache(Made(rich_sample, 40), tmp_path_factory.mktemp("s") / "all.mf", progress=False)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 13), st.sampled_from([False, True, "blocks"]))
+def test_several_stores_are_read_as_one(three, whole, batch_size, shuffle):
+    ours = list(Loader(three, batch_size, shuffle=shuffle, seed=2))
+    theirs = list(Loader(whole, batch_size, shuffle=shuffle, seed=2))
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        for key in JAGGED:
+            assert equal(mine.pop(key).unbind(), other.pop(key).unbind())
+        assert equal(mine, other)
+
+
+JAGGED = ("boxes", "classes", "ids")
+
+
+def test_views_of_several_stores(three, whole):
+    parts = [three[0].subset([3, 1]), three[2].subset(range(9))]
+    labels = [batch["label"].tolist() for batch in Loader(parts, 4)]
+    assert labels == [[3, 1, 31, 32], [33, 34, 35, 36], [37, 38, 39]]
+    assert [b["label"].tolist() for b in Loader([p.select("label") for p in three], 40)] == [list(range(40))]
+
+
+def test_weights_mix_and_every_epoch_is_as_long_as_the_stores(three):
+    loader = Loader(three, 10, shuffle=True, weights=[0.2, 0.3, 0.5])
+    drawn = torch.cat([batch["label"] for batch in loader])
+    assert len(drawn) == 40
+    assert np.histogram(drawn, [0, 20, 31, 40])[0].tolist() == [8, 12, 20]
+
+
+def test_rows_that_come_twice_in_an_epoch_are_transformed_differently(three):
+    class Spy(Transform):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def apply(self, batch, keys: Keys, **_):
+            self.seen += list(zip(keys.rows.tolist(), keys.occurrence.tolist(), strict=True))
+            return batch
+
+    spy = Spy()
+    list(Loader(three, 7, shuffle=True, weights=[0.0, 0.0, 1.0], transform=spy))
+    assert len({row for row, _ in spy.seen}) == 9
+    assert len(set(spy.seen)) == len(spy.seen) == 40
+
+
+def test_stores_that_differ_are_refused(three, tmp_path):
+    other = memfeed.cache(Made([(torch.zeros(3), i) for i in range(4)]), tmp_path / "o.mf", progress=False)
+    wide = memfeed.cache(Made([(torch.zeros(4), i) for i in range(4)]), tmp_path / "w.mf", progress=False)
+    with pytest.raises(LoaderError, match=r"found field 0 float32 \[4\] in .*w.mf where .*o.mf has float32 \[3\]"):
+        Loader([other, wide], 2)
+    with pytest.raises(LoaderError, match=r"found field image missing in .*expected stores of one schema"):
+        Loader([three[0], other], 2)
+    nested = memfeed.cache(Made([[torch.zeros(3), i] for i in range(4)]), tmp_path / "n.mf", progress=False)
+    with pytest.raises(LoaderError, match="nested in another way"):
+        Loader([other, nested], 2)
+    with pytest.raises(LoaderError, match="found 2 weights for 1 stores"):
+        Loader(other, 2, weights=[0.5, 0.5])
+    with pytest.raises(LoaderError, match="found a sampler and weights"):
+        Loader([other, other], 2, weights=[0.5, 0.5], sampler=[1])
+
+
+def test_columns_in_memory_and_a_tuple_of_them_are_no_list_of_stores():
+    assert len(Loader((torch.arange(4), torch.arange(4)), 2)) == 2

@@ -1,0 +1,81 @@
+"""Stores that the first version of the format wrote, byte for byte, and what each of their rows must be.
+
+fixtures/make_stores.py wrote them and the literals beside them, from the samples themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memfeed
+from memfeed.schema.fields import DTYPES
+from memfeed.store import format
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+
+import make_stores  # noqa: E402
+
+STORES = FIXTURES / "stores"
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(params=make_stores.NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def read_only(name: str, path: Path) -> Path:
+    shutil.copytree(STORES / name, path)
+    for part in [path, *path.rglob("*")]:
+        part.chmod(0o555 if part.is_dir() else 0o444)
+    return path
+
+
+def test_every_row_is_what_was_written(name: str, read_only: Path) -> None:
+    expected = json.loads((STORES / f"{name}.json").read_text())
+    before = files_of(read_only)
+    store = memfeed.open(read_only, types=make_stores.TYPES)
+    store.verify()
+    assert len(store) == len(expected)
+    got: list[Any] = [json.loads(json.dumps(make_stores.literal(store[row]))) for row in range(len(store))]
+    assert got == expected
+    assert len(list(memfeed.Loader(store, 2))) == -(-len(store) // 2)
+    assert files_of(read_only) == before
+
+
+def test_a_store_is_written_today_as_it_was(name: str, path: Path) -> None:
+    """All but tensordict's own metadata, and the hash of the dataset's source text in the fingerprint."""
+    make_stores.write(name, path)
+    now, then = files_of(path), files_of(STORES / name)
+    if name == "skipped":
+        for files in (now, then):
+            manifest = json.loads(files[format.MANIFEST])
+            del manifest["fingerprint"]["source"], manifest["fingerprint"]["source_name"]
+            files[format.MANIFEST] = json.dumps(manifest).encode()
+    assert now.keys() == then.keys()
+    assert [file for file in now if now[file] != then[file] and not file.endswith("meta.json")] == []
+
+
+def test_every_dtype_and_kind_is_among_them() -> None:
+    schemas = [memfeed.open(STORES / name).schema for name in make_stores.NAMES]
+    fields = [field for schema in schemas for field in schema]
+    assert {field.dtype for field in fields if field.kind == "fixed"} >= {*DTYPES}
+    assert {field.kind for field in fields} == {"fixed", "jagged", "list", "str", "bytes", "json"}
+    assert {field.form for field in fields} == {"tensor", "scalar", "list"}
+    assert {field.kind for field in fields if field.optional} == {"list", "str"}
+
+
+def test_they_are_small() -> None:
+    for name in make_stores.NAMES:
+        assert sum(map(len, files_of(STORES / name).values())) < 50_000

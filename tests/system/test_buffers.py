@@ -1,0 +1,106 @@
+import gc
+import os
+import queue
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfeed.system.buffers import IDLE, Pool
+
+
+def lease(pool, size=1000):
+    return pool.lease((size,), torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda t: t,
+        lambda t: t[3:5],
+        lambda t: t.view(10, 100).t(),
+        lambda t: t.numpy(),
+        lambda t: t.numpy()[::7],
+        lambda t: t.view(torch.int64)[1:],
+        lambda t: list(t.split(300))[1],
+        lambda t: torch.nested.nested_tensor_from_jagged(t, torch.tensor([0, 400, 1000])),
+        lambda t: memoryview(t.numpy()),
+    ],
+    ids=["tensor", "slice", "view", "numpy", "numpy slice", "dtype view", "split", "nested", "memoryview"],
+)
+def test_lent_memory_is_not_lent_again_while_anything_shares_it(hold):
+    pool = Pool()
+    tensor = lease(pool)
+    tensor.fill_(7)
+    held = hold(tensor)
+    address = tensor.data_ptr()
+    del tensor
+    others = [lease(pool) for _ in range(5)]
+    assert all(other.data_ptr() != address for other in others)
+    del held, others
+    gc.collect()
+    assert address in {lease(pool).data_ptr() for _ in range(1)} | {
+        t.data_ptr() for t in [lease(pool) for _ in range(6)]
+    }
+
+
+def test_memory_is_used_again():
+    pool = Pool()
+    seen = set()
+    for _ in range(1000):
+        seen.add(lease(pool).data_ptr())
+    assert len(seen) <= 2
+
+
+def test_idle_memory_is_bounded_and_lent_memory_is_not():
+    pool = Pool()
+    held = [lease(pool) for _ in range(50)]
+    assert len({t.data_ptr() for t in held}) == 50
+    del held
+    assert len(pool._idle) == IDLE
+
+
+def test_another_thread_may_hold_and_free():
+    pool, passed = Pool(), queue.Queue()
+    sums = []
+
+    def consume():
+        while (tensor := passed.get()) is not None:
+            sums.append(int(tensor.sum()))
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    for i in range(300):
+        tensor = lease(pool, 256)
+        tensor.fill_(i % 5)
+        passed.put(tensor)
+        del tensor
+    passed.put(None)
+    thread.join()
+    assert sums == [(i % 5) * 256 for i in range(300)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.sampled_from([torch.float32, torch.bfloat16, torch.bool])), max_size=20)
+)
+def test_any_shape_and_dtype(wanted):
+    pool = Pool()
+    for size, dtype in wanted:
+        tensor = pool.lease((size, 3), dtype)
+        assert (tuple(tensor.shape), tensor.dtype) == ((size, 3), dtype)
+        tensor.zero_()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_its_own():
+    pool = Pool()
+    lease(pool)
+    parents = pool._idle
+    pid = os.fork()
+    if pid == 0:
+        lease(pool)
+        os._exit(int(pool._idle is parents))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,96 @@
+import contextlib
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from memfeed.errors import SpaceError
+from memfeed.system import files
+from memfeed.system.descriptors import FileHandles
+
+
+@pytest.mark.parametrize("sizes", [[5], [0], [3, 0, 4], [1] * 3000, [4096, 1, 70_000]])
+def test_buffers_land_one_behind_the_other(tmp_path, sizes):
+    buffers = [np.random.default_rng(i).integers(0, 256, size, dtype=np.uint8) for i, size in enumerate(sizes)]
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    assert files.write_all_at(fd, buffers, 7) == sum(sizes)
+    os.close(fd)
+    assert (tmp_path / "f").read_bytes()[7:] == b"".join(b.tobytes() for b in buffers)
+
+
+def test_short_writes_are_finished(tmp_path, monkeypatch):
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda fd, group, at: real(fd, bytes(group[0])[:3], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:5], at))
+    buffers = [np.arange(10, dtype=np.uint8), np.arange(20, dtype=np.uint8), np.arange(2, dtype=np.uint8)]
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    files.write_all_at(fd, buffers, 0)
+    os.close(fd)
+    assert (tmp_path / "f").read_bytes() == b"".join(b.tobytes() for b in buffers)
+
+
+def test_preallocation_takes_room_and_grows(tmp_path):
+    fd = os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT)
+    files.preallocate(fd, 100_000, 50_000)
+    assert os.fstat(fd).st_size == 150_000
+    with pytest.raises(OSError, match="while reserving") as caught:
+        files.preallocate(fd, 1 << 60)
+    assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+    os.close(fd)
+
+
+def test_atomic_writing_leaves_no_temporary(tmp_path):
+    files.write_atomically(tmp_path / "f", b"one")
+    files.write_atomically(tmp_path / "f", b"two")
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"two"
+
+
+def test_exchange_swaps_directories(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not files.exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange")
+    assert (tmp_path / "a" / "b").exists()
+
+
+def test_too_little_room_says_how_much(tmp_path):
+    with pytest.raises(
+        SpaceError, match=r"found [\d,]+ bytes free; expected at least 1,152,921,504,606,846,976 for it"
+    ):
+        files.check_room(tmp_path / "not" / "yet", 1 << 60, "it")
+
+
+def test_handles_are_bounded(tmp_path):
+    handles = FileHandles(write=True, most=3)
+    for i in range(5):
+        (tmp_path / str(i)).touch()
+    for i in range(10):
+        files.write_at(handles(tmp_path / str(i % 5)), b"x", i)
+    assert len(handles._open) == 3
+    handles.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_tree_is_removed_while_others_look_for_a_lock_in_it(tmp_path):
+    def look():
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                os.close(os.open(tmp_path / "a" / "lock", os.O_CREAT | os.O_RDWR))
+
+    done = threading.Event()
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(300):
+            (tmp_path / "a").mkdir()
+            for number in range(5):
+                (tmp_path / "a" / str(number)).write_bytes(b"")
+            files.remove_tree(tmp_path / "a")
+            assert not (tmp_path / "a").exists()
+    finally:
+        done.set()
+        thread.join()

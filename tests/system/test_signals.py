@@ -1,0 +1,196 @@
+"""SIGTERM: who is asked, what is unwound, and which handler stands there afterwards."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import memfeed
+from memfeed.convert import processes
+from memfeed.system.signals import Terminated, defer_signals, sigterm_unwinds
+from torture.victims import Logged, compared, ended, presence, reads, start, wait_for
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_of_the_users_is_asked_and_stays():
+    asked = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    users = signal.getsignal(signal.SIGTERM)
+    with sigterm_unwinds() as outer, sigterm_unwinds() as inner:
+        signal.raise_signal(signal.SIGTERM)
+        assert (outer.came, outer.ends, inner.came, inner.ends) == (True, False, True, False)
+    assert asked == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is users
+
+
+def test_blocks_may_end_in_any_order():
+    first, second = sigterm_unwinds(), sigterm_unwinds()
+    first.__enter__()
+    sigterm = second.__enter__()
+    first.__exit__(None, None, None)
+    with pytest.raises(Terminated):
+        signal.raise_signal(signal.SIGTERM)
+    assert sigterm.ends
+    sigterm.came = False  # else this process would end now
+    second.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_handler_that_came_within_the_block_stays():
+    with sigterm_unwinds():
+        signal.signal(signal.SIGTERM, users := lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is users
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_nothing_is_changed_in_other_threads_or_where_it_is_ignored(ignored):
+    if ignored:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def look():
+        with sigterm_unwinds():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    if ignored:
+        look()
+    else:
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == [before]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_where_they_would_tear_something(number):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises((KeyboardInterrupt, Terminated)), sigterm_unwinds() as sigterm:
+            try:
+                with defer_signals():
+                    signal.raise_signal(number)
+                    done.append(number)
+                done.append("not reached")
+            finally:
+                sigterm.came = False  # else this process would end now
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [number]
+
+
+def test_held_back_a_second_signal_waits_no_more_and_none_is_lost():
+    calls = []
+    handlers = {number: lambda number, frame: calls.append(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with defer_signals():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            assert calls == []
+            signal.raise_signal(signal.SIGINT)
+            assert calls == [signal.SIGINT]
+            left = signal.getsignal(signal.SIGINT)
+        assert calls == [signal.SIGINT, signal.SIGTERM]
+        assert {number: signal.getsignal(number) for number in handlers} == handlers
+        signal.signal(signal.SIGINT, left)  # as where an exception came between
+        signal.raise_signal(signal.SIGINT)
+        assert calls == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is handlers[signal.SIGINT]
+
+        def both(number, frame):
+            calls.append(-number)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, both)
+        with pytest.raises(KeyboardInterrupt), defer_signals():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert sorted(calls[3:]) == [-signal.SIGINT, signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_death_does_not_hide_what_is_on_its_way():
+    """After a Ctrl-C workers die while the builder leaves the queue that it waited at."""
+    heard, seen = [], signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+
+    def waiting():
+        signal.raise_signal(signal.SIGCHLD)
+        yield len(heard)
+        try:
+            raise KeyboardInterrupt
+        finally:
+            signal.raise_signal(signal.SIGCHLD)
+            heard.append("left")
+
+    try:
+        deaths = processes._Deaths()
+        deaths.begin()
+        reports = deaths.heard(waiting())
+        signal.raise_signal(signal.SIGCHLD)
+        assert heard == [], "nobody waits"
+        assert next(reports) == 2
+        with pytest.raises(KeyboardInterrupt):
+            next(reports)
+        assert heard == [signal.SIGCHLD] * 2 + ["left"]
+        deaths.end()
+        assert heard == [signal.SIGCHLD] * 2 + ["left", signal.SIGCHLD]
+        signal.signal(signal.SIGCHLD, deaths._hear)  # as where an exception came between
+        signal.raise_signal(signal.SIGCHLD)
+        assert len(heard) == 5
+    finally:
+        signal.signal(signal.SIGCHLD, seen or signal.SIG_DFL)
+
+
+def test_a_queue_whose_lock_an_interrupt_left_taken_is_given_up():
+    """multiprocessing's own ways of closing it wait for ever, at the end of the program too."""
+    code = (
+        "import multiprocessing, sys; from memfeed.convert import processes; queue = multiprocessing.Queue(); "
+        "queue.put(1); queue._notempty.acquire(); processes._close(queue)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    queue = multiprocessing.Queue()
+    queue.put(1)
+    processes._close(queue)
+    with pytest.raises(ValueError, match="closed"):
+        queue.put(1)
+
+
+def writing(path, dataset, swallow):
+    with memfeed.Writer(path) as writer:
+        for i in range(len(writer), len(dataset)):
+            try:
+                writer.append(dataset[i])
+            except BaseException:
+                if not swallow:
+                    raise
+
+
+@linux
+@pytest.mark.parametrize("swallow", [False, True])
+def test_a_writer_syncs_what_it_has(path, swallow):
+    stderr, log = path.with_name("stderr"), path.with_name("log")
+    child = start(stderr, writing, path, Logged(400, log, 0, 0.005), swallow)
+    wait_for(lambda: sum(1 for _ in reads(log)) > 60)
+    os.kill(child.pid, signal.SIGTERM)
+    assert ended(child)
+    assert child.exitcode == -signal.SIGTERM
+    read, there = sum(1 for _ in reads(log)), presence(path)
+    assert (there[: read - 2] == 2).all(), "samples that waited to be written, too"
+    writing(path, Logged(400, log, 1, 0.0), False)
+    assert compared(path, 400) == {"lost": 0, "wrong": 0}

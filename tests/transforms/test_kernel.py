@@ -1,0 +1,79 @@
+"""The GPU kernel where there is no GPU: interpreted, compiled but not run, and passed over."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from memfeed.transforms.backends import gpu
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for CUDA")
+HERE = Path(__file__).parent
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from memfeed.transforms.backends.kernel import _kernel
+
+flags = [(False, False, False, False), (True, False, False, True), (True, False, True, False), (True, True, True, True)]
+for source, target, c in (("u8", "bf16", 3), ("fp16", "fp16", 1), ("fp64", "fp32", 4)):
+    for cast, rounded, scaled, other in flags:
+        if not cast:
+            target = source
+        values = {"c": c, "channels": triton.next_power_of_2(c), "rows": 8, "columns": 32, "cast": cast}
+        values |= {"padded": other, "rounded": rounded, "scaled": scaled, "last": other, "column_stride": 1}
+        types = {name: "constexpr" if name in values else "i32" for name in _kernel.arg_names}
+        types |= {"image": f"*{source}", "output": f"*{target}", "parameters": "*i32", "sample_stride": "i64"}
+        made = triton.compile(
+            ASTSource(_kernel, types, values),
+            target=GPUTarget("cuda", 90, 32),
+            options={"enable_fp_fusion": True},
+        )
+        assert "st.global" in made.asm["ptx"]
+print("compiled")
+"""
+
+
+def python(*args, **env):
+    return subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=HERE.parents[1],
+        env={**os.environ, **env},
+    )
+
+
+@needs_triton
+def test_interpreted():
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_kernel.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_triton
+def test_it_compiles_for_a_gpu(tmp_path):
+    done = python("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert done.stdout == "compiled\n", done.stderr
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert gpu.gpu_kernel.__wrapped__(torch.device("cuda")) is None
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine where Triton fails, and this one has a GPU")
+def test_where_triton_does_not_work():
+    with pytest.warns(UserWarning, match=r"Triton does not work on cuda \(.*one by one.*C compiler"):
+        assert gpu.gpu_kernel.__wrapped__(torch.device("cuda")) is None
+
+
+def test_nobody_imports_it_before_it_is_needed():
+    done = python("-c", "import sys, memfeed.transforms; print('memfeed.transforms.backends.kernel' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
