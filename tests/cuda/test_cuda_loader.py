@@ -34,7 +34,7 @@ class TestCrossings(TransferContract):
 @pytest.fixture(autouse=True)
 def _few_batches_at_a_time(monkeypatch):
     """So that an epoch is many crossings."""
-    for most in ("CROSSING_BYTES", "PICKING_BYTES"):
+    for most in ("COPY_BYTES", "PICK_BYTES"):
         monkeypatch.setattr(f"memfeed.loading.plan.{most}", 200_000)
 
 
@@ -162,7 +162,7 @@ class TestMemory:
 
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
-        with pytest.warns(UserWarning, match="memory ran out in epoch 0: the columns went a rung down"):
+        with pytest.warns(UserWarning, match="memory ran out in epoch 0: the columns fell back to places that need less"):
             rest()
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
         assert loader.stats()["columns"]["0"] == "pinned"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed import Loader
 from memfeed.errors import FieldError, LoaderError
-from memfeed.loading.placement import RESERVE, SHARE, Placed, Room, choose, lowered
+from memfeed.loading import epoch_reader
+from memfeed.loading.placement import RESERVE, SHARE, ColumnPlacement, FreeMemory, choose, fallback
 from memfeed.transforms import RandomCrop
 from slow_device import SlowDevice
 from support import Made, equal, rich_sample
@@ -31,32 +32,32 @@ def where(sizes, room, asked=None):
 
 class TestChoice:
     def test_all_go_to_a_device_that_holds_them_beside_the_model(self):
-        assert where([10 * GIB, 1000], Room(70 * GIB, 80 * GIB, 100 * GIB)) == ["device", "device"]
+        assert where([10 * GIB, 1000], FreeMemory(70 * GIB, 80 * GIB, 100 * GIB)) == ["device", "device"]
 
     def test_the_largest_that_fits_goes_first_then_memory_then_the_map(self):
-        room = Room(60 * GIB, 80 * GIB, 64 * GIB)  # 20 for columns; half of the memory is 32
+        room = FreeMemory(60 * GIB, 80 * GIB, 64 * GIB)  # 20 for columns; half of the memory is 32
         assert where([15 * GIB, 30 * GIB, 4 * GIB, 40 * GIB], room) == ["device", "pinned", "device", "mapped"]
 
     def test_the_processes_of_several_devices_share_the_memory(self):
-        assert where([30 * GIB, 4 * GIB], Room(0, 80 * GIB, 64 * GIB, devices=8)) == ["mapped", "pinned"]
+        assert where([30 * GIB, 4 * GIB], FreeMemory(0, 80 * GIB, 64 * GIB, devices=8)) == ["mapped", "pinned"]
 
     def test_a_device_in_use_takes_nothing(self):
-        assert where([1000], Room(39 * GIB, 80 * GIB, 64 * GIB)) == ["pinned"]
+        assert where([1000], FreeMemory(39 * GIB, 80 * GIB, 64 * GIB)) == ["pinned"]
 
     def test_without_a_device_all_stay_mapped(self):
-        assert where([10, 20], Room(None, 0, GIB)) == ["mapped", "mapped"]
+        assert where([10, 20], FreeMemory(None, 0, GIB)) == ["mapped", "mapped"]
 
     def test_rows_of_different_sizes_stay_mapped(self):
-        placed = choose(["text"], [None], ["auto"], Room(70 * GIB, 80 * GIB, 100 * GIB))
+        placed = choose(["text"], [None], ["auto"], FreeMemory(70 * GIB, 80 * GIB, 100 * GIB))
         assert placed[0][:2] == ("mapped", "rows differ in size")
 
     def test_what_is_asked_for_goes_first_and_takes_room(self):
-        room = Room(60 * GIB, 80 * GIB, 64 * GIB)
+        room = FreeMemory(60 * GIB, 80 * GIB, 64 * GIB)
         assert where([15 * GIB, 50 * GIB], room, ["auto", "device"]) == ["pinned", "device"]
         assert where([15 * GIB, 1], room, ["mapped", "auto"]) == ["mapped", "device"]
 
     def test_what_does_not_fit_says_what_is_needed_free_and_chosen_instead(self):
-        room = Room(10 * GIB, 80 * GIB, 64 * GIB)
+        room = FreeMemory(10 * GIB, 80 * GIB, 64 * GIB)
         with pytest.raises(LoaderError) as caught:
             where([15 * GIB], room, ["device"])
         assert str(caught.value) == (
@@ -72,7 +73,7 @@ class TestChoice:
         host=st.integers(0, 256 * GIB),
     )
     def test_auto_never_takes_more_than_it_says(self, sizes, free, host):
-        room = Room(free, 80 * GIB, host)
+        room = FreeMemory(free, 80 * GIB, host)
         placed = choose([""] * len(sizes), sizes, ["auto"] * len(sizes), room)
         taken = {one: sum(s or 0 for s, p in zip(sizes, placed, strict=True) if p.where == one) for one in
                  ("device", "pinned", "mapped")}  # fmt: skip
@@ -115,7 +116,7 @@ class TestContract:
         if request.param != "cpu":
             made = SlowDevice(sees_host="no memory" not in request.param)
             monkeypatch.setattr(
-                "memfeed.loading.loader.streams_of", lambda device: made if device is not None else None
+                "memfeed.loading.epoch_reader.streams_of", lambda device: made if device is not None else None
             )
         return torch.device("cpu")
 
@@ -132,7 +133,7 @@ class TestContract:
         for prefetch in (0, 2):
             loader = Loader(sources[source], 7, device=device, placement=placement, prefetch=prefetch, **options)
             if prefetch:
-                loader._pace.settled = loader._pace.threaded = True
+                loader._policy.settled = loader._policy.threaded = True
             assert [equal(a, b) for a, b in zip(list(loader), want, strict=True)] == [True] * len(want)
 
     def test_resume_and_moves(self, sources, device, placement):
@@ -197,28 +198,32 @@ def test_memory_is_the_callers_wherever_the_columns_are(sources):
 
 def test_a_view_takes_memory_for_its_own_rows_only(sources, monkeypatch):
     made = SlowDevice()
-    monkeypatch.setattr("memfeed.loading.loader.streams_of", lambda device: made if device is not None else None)
+    monkeypatch.setattr(epoch_reader, "streams_of", lambda device: made if device is not None else None)
     loader = Loader(sources["view"], 3, placement="device", device="cpu")
     list(loader)
-    assert len(loader._prepared().placement.tables[0]) == 9, "row 3 is there twice"
+    assert len(loader._reader.prepare().placement.tables[0]) == 9, "row 3 is there twice"
 
 
 class TestOutOfMemory:
     @pytest.fixture
     def device(self, monkeypatch):
         made = SlowDevice()
-        monkeypatch.setattr("memfeed.loading.loader.streams_of", lambda device: made if device is not None else None)
-        for most in ("CROSSING_BYTES", "PICKING_BYTES"):
+        monkeypatch.setattr(
+            "memfeed.loading.epoch_reader.streams_of", lambda device: made if device is not None else None
+        )
+        for most in ("COPY_BYTES", "PICK_BYTES"):
             monkeypatch.setattr(f"memfeed.loading.plan.{most}", 2000)  # two batches at a time
         return made
 
     @pytest.mark.parametrize("threaded", [False, True])
-    def test_in_the_middle_the_columns_go_down_a_rung_once_and_it_is_said(self, device, sources, threaded):
+    def test_in_the_middle_the_columns_fall_back_once_with_a_warning(self, device, sources, threaded):
         want = list(Loader(sources["store"], 8, shuffle=True))
         loader = Loader(sources["store"], 8, shuffle=True, placement="device", device="cpu")
-        loader._pace.settled, loader._pace.threaded = True, threaded
+        loader._policy.settled, loader._policy.threaded = True, threaded
         device.fails_at = device.selects + 17
-        with pytest.warns(UserWarning, match="memory ran out in epoch 0: the columns went a rung down, now pinned: "):
+        with pytest.warns(
+            UserWarning, match="memory ran out in epoch 0: the columns fell back to places that need less, now pinned: "
+        ):
             found = list(loader)
         assert [equal(a, b) for a, b in zip(found, want, strict=True)] == [True] * len(want)
         assert loader.stats()["columns"]["image"] == "pinned"
@@ -227,16 +232,20 @@ class TestOutOfMemory:
         with pytest.raises(torch.OutOfMemoryError):
             list(loader)
 
-    def test_two_rungs_where_the_lower_one_has_no_room(self, monkeypatch):
-        placed = [Placed("device", "asked for", 100), Placed("device", "asked for", 300), Placed("mapped", "", 5)]
+    def test_two_steps_where_page_locked_memory_does_not_fit(self, monkeypatch):
+        placed = [
+            ColumnPlacement("device", "asked for", 100),
+            ColumnPlacement("device", "asked for", 300),
+            ColumnPlacement("mapped", "", 5),
+        ]
         monkeypatch.setattr("memfeed.system.machine.memory_limit", lambda: 400)
-        assert [one.where for one in lowered(placed)] == ["pinned", "mapped", "mapped"]
-        assert [one.where for one in lowered(lowered(placed))] == ["mapped", "mapped", "mapped"]
-        assert lowered(lowered(lowered(placed))) is None
+        assert [one.where for one in fallback(placed)] == ["pinned", "mapped", "mapped"]
+        assert [one.where for one in fallback(fallback(placed))] == ["mapped", "mapped", "mapped"]
+        assert fallback(fallback(fallback(placed))) is None
 
     def test_the_columns_are_gone_before_others_are_placed(self, device, sources, monkeypatch):
         loader = Loader(sources["store"], 8, shuffle=True, placement="device", device="cpu")
-        loader._pace.settled = loader._pace.threaded = True
+        loader._policy.settled = loader._policy.threaded = True
         batches, alive = iter(loader), []
         place = memfeed.loading.placement.place
 
@@ -246,7 +255,7 @@ class TestOutOfMemory:
             alive.append(table() is not None)
             return place(*arguments)
 
-        table = weakref.ref(loader._plan.placement.tables[0])
+        table = weakref.ref(loader._reader.plan.placement.tables[0])
         monkeypatch.setattr("memfeed.loading.plan.place", placing)
         device.fails_at = device.selects + 10  # in the third crossing, while the first two are not used up
         with pytest.warns(UserWarning, match="memory ran out"):
@@ -292,7 +301,9 @@ class TestBadInput:
             Loader(sources["rich"], placement={"boxes": "device"})
 
     def test_more_than_there_is(self, sources, monkeypatch):
-        monkeypatch.setattr("memfeed.loading.loader.streams_of", lambda device: SlowDevice(free=1000, total=80 * GIB))
+        monkeypatch.setattr(
+            "memfeed.loading.epoch_reader.streams_of", lambda device: SlowDevice(free=1000, total=80 * GIB)
+        )
         loader = Loader(sources["store"], 4, placement="device", device="cpu")
         with pytest.raises(
             LoaderError, match='field image, which needs 8.7 KB, with 1.0 KB free.*would choose "pinned"'
@@ -315,7 +326,7 @@ def test_transforms_follow(sources):
 
 def test_every_stream_that_takes_a_batch_waits_for_it(sources, monkeypatch):
     made = SlowDevice()
-    monkeypatch.setattr("memfeed.loading.loader.streams_of", lambda device: made)
+    monkeypatch.setattr(epoch_reader, "streams_of", lambda device: made)
     batches = iter(Loader(sources["store"], 8, device="cpu", prefetch=0))  # all of them cross together
     for made.stream in (1, 1, 2, 2, 1):
         next(batches)

@@ -59,19 +59,19 @@ def sums(batches):
 
 def asked_for(loader):
     """The loader, its batches made when they are asked for, whether a thread would be faster or not."""
-    loader._pace.threaded, loader._pace.settled = False, True
+    loader._policy.threaded, loader._policy.settled = False, True
     return loader
 
 
 def ahead(loader):
     """The loader, its batches made ahead in a thread."""
-    loader._pace.threaded = loader._pace.settled = True
+    loader._policy.threaded = loader._policy.settled = True
     return loader
 
 
 def cold(loader):
     """The loader, its rows announced to the disk by a thread."""
-    loader._prepared().reader.begin = lambda ids: True
+    loader._reader.prepare().reader.begin = lambda ids: True
     return asked_for(loader)
 
 
@@ -242,7 +242,7 @@ EXIT = """
             return batch
 
     def running(loader):
-        loader._pace.threaded = loader._pace.settled = True
+        loader._policy.threaded = loader._policy.settled = True
         batches = iter(loader)
         next(batches)
         return batches

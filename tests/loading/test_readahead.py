@@ -66,7 +66,7 @@ def test_cold_rows_are_found_and_warm_ones_too(images):
     assert len(store[:][1]) == 300
     assert page_cache.in_page_cache(address)
     assert not reader.begin(every)
-    assert reader.ready(every)
+    assert reader.has_arrived(every)
 
 
 def test_columns_in_memory_are_never_cold():

@@ -45,7 +45,7 @@ def test_a_restored_loader_gives_what_was_left(options, batch_size, taken, epoch
     loader.set_epoch(epoch)
     whole = rows(loader)
     loader.set_epoch(epoch)
-    loader._pace.settled, loader._pace.threaded = True, threaded
+    loader._policy.settled, loader._policy.threaded = True, threaded
     running = iter(loader)
     taken = min(taken, len(whole))
     for _ in range(taken):
@@ -132,7 +132,7 @@ def test_skip_and_rewind_within_the_loop():
 def test_moves_with_batches_made_ahead(threaded):
     whole = rows(Loader(ROWS, 5))
     loader = Loader(ROWS, 5)
-    loader._pace.settled, loader._pace.threaded = True, threaded
+    loader._policy.settled, loader._policy.threaded = True, threaded
     running = iter(loader)
     assert next(running).tolist() == whole[0]
     loader.skip(2)

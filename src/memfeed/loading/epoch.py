@@ -1,8 +1,7 @@
-"""One epoch as it runs: who makes the batches (the caller, or a thread ahead of it), and how far it has come."""
+"""One epoch as it runs: the caller or a thread makes the batches, and the progress is counted."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,29 +12,29 @@ from typing import Any
 import torch
 
 from memfeed.loading.background import Background
-from memfeed.loading.pipeline import Made
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.tasks import Mark
 
 
 @dataclass(eq=False)
-class Place:
-    """How far an epoch has come, and what it cost so far; outlives the iterator.
+class EpochProgress:
+    """How far an epoch has come, and what it cost so far. Outlives the iterator.
 
     Args:
         epoch: its number.
-        begin: where it began; None at the beginning, unless it was resumed.
-        mark: the place behind the last batch that ``next`` returned.
+        begin: the position it began at; None is the beginning.
+        position: the position reached after the last batch that ``next`` returned.
         finished: whether the end was reached.
-        moved: ``mark`` was changed from outside; the iterator goes on from there.
+        moved: ``position`` was changed from outside, and the iterator continues from there.
         batches, samples: given so far by this iterator.
         seconds: from the first batch to the last.
         wait_seconds: the part of that which ``next`` took.
     """
 
     epoch: int
-    begin: Mark | None
-    mark: Mark | None
+    begin: Position | None
+    position: Position | None
     finished: bool = False
     moved: bool = False
     batches: int = 0
@@ -44,87 +43,84 @@ class Place:
     wait_seconds: float = 0.0
 
 
-_places: weakref.WeakSet[Place] = weakref.WeakSet()
-_forked = False
+_running: weakref.WeakSet[EpochProgress] = weakref.WeakSet()
+_is_forked_child = False
 
 
 def _after_fork() -> None:
-    # threads do not live on in a child: its epochs are gone on with by new ones
-    global _forked
-    _forked = True
-    for place in _places:
-        place.moved = True
+    # threads do not exist in a child: its epochs are continued by new ones
+    global _is_forked_child
+    _is_forked_child = True
+    for progress in _running:
+        progress.moved = True
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def run(
-    place: Place,
-    start: Callable[[Mark | None], Iterator[Made]],
-    finish: Callable[..., Any] | None,
-    pace: PrefetchPolicy,
+def run_epoch(
+    progress: EpochProgress,
+    start: Callable[[Position | None], Iterator[BatchGroup]],
+    policy: PrefetchPolicy,
     prefetch: int,
 ) -> Iterator[Any]:
-    """The batches of an epoch from ``place.mark`` on; ``place`` moves with them.
+    """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
-    ``start`` makes what is behind a mark; it is called again after a move, and in a forked child. ``finish`` does what
-    has to be done in the caller's thread. ``prefetch`` is how far a thread may be ahead if ``pace`` finds one worth
-    it.
+    ``start`` makes the batches after a position; it is called again after a move, and in a forked child. A thread makes
+    up to ``prefetch`` groups ahead if ``policy`` finds one worth it.
     """
-    _places.add(place)
-    pace.begin()
+    _running.add(progress)
+    policy.begin()
     asked = 0.0
-    while not place.finished:
-        place.moved = False
-        here = start(place.mark)
-        if _forked:
-            here, finish = _alone(here, finish), None
-        source: Iterator[Made] = Background(here, prefetch) if pace.threaded else here
+    while not progress.finished:
+        progress.moved = False
+        groups = start(progress.position)
+        if _is_forked_child:
+            groups = _on_one_thread(groups)
+        source: Iterator[BatchGroup] = Background(groups, prefetch) if policy.threaded else groups
         while True:
             entered = perf_counter()
-            for made in source:
+            for group in source:
                 got, changed = perf_counter(), False
                 if asked:  # the clock of an epoch begins with its first batch
-                    place.seconds += got - asked
-                    place.wait_seconds += got - entered
-                    changed = not pace.settled and pace.note(got - entered, entered - asked)
+                    progress.seconds += got - asked
+                    progress.wait_seconds += got - entered
+                    changed = not policy.settled and policy.note(got - entered, entered - asked)
                 asked = got
-                batches = made.batches if finish is None else itertools.starmap(finish, made.batches)
-                for batch, mark in zip(batches, made.marks, strict=True):
-                    place.mark = mark
-                    place.batches += 1
-                    place.samples += made.rows
+                for batch, position in zip(group.batches, group.positions, strict=True):
+                    progress.position = position
+                    progress.batches += 1
+                    progress.samples += group.row_count
                     yield batch
-                    if place.moved:
+                    if progress.moved:
                         break
-                del made, batches, batch  # the caller may have let them go
+                del group, batch  # the caller may have dropped them
                 if changed and isinstance(source, Background):
-                    source.stop()  # what it made already still comes
+                    source.stop()  # what it made already is still given
                     changed = False
-                if place.moved or changed:
+                if progress.moved or changed:
                     break
                 entered = perf_counter()
             else:
-                place.finished = source is here
-                if not place.finished:
-                    source = here  # behind what the thread has made
+                progress.finished = source is groups
+                if not progress.finished:
+                    source = groups  # what comes after the thread's batches
                     continue
-            if place.moved or place.finished:
+            if progress.moved or progress.finished:
                 break
-            source = Background(here, prefetch)
+            source = Background(groups, prefetch)
 
 
-def _alone(source: Iterator[Made], finish: Callable[..., Any] | None) -> Iterator[Made]:
-    """The same in a forked child, where OpenMP waits for threads that only its parent has."""
+def _on_one_thread(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
+    """Iterate on one thread in a forked child: OpenMP would wait for threads that exist only in the parent."""
     while True:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            made = next(source, None)
-            if made is None:
+            group = next(groups, None)
+            if group is None:
                 return
-            done = list(made.batches if finish is None else itertools.starmap(finish, made.batches))
+            batches = list(group.batches)
         finally:
             torch.set_num_threads(threads)
-        yield made._replace(batches=done)
+        yield group._replace(batches=batches)

@@ -1,38 +1,28 @@
-"""Store -> batches, epoch by epoch."""
+"""Store -> batches, epoch by epoch: the public face."""
 
 from __future__ import annotations
 
-import itertools
-import operator
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed
 
 from memfeed.errors import LoaderError
-from memfeed.loading import pipeline, plan, state, tasks
+from memfeed.loading import position, state
 from memfeed.loading.bind import UserTransform, bind
-from memfeed.loading.epoch import Place, run
-from memfeed.loading.pipeline import Made
-from memfeed.loading.placement import Placed, Placing, asked_of, is_out_of_memory, lowered
-from memfeed.loading.plan import LoadPlan, first_places
+from memfeed.loading.epoch import EpochProgress, run_epoch
+from memfeed.loading.epoch_reader import EpochReader
+from memfeed.loading.placement import PlacementOption, placement_requests
+from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.readahead import ReadAhead
+from memfeed.loading.settings import Settings, as_int, check_arguments, check_rows, resolve_ranks
 from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
-from memfeed.loading.tasks import Drawn, GatherTask, LastBatch, Mark
 from memfeed.order.choice import Shuffle, default_block_rows, mixed_orders, orders_of
 from memfeed.order.mixture import shares
-from memfeed.order.orders import Blocks, Order, Sequential
 from memfeed.order.shards import Steps
 from memfeed.transfer.devices import check_device
-from memfeed.transfer.streams import Streams, streams_of
-
-NAMED = 4  # fields that repr names one by one
 
 
 class Loader:
@@ -53,7 +43,7 @@ class Loader:
         batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``.
         shuffle: True for an exact uniform permutation of the rows, another in every epoch (8 bytes of memory a row, 4
             above a million rows). "blocks" for stores beyond memory or 10^8 rows: blocks of ``block_rows`` neighbouring
-            rows in random order, the rows of 128 blocks at a time mixed; see ``memfeed.order.orders.Blocks`` for how far
+            rows in random order, the rows of 128 blocks at a time mixed; ``memfeed.order.orders.Blocks`` says how far
             that is from uniform.
         seed: of the shuffling and of keyed transforms.
         drop_last: leaves out the rows that make no whole batch for every rank.
@@ -108,7 +98,7 @@ class Loader:
         block_rows: int | None = None,
         device: torch.device | str | None = None,
         transform: UserTransform = None,
-        placement: Placing = "auto",
+        placement: PlacementOption = "auto",
         prefetch: int = 2,
         rank: int | None = None,
         world_size: int | None = None,
@@ -116,65 +106,60 @@ class Loader:
         self._source = source
         stores = as_stores(source)
         self.store = join(stores)
-        self.batch_size = _int("batch_size", batch_size, 1)
-        self.shuffle, self.seed = shuffle, _int("seed", seed)
+        self.batch_size = as_int("batch_size", batch_size, 1)
+        self.shuffle, self.seed = shuffle, as_int("seed", seed)
         self.drop_last, self.pad_last = drop_last, pad_last
         self.sampler, self.batch_sampler, self.weights = sampler, batch_sampler, weights
-        self.device, self.transform = check_device(device), transform
-        self.prefetch = _int("prefetch", prefetch, 0)
+        self.device, self.transform, self.placement = check_device(device), transform, placement
+        self.prefetch = as_int("prefetch", prefetch, 0)
         self._given_ranks = {"rank": rank, "world_size": world_size}
-        self.rank, self.world_size = _ranks(rank, world_size, batch_sampler if sampler is None else sampler)
+        self.rank, self.world_size = resolve_ranks(rank, world_size, batch_sampler if sampler is None else sampler)
+        check_arguments(
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            pad_last=pad_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            weights=weights,
+            block_rows=block_rows,
+        )
         sizes = [len(store) for store in stores]  # raises for a store without rows
-        self._counts = None if weights is None else shares(weights, len(stores), sum(sizes))
-        self._check(block_rows)
+        row_count = sum(sizes)
+        check_rows(row_count, self.world_size, pad_last, self.store.schema.structure)
+        bind(transform, self.store.schema)  # raises for what is no transform
         row_bytes = sum(column.field.row_bytes for column in self.store.columns if column.field.kind == "fixed")
-        self.block_rows = default_block_rows(row_bytes) if block_rows is None else _int("block_rows", block_rows, 1)
-        self._steps = Steps(sum(sizes), self.batch_size, self.rank, self.world_size, drop_last, pad_last)
-        if self._counts is None:
-            self._orders = orders_of(self._steps.rows, shuffle, self.seed, self.block_rows)
-        else:
-            self._orders = mixed_orders(sizes, self._counts, shuffle, self.seed, self.block_rows)
-        bind(transform, self.store.schema)  # raises for what is none
-        self.placement = placement
-        self._asked = asked_of(placement, self.store.schema, self.device)
-        streamed = self.device is not None and self.device.type == "cuda"
-        self._pace = PrefetchPolicy(allowed=self.prefetch > 0 and self._own_order, always=streamed)
-        self._streams: Streams | None = None
-        self._plan: LoadPlan | None = None
-        self._fell = False
+        self.block_rows = default_block_rows(row_bytes) if block_rows is None else as_int("block_rows", block_rows, 1)
+        counts = None if weights is None else shares(weights, len(stores), row_count)
+        self._settings = Settings(
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            seed=self.seed,
+            drop_last=drop_last,
+            pad_last=pad_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            shares=counts,
+            block_rows=self.block_rows,
+            device=self.device,
+            transform=transform,
+            placement_requests=placement_requests(placement, self.store.schema, self.device),
+            prefetch=self.prefetch,
+        )
+        self._steps = Steps(row_count, self.batch_size, self.rank, self.world_size, drop_last, pad_last)
+        orders = (
+            orders_of(row_count, shuffle, self.seed, self.block_rows)
+            if counts is None
+            else mixed_orders(sizes, counts, shuffle, self.seed, self.block_rows)
+        )
+        self._reader = EpochReader(self.store, self._settings, orders, self._steps)
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        self._policy = PrefetchPolicy(allowed=self.prefetch > 0 and self._settings.has_own_order, always=on_gpu)
         self.epoch = -1
-        self._resume: Mark | None = None
-        self._place: Place | None = None
+        self._resume: Position | None = None
+        self._progress: EpochProgress | None = None
         self._running: weakref.ref[Iterator[Any]] | None = None
-        self._cold: bool | None = None
-        self._gathered = 0
-
-    def _check(self, block_rows: int | None) -> None:
-        """Raises LoaderError for arguments that do not fit together."""
-        sampler, batch_sampler = self.sampler, self.batch_sampler
-        single = self.batch_size == 1 and not self.shuffle and not self.drop_last and not self.pad_last
-        if batch_sampler is not None and not (single and sampler is None):
-            raise LoaderError(
-                "found a batch_sampler; expected no batch_size, shuffle, sampler, drop_last or pad_last beside it"
-            )
-        if sampler is not None and self.shuffle:
-            raise LoaderError("found a sampler and shuffle=True; a sampler has its own order: leave one of them out")
-        if (sampler is not None or batch_sampler is not None) and self._counts is not None:
-            raise LoaderError("found a sampler and weights; a sampler has its own order: leave one of them out")
-        if self.shuffle not in (False, True, "blocks"):
-            raise LoaderError(f'found shuffle={self.shuffle!r}; expected False, True or "blocks"')
-        if self.drop_last and self.pad_last:
-            raise LoaderError("found drop_last and pad_last; expected one: the last batch is left out, or filled up")
-        if block_rows is not None and self.shuffle != "blocks":
-            raise LoaderError(f'found block_rows={block_rows!r}; expected shuffle="blocks" beside it')
-        if len(self.store) < self.world_size and not self.pad_last:
-            raise LoaderError(
-                f"found {len(self.store)} rows for {self.world_size} ranks; expected a row for each at least, or "
-                "pad_last=True, which gives every rank a batch and says which rows count"
-            )
-        structure = self.store.schema.structure
-        if self.pad_last and structure.kind in ("dict", "tensordict") and "valid" in structure.keys:
-            raise LoaderError('found a field "valid" and pad_last, which adds one; expected another name for the field')
+        self._gathered_before = 0
 
     # --- what it is
 
@@ -190,38 +175,30 @@ class Loader:
     def __repr__(self) -> str:
         batches = "?" if not isinstance(self.batch_sampler or self.sampler or [], Sized) else f"{len(self):,}"
         ranks = "" if self.world_size == 1 else f"rank {self.rank} of {self.world_size}, "
+        placement = self._reader.describe_placements() or repr(self.placement)
         return (
             f"Loader({len(self.store):,} rows, batch_size={self.batch_size}, {self._order_name()}, seed={self.seed}, "
-            f"{ranks}{batches} batches an epoch, device={self.device or 'cpu'}, placement={self._placement_name()})"
-        )
-
-    def _placement_name(self) -> str:
-        if self._plan is None:
-            return repr(self.placement)
-        where = [placed.where for placed in self._plan.placement.placed]
-        names = {one: [f.name for f, at in zip(self.store.schema, where, strict=True) if at == one] for one in where}
-        return "; ".join(
-            f"{one}: {', '.join(held) if len(held) <= NAMED else f'{len(held)} fields'}" for one, held in names.items()
+            f"{ranks}{batches} batches an epoch, device={self.device or 'cpu'}, placement={placement})"
         )
 
     def _order_name(self) -> str:
-        if self.sampler is not None or self.batch_sampler is not None:
+        if not self._settings.has_own_order:
             return "sampler" if self.batch_sampler is None else "batch_sampler"
         blocks = f", block_rows={self.block_rows}" if self.shuffle == "blocks" else ""
-        weights = "" if self._counts is None else f", weights={[float(weight) for weight in self.weights or ()]}"
+        weights = "" if self.weights is None else f", weights={[float(weight) for weight in self.weights]}"
         return f"shuffle={self.shuffle!r}{blocks}{weights}"
 
     def stats(self) -> dict[str, Any]:
-        """How the newest epoch goes, or went.
+        """Return how the newest epoch goes, or went. JSON.
 
         ``epoch``; ``batches`` and ``samples`` given, ``bytes`` gathered; ``seconds`` since the first batch, and from it
         ``samples_per_second`` and ``bytes_per_second``; ``wait_share``, the part of that time the caller waited for
-        data; ``columns``, where each lies ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
+        data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
         there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
-        made: asked for or ahead in a thread, how many small batches by one gather, and whether rows are read ahead.
-        JSON.
+        made: when asked for or ahead in a thread, how many small batches by one gather, and whether rows are read
+        ahead.
         """
-        return stats(self._place, self._gathered, self.store, self._plan, self._pace, self._cold)
+        return stats(self._progress, self._gathered_before, self.store, self._reader, self._policy)
 
     # --- epochs
 
@@ -232,141 +209,52 @@ class Loader:
             set_epoch = getattr(sampler, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(self.epoch)
-        epoch, place = self.epoch, Place(self.epoch, begin, begin)
-        plan = self._prepared()
-        self._gathered = plan.gather.bytes
-        finish = self._finish if plan.pipeline.finishes else None
-        running = run(place, lambda mark: self._start(epoch, mark), finish, self._pace, self.prefetch)
-        self._place, self._running = place, weakref.ref(running)
+        epoch, progress = self.epoch, EpochProgress(self.epoch, begin, begin)
+        self._gathered_before = self._reader.prepare().maker.gather.bytes
+        reader = self._reader
+        running = run_epoch(progress, lambda at: reader.groups(epoch, at), self._policy, self.prefetch)
+        self._progress, self._running = progress, weakref.ref(running)
         return running
 
     def set_epoch(self, epoch: int) -> None:
-        """The next ``iter()`` starts this epoch, at its beginning."""
+        """Make the next ``iter()`` start this epoch, at its beginning. Raises LoaderError for a negative number."""
         if epoch < 0:
             raise LoaderError(f"found epoch {epoch}; expected 0 or more")
-        self.epoch, self._resume, self._place = epoch - 1, None, None
-
-    def _prepared(self) -> LoadPlan:
-        """How it reads; columns are placed at the first call."""
-        if self._plan is None:
-            self._streams = streams_of(self.device)
-            self._plan = self._make_plan(first_places(self.store, self._asked, self._streams))
-        return self._plan
-
-    def _make_plan(self, placed: Sequence[Placed]) -> LoadPlan:
-        return plan.make(
-            self.store,
-            placed,
-            self.batch_size,
-            self._streams,
-            self.device,
-            self.transform,
-            self.seed,
-            self.pad_last,
-        )
-
-    def _finish(self, *made: Any) -> Any:
-        return self._prepared().pipeline.finish(*made)
-
-    def _start(self, epoch: int, mark: Mark | None) -> Iterator[Made]:
-        """The batches of an epoch behind a mark; where memory runs out, the columns go a rung down, once."""
-        while True:
-            try:
-                for made in self._made(epoch, mark):
-                    yield made
-                    mark = made.marks[-1]
-                return
-            except (RuntimeError, MemoryError) as error:
-                below = lowered(self._prepared().placement.placed) if is_out_of_memory(error) else None
-                if below is None or self._fell:
-                    raise
-            self._fell, self._plan = True, None  # what the columns took is free, before they are placed again
-            self._plan = self._make_plan(below)
-            warnings.warn(
-                f"memory ran out in epoch {epoch}: the columns went a rung down, now {self._placement_name()}; leave "
-                "more room with placement=, or a smaller batch",
-                stacklevel=2,
-            )
-
-    def _made(self, epoch: int, mark: Mark | None) -> Iterator[Made]:
-        plan = self._prepared()
-        sampler = self.batch_sampler if self.sampler is None else self.sampler
-        if sampler is not None:
-            last: LastBatch = "drop" if self.drop_last else "pad" if self.pad_last else "keep"
-            size = None if self.sampler is None else self.batch_size
-            order: Order | None = None
-            begin = 0
-            coming = tasks.of_sampler(sampler, size, last, _drawn(mark), self.store.base_rows)
-        else:
-            order, begin = self._orders(epoch), 0 if mark is None else int(mark)  # type: ignore[arg-type]
-            base_rows = None if self.store.whole else self.store.base_rows
-            repeats = self._counts is not None
-            coming = tasks.of_order(order, self._steps, begin, base_rows, plan.batches_a_task, repeats=repeats)
-            coming = self._draw_ahead(coming, epoch + 1)
-        made = plan.pipeline.made(self._read_ahead(coming, plan.reader, order, begin), epoch)
-        # a sampler is the user's code: it runs in the caller's thread, ahead of a GPU too
-        return made if self._streams is None or self._own_order else pipeline.ahead_here(made, self.prefetch)
-
-    def _draw_ahead(self, coming: Iterator[GatherTask], epoch: int) -> Iterator[GatherTask]:
-        """The tasks; the order of the next epoch is drawn meanwhile, but only once the first batch is on its way."""
-        yield from itertools.islice(coming, 1)
-        self._orders.draw_ahead(epoch)
-        yield from coming
-
-    def _read_ahead(
-        self, coming: Iterator[GatherTask], reader: ReadAhead, order: object, begin: int
-    ) -> Iterator[GatherTask]:
-        """The tasks, with the disk at work for those to come, if rows are missing in the page cache."""
-        n = len(self.store)
-        self._cold = bool(reader.nbytes) and reader.begin(self.store.base_rows(np.arange(0, n, -(-n // 64))))
-        if not self._cold:
-            return coming
-        threaded = order is not None and self.prefetch > 0
-        coming = (pipeline.read_ahead if threaded else pipeline.read_ahead_here)(coming, reader)
-        if reader.beyond_memory and order is not None and self._counts is None:
-            # the runs that an order says it has passed are rows of the store only where the store is whole
-            passed = order.passed if isinstance(order, Blocks | Sequential) and self.store.whole else None
-            coming = pipeline.drop_behind(coming, reader, begin, passed)
-        return coming
+        self.epoch, self._resume, self._progress = epoch - 1, None, None
 
     # --- resume and edit
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is: behind the last batch that ``next`` returned. Plain ints and strings.
+        """Return the position of the newest iterator, after the last batch that ``next`` returned. Ints and strings.
 
-        The same on every rank, and good for any number of ranks: it counts the rows that all of them have read. After
-        the end of an epoch it is the beginning of the next.
+        It is the same on every rank, and good for any number of ranks: it counts the rows that all of them have read.
+        After the end of an epoch it is the beginning of the next.
         """
         return state.to_dict(*self._position(), self._identity())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next ``iter()`` goes on where this state was taken; ``len`` stays that of a whole epoch.
+        """Make the next ``iter()`` continue where this state was taken; ``len`` stays that of a whole epoch.
 
         Raises LoaderError for the state of another store, view, order, length or seed, and says which differs.
         """
-        most = self._steps.rows if self._own_order else None
-        epoch, self._resume = state.from_dict(state_dict, self._identity(), most)
-        self.epoch, self._place, self._running = epoch - 1, None, None
+        last_row = self._steps.rows if self._settings.has_own_order else None
+        epoch, self._resume = state.from_dict(state_dict, self._identity(), last_row)
+        self.epoch, self._progress, self._running = epoch - 1, None, None
 
     def skip(self, n_batches: int) -> None:
-        """Leaves out the next batches of the epoch, to step around a loss spike; the running iterator goes on behind
-        them.
+        """Leave out the next batches of the epoch, for instance those of a loss spike.
 
-        Without one, those at the beginning of the next epoch. On several ranks call it on each. Raises LoaderError if
-        the epoch has fewer left.
+        The running iterator continues after them; without one, they are left out at the beginning of the next epoch. On
+        several ranks call it on each. Raises LoaderError if the epoch has fewer batches left.
         """
-        self._move(_int("n_batches", n_batches, 0))
+        self._move(as_int("n_batches", n_batches, 0))
 
     def rewind(self, n_batches: int) -> None:
-        """Goes back, so that the newest batches come again. Raises LoaderError beyond the beginning of the epoch."""
-        self._move(-_int("n_batches", n_batches, 0))
-
-    @property
-    def _own_order(self) -> bool:
-        return self.sampler is None and self.batch_sampler is None
+        """Go back, so that the newest batches come again. Raises LoaderError beyond the beginning of the epoch."""
+        self._move(-as_int("n_batches", n_batches, 0))
 
     def _identity(self) -> dict[str, Any]:
-        """What a state and the loader it is loaded into must have in common."""
+        """Return the settings that a saved state must share with the loader that restores it."""
         return {
             "store": self.store.digest,
             "rows": len(self.store),
@@ -374,43 +262,36 @@ class Loader:
             "order": self._order_name(),
         }
 
-    def _position(self) -> tuple[int, Mark | None]:
-        place = self._place
-        if place is None:
+    def _position(self) -> tuple[int, Position | None]:
+        progress = self._progress
+        if progress is None:
             return self.epoch + 1, self._resume
-        return (place.epoch + 1, None) if place.finished else (place.epoch, place.mark)
+        return (progress.epoch + 1, None) if progress.finished else (progress.epoch, progress.position)
 
     def _move(self, batches: int) -> None:
         running = None if self._running is None else self._running()
-        place = self._place
-        if place is not None and not place.finished and running is None:
+        progress = self._progress
+        if progress is not None and not progress.finished and running is None:
             raise LoaderError(
-                f"found no running iterator: that of epoch {place.epoch} is gone; expected skip and rewind within its "
-                "loop; to go on in that epoch, call load_state_dict(loader.state_dict()) and iterate again"
+                f"found no running iterator: that of epoch {progress.epoch} is gone; expected skip and rewind within "
+                "its loop; to continue that epoch, call load_state_dict(loader.state_dict()) and iterate again"
             )
-        epoch, mark = self._position()
-        begin = 0 if place is None or place.finished or not isinstance(place.begin, int) else place.begin
-        moved = self._moved(epoch, mark, begin, batches)
-        if place is None or place.finished:
+        epoch, current = self._position()
+        begin = 0 if progress is None or progress.finished or not isinstance(progress.begin, int) else progress.begin
+        moved = self._moved(epoch, current, begin, batches)
+        if progress is None or progress.finished:
             self._resume = moved
         else:
-            place.mark, place.moved = moved, True
+            progress.position, progress.moved = moved, True
 
-    def _moved(self, epoch: int, mark: Mark | None, begin: int, batches: int) -> Mark:
-        """The mark so many batches further on; the first step of the epoch that runs began at row ``begin``."""
+    def _moved(self, epoch: int, current: Position | None, begin: int, batches: int) -> Position:
+        """Return the position so many batches later; the steps of the epoch are counted from row ``begin``."""
         stride = 1 if self.batch_sampler is not None else self._steps.stride
-        row = mark.row if isinstance(mark, Drawn) else mark or 0
-        step = -((begin - row) // stride)
-        target = begin + (step + batches) * stride
-        if target < 0:
-            raise LoaderError(
-                f"found rewind({-batches}) at batch {row // stride} of epoch {epoch}; expected at most as many as "
-                "there were: an epoch before is reached with set_epoch"
-            )
-        if not self._own_order:
-            start = mark.start if isinstance(mark, Drawn) else ""
-            return Drawn(target, start, "")
-        left = -((row - self._steps.end(begin)) // stride)
+        row = position.rows_before(current)
+        target = position.target_row(epoch, row, begin, stride, batches)
+        if not self._settings.has_own_order:
+            return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
+        left = position.step_of(self._steps.end(begin), row, stride)
         if batches > left:
             raise LoaderError(
                 f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}"
@@ -418,7 +299,7 @@ class Loader:
         return min(target, self._steps.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # small: where the store is and how it is read; the other process opens it itself, at the same place
+        # small: where the store is and how it is read; the other process opens it itself, at the same position
         for store in as_stores(self._source):
             store.__reduce__()  # raises for columns in memory, which a pickle would copy
         options = {name: getattr(self, name) for name in _OPTIONS} | self._given_ranks
@@ -436,37 +317,3 @@ def _remake(source: Any, options: dict[str, Any], state_dict: dict[str, Any]) ->
     loader = Loader(source, **options)
     loader.load_state_dict(state_dict)
     return loader
-
-
-def _drawn(mark: Mark | None) -> Drawn | None:
-    return mark if isinstance(mark, Drawn) else None
-
-
-def _int(name: str, value: Any, least: int | None = None) -> int:
-    """``value`` as an int. Raises LoaderError, also for a bool."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
-        least_ = "" if least is None else f" of at least {least}"
-        raise LoaderError(f"found {name}={value!r}; expected an int{least_}")
-    return number
-
-
-def _ranks(rank: int | None, world_size: int | None, sampler: object) -> tuple[int, int]:
-    """Rank and world size: as given, else of torch.distributed where it is initialised. Raises LoaderError."""
-    if (rank is None) != (world_size is None):
-        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
-        raise LoaderError(f"found {given} without {missing}; expected both, or neither (then torch.distributed's)")
-    if rank is not None:
-        if sampler is not None:
-            raise LoaderError("found a sampler and rank; a sampler decides itself what its rank reads: leave rank out")
-        size = _int("world_size", world_size, 1)
-        number = _int("rank", rank)
-        if not 0 <= number < size:
-            raise LoaderError(f"found rank={number}; expected 0 to {size - 1} for world_size={size}")
-        return number, size
-    if sampler is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1

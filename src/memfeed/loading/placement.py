@@ -1,4 +1,4 @@
-"""Where each column lives while a loader reads it: the device's memory, page-locked memory, or its file's map."""
+"""Where each column is kept while a loader reads it: the device's memory, page-locked memory, or its file's map."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from memfeed.system.units import format_bytes
 from memfeed.transfer.streams import Streams
 
 Where = Literal["device", "pinned", "mapped"]
-Asked = Literal["auto", "device", "pinned", "mapped"]
-Placing = Asked | Mapping[Any, Asked]
+PlacementRequest = Literal["auto", "device", "pinned", "mapped"]
+PlacementOption = PlacementRequest | Mapping[Any, PlacementRequest]
 
-RESERVE = 0.5  # of the device's memory is left for the model, by "auto"
-# of the memory that is free is used for page-locked columns at most, by "auto"; by a process for each device of the
-# machine together, since they start at the same time and see the same memory
+RESERVE = 0.5  # "auto" leaves this part of the device's memory to the model
+# "auto" takes at most this part of the free RAM for page-locked columns, for the processes of all devices together:
+# they start at the same time and see the same free memory
 SHARE = 0.5
 SLOW_SECONDS = 2.0  # a load that takes longer shows a bar
 
 
-class Placed(NamedTuple):
-    """Where a column lives, why there, and the bytes it takes."""
+class ColumnPlacement(NamedTuple):
+    """Where a column is kept, why there, and the bytes it takes."""
 
     where: Where
     why: str
@@ -39,9 +39,15 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that are free: on the device (``total`` there are), where there is one with streams of ours, and in RAM,
-    which the processes of ``devices`` share."""
+class FreeMemory:
+    """Bytes that are free on the device and in RAM.
+
+    Args:
+        device: free on the device; None without a device whose streams we use.
+        total: all memory of the device.
+        host: free RAM, which the processes of ``devices`` share.
+        devices: devices of this kind in the machine.
+    """
 
     device: int | None
     total: int
@@ -49,151 +55,176 @@ class Room:
     devices: int = 1
 
     @classmethod
-    def now(cls, streams: Streams | None) -> Room:
-        """As it is at the moment."""
+    def now(cls, streams: Streams | None) -> FreeMemory:
+        """Return what is free at the moment."""
         if streams is None:
             return cls(None, 0, machine.memory_limit())
         return cls(*streams.room(), machine.memory_limit(), streams.count())
 
 
-def asked_of(placement: Any, schema: Schema, device: torch.device | None) -> list[Asked]:
-    """What is asked for each field. Raises LoaderError for what cannot be, FieldError for a field that is not there."""
-    asked: list[Asked] = ["auto"] * len(schema)
-    each = placement.items() if isinstance(placement, Mapping) else [(None, placement)]
-    for which, where in each:
-        if where not in get_args(Asked):
+def placement_requests(placement: Any, schema: Schema, device: torch.device | None) -> list[PlacementRequest]:
+    """Return the placement that is requested for each field.
+
+    Raises LoaderError for a request that cannot be met, FieldError for a field that is not there.
+    """
+    requests: list[PlacementRequest] = ["auto"] * len(schema)
+    pairs = placement.items() if isinstance(placement, Mapping) else [(None, placement)]
+    for which, where in pairs:
+        if where not in get_args(PlacementRequest):
             raise LoaderError(
                 f'found placement={placement!r}; expected "auto", "device", "pinned" or "mapped", or {{field: one of '
                 "these}"
             )
         if where in ("device", "pinned") and device is not None and device.type not in ("cpu", "cuda"):
             raise LoaderError(f'found placement={placement!r} for {device}; expected "mapped": only CUDA has others')
-        for number in range(len(schema)) if which is None else schema.under(which):
-            field = schema.fields[number]
+        for field_index in range(len(schema)) if which is None else schema.under(which):
+            field = schema.fields[field_index]
             if which is not None and where in ("device", "pinned") and field.kind != "fixed":
                 raise LoaderError(
                     f"found placement {where!r} for field {field.name}, which is {field.describe()}; expected a field "
                     "whose rows have one shape: leave this one mapped"
                 )
-            asked[number] = where
-    return asked
+            requests[field_index] = where
+    return requests
 
 
-def choose(names: Sequence[str], sizes: Sequence[int | None], asked: Sequence[Asked], room: Room) -> list[Placed]:
-    """Where columns of these sizes (bytes; None for rows that differ in size) go.
+class _Choice:
+    """Columns that get a place one after the other, and the memory that is still free."""
 
-    Every field of a batch is read as often as the others, so the largest save the most and come first. Raises
-    LoaderError where what is asked for does not fit.
-    """
-    chosen: dict[int, Placed] = {}
-    device, host = room.device, room.host
+    def __init__(self, free: FreeMemory) -> None:
+        self.device, self.host, self.total, self.devices = free.device, free.host, free.total, free.devices
+        self.placements: dict[int, ColumnPlacement] = {}
 
-    def take(number: int, where: Where, why: str) -> None:
-        nonlocal device, host
-        size = sizes[number] or 0
-        if where == "device" and device is not None:
-            device -= size
+    def take(self, field_index: int, where: Where, size: int, why: str) -> None:
+        """Place a column and count its bytes."""
+        if where == "device" and self.device is not None:
+            self.device -= size
         elif where in ("device", "pinned"):
-            host -= size
-        chosen[number] = Placed(where, why, size)
+            self.host -= size
+        self.placements[field_index] = ColumnPlacement(where, why, size)
 
-    largest_first = sorted(range(len(sizes)), key=lambda number: -(sizes[number] or 0))
-    for number in largest_first:
-        where, size = asked[number], sizes[number]
-        if where == "auto" or size is None:
-            continue
-        free = device if where == "device" and device is not None else host
-        if where != "mapped" and size > free:
-            others = choose(names, sizes, ["auto"] * len(sizes), room)
-            raise LoaderError(
-                f"found placement {where!r} for field {names[number]}, which needs {format_bytes(size)}, with "
-                f'{format_bytes(max(free, 0))} free; expected it to fit: placement="auto" would choose '
-                f'"{others[number].where}"'
-            )
-        take(number, where, "asked for")
-    for number in largest_first:
-        size = sizes[number]
-        if number in chosen or size is None:
-            continue
-        if device is None:
-            take(number, "mapped", "batches do not go to a CUDA device")
-        elif size <= device - int(RESERVE * room.total):
-            kept = format_bytes(int(RESERVE * room.total))
-            take(number, "device", f"{format_bytes(size)} fit beside the {kept} left for the model")
-        elif size <= SHARE * host / room.devices:
-            take(number, "pinned", f"{format_bytes(size)} are too much for the device, and fit into free memory")
+    def free_for(self, where: Where) -> int:
+        """Return the bytes that are free at a place."""
+        return self.device if where == "device" and self.device is not None else self.host
+
+    def automatic(self, field_index: int, size: int) -> None:
+        """Place a column as "auto" does."""
+        reserve = int(RESERVE * self.total)
+        shown = format_bytes(size)
+        if self.device is None:
+            self.take(field_index, "mapped", size, "batches do not go to a CUDA device")
+        elif size <= self.device - reserve:
+            self.take(field_index, "device", size, f"{shown} fit beside the {format_bytes(reserve)} left for the model")
+        elif size <= SHARE * self.host / self.devices:
+            self.take(field_index, "pinned", size, f"{shown} are too much for the device, and fit into free memory")
         else:
-            take(number, "mapped", f"{format_bytes(size)} are too much for the device and for half of free memory")
-    return [chosen.get(number, Placed("mapped", "rows differ in size")) for number in range(len(sizes))]
+            why = f"{shown} are too much for the device and for half of free memory"
+            self.take(field_index, "mapped", size, why)
+
+
+def choose(
+    names: Sequence[str], sizes: Sequence[int | None], requests: Sequence[PlacementRequest], free: FreeMemory
+) -> list[ColumnPlacement]:
+    """Return a place for each column of these sizes (bytes; None for rows that differ in size).
+
+    Every field of a batch is read as often as the others, so the largest columns save the most and come first. Raises
+    LoaderError where a requested placement does not fit.
+    """
+    choice = _Choice(free)
+    largest_first = sorted(
+        (field_index for field_index, size in enumerate(sizes) if size is not None), key=lambda at: -(sizes[at] or 0)
+    )
+    for field_index in largest_first:
+        where, size = requests[field_index], sizes[field_index] or 0
+        if where == "auto":
+            continue
+        available = choice.free_for(where)
+        if where != "mapped" and size > available:
+            automatic = choose(names, sizes, ["auto"] * len(sizes), free)
+            raise LoaderError(
+                f"found placement {where!r} for field {names[field_index]}, which needs {format_bytes(size)}, with "
+                f'{format_bytes(max(available, 0))} free; expected it to fit: placement="auto" would choose '
+                f'"{automatic[field_index].where}"'
+            )
+        choice.take(field_index, where, size, "asked for")
+    for field_index in largest_first:
+        if field_index not in choice.placements:
+            choice.automatic(field_index, sizes[field_index] or 0)
+    ragged = ColumnPlacement("mapped", "rows differ in size")
+    return [choice.placements.get(field_index, ragged) for field_index in range(len(sizes))]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Columns where they were placed.
+    """Columns at their places.
 
     Args:
-        placed: where each is, and why.
+        placements: where each column is, and why.
         columns: what the CPU gathers from: those of the store, or copies in its memory.
-        tables: those that the device picks rows from itself, [m, *shape] by number.
+        tables: the columns that the device picks rows from, [m, *shape], by field index.
         kept: which rows the copies hold, ascending; None for all.
     """
 
-    placed: Sequence[Placed]
+    placements: Sequence[ColumnPlacement]
     columns: Sequence[Column]
     tables: Mapping[int, torch.Tensor]
     kept: Int64Array | None
 
     def index(self, ids: Int64Array) -> torch.Tensor | None:
-        """Rows by their places in the tables, int [k]; None without tables."""
+        """Return where rows are in the tables, int [k]; None without tables."""
         if not self.tables:
             return None
         return torch.from_numpy(ids if self.kept is None else np.searchsorted(self.kept, ids))
 
 
-def sizes_of(columns: Sequence[Column], rows: int) -> list[int | None]:
-    """Bytes of so many rows of each column; None where they differ in size."""
-    return [_row_bytes(column, rows) for column in columns]
-
-
-def _row_bytes(column: Column, rows: int) -> int | None:
-    placeable = isinstance(column, FixedColumn | JoinedFixed | Pieces) and column.field.kind == "fixed"
-    return (rows * column.field.row_bytes or None) if placeable else None
+def column_sizes(columns: Sequence[Column], row_count: int) -> list[int | None]:
+    """Return the bytes of ``row_count`` rows of each column; None where they differ in size."""
+    return [
+        (row_count * column.field.row_bytes or None)
+        if isinstance(column, FixedColumn | JoinedFixed | Pieces) and column.field.kind == "fixed"
+        else None
+        for column in columns
+    ]
 
 
 def place(
-    columns: Sequence[Column], placed: Sequence[Placed], rows: Int64Array, whole: bool, streams: Streams | None
+    columns: Sequence[Column],
+    placements: Sequence[ColumnPlacement],
+    rows: Int64Array,
+    whole: bool,
+    streams: Streams | None,
 ) -> Placement:
-    """Loads columns to where they belong; ``rows`` (ascending) are those that will be read.
+    """Load the columns into their places. ``rows`` are those a loader reads, ascending, ``whole`` if these are all.
 
-    A column that meets the end of memory stays a rung below: page-locked, or mapped.
+    Where memory runs out, a column falls back to the next placement that needs less.
     """
-    placed, there, tables = list(placed), list(columns), {}
-    total = sum(len(rows) * columns[n].field.row_bytes for n, one in enumerate(placed) if one.where != "mapped")
+    placements, there, tables = list(placements), list(columns), {}
+    total = sum(len(rows) * columns[at].field.row_bytes for at, one in enumerate(placements) if one.where != "mapped")
     with Progress("placing columns", total, unit="B", shown=total > 0, delay_seconds=SLOW_SECONDS) as bar:
-        for number, column in enumerate(columns):
-            while placed[number].where != "mapped":
+        for field_index, column in enumerate(columns):
+            while placements[field_index].where != "mapped":
                 try:
-                    copy, table = _load(column, placed[number].where, rows, whole, streams, bar)
+                    copy, table = _load(column, placements[field_index].where, rows, whole, streams, bar)
                     break
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                placed[number] = lower(placed[number])
+                placements[field_index] = fall_back(placements[field_index])
             else:
                 continue
-            there[number] = copy
+            there[field_index] = copy
             if table is not None:
-                tables[number] = table
-    return Placement(placed, there, tables, None if whole else rows)
+                tables[field_index] = table
+    return Placement(placements, there, tables, None if whole else rows)
 
 
 def _load(
     column: Column, where: Where, rows: Int64Array, whole: bool, streams: Streams | None, bar: Progress
 ) -> tuple[Column, torch.Tensor | None]:
-    """The column for the CPU to gather from, and the table where the device can pick rows itself."""
+    """Return the column for the CPU to gather from, and the table where the device can pick rows by itself."""
     field, shape = column.field, (len(rows), *column.field.row_shape)
     if where == "device" and streams is not None:
-        with streams.aside():  # the stream that will read it: only then is its memory not reused too early
+        with streams.aside():  # the stream that will read it: else its memory could be reused too early
             table = torch.empty(shape, dtype=field.torch_dtype, device=streams.device)
             copy_rows(column, rows, table, bar)
         return column, table
@@ -207,7 +238,7 @@ def _load(
 
 
 def _seen(data: torch.Tensor, streams: Streams) -> torch.Tensor | None:
-    """Page-locked rows as the device sees them; None where it does not, and batches are gathered by the CPU."""
+    """Return page-locked rows as a tensor of the device; None where it cannot read them, and the CPU gathers."""
     flat = data.reshape(-1).view(torch.uint8)
     try:
         seen = streams.seen_from_device(flat)
@@ -216,23 +247,23 @@ def _seen(data: torch.Tensor, streams: Streams) -> torch.Tensor | None:
         return None
 
 
-def lower(placed: Placed) -> Placed:
-    """A rung below, after memory has run out; two where the lower one has no room either."""
-    fits = placed.nbytes <= SHARE * machine.memory_limit()  # else the system may kill the process
-    rung: Where = "pinned" if placed.where == "device" and fits else "mapped"
-    return placed._replace(where=rung, why=f"out of memory as {placed.where!r}")
+def fall_back(placement: ColumnPlacement) -> ColumnPlacement:
+    """Return the next placement that needs less memory: device, then pinned where it fits, then mapped."""
+    fits = placement.nbytes <= SHARE * machine.memory_limit()  # else the system may kill the process
+    where: Where = "pinned" if placement.where == "device" and fits else "mapped"
+    return placement._replace(where=where, why=f"out of memory as {placement.where!r}")
 
 
-def lowered(placed: Sequence[Placed]) -> list[Placed] | None:
-    """All columns of the highest rung one rung below; None where all are mapped."""
+def fallback(placements: Sequence[ColumnPlacement]) -> list[ColumnPlacement] | None:
+    """Return the placements after all columns of the fastest place in use fell back; None where all are mapped."""
     for where in ("device", "pinned"):
-        if any(one.where == where for one in placed):
-            return [lower(one) if one.where == where else one for one in placed]
+        if any(one.where == where for one in placements):
+            return [fall_back(one) if one.where == where else one for one in placements]
     return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of the device or for page-locking."""
+    """Return True if memory ran out, of the device or for page-locking."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )

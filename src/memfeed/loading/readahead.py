@@ -74,7 +74,7 @@ class ReadAhead:
         self._warm_at = time.monotonic()
         return False
 
-    def ready(self, ids: Int64Array) -> bool:
+    def has_arrived(self, ids: Int64Array) -> bool:
         """Whether the last of these rows has arrived, as far as the largest column tells."""
         largest = max(self._columns, key=lambda part: part.nbytes)
         return self._is_cached(largest, largest.within(ids[-1:]))

@@ -1,0 +1,117 @@
+"""From gather tasks to groups of batches: gather the rows, send them to the device, run the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memfeed.loading.gather_tasks import GatherTask
+from memfeed.loading.placement import Placement
+from memfeed.loading.position import Position
+from memfeed.loading.stages import Arrival, Draft, Stages
+from memfeed.random import Keys
+from memfeed.store.gather import Gather, split
+from memfeed.transfer.transfer import Transfer
+
+
+class BatchGroup(NamedTuple):
+    """Batches of one gather, in order, each with the position reached after it.
+
+    To iterate ``batches`` runs what is left to do in the caller's thread. ``row_count`` is the rows of each batch.
+    """
+
+    batches: Iterable[Any]
+    positions: Sequence[Position]
+    row_count: int
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Make the batches of gather tasks.
+
+    Args:
+        gather: rows to leaves.
+        at_once: how many batches come from one gather.
+        stages: leaves to batches.
+        assemble: the stage that every batch goes through, for batches that need no other.
+        transfer: the way to the device.
+        placement: where the columns are.
+        seed: of the keys.
+    """
+
+    gather: Gather
+    at_once: int
+    stages: Stages
+    assemble: Callable[[Sequence[Any]], Any]
+    transfer: Transfer
+    placement: Placement
+    seed: int
+
+    def groups(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[BatchGroup]:
+        """Yield the batches of ``tasks``; may run in any thread."""
+        make = self._stream_groups if self.transfer.slabs else self._host_groups
+        for task in tasks:
+            yield from make(task, epoch)
+
+    def _host_groups(self, task: GatherTask, epoch: int) -> Iterator[BatchGroup]:
+        """Yield the batches of a task that the CPU gathers; a device without streams gets them from the caller."""
+        row_count = len(task.ids) // len(task.positions)
+        together = self.at_once > 1 and len(task.positions) > 1
+        leaves_of_batches = (self.gather.split if together else self.gather.several)(task.ids, task.size)
+        if together and self.stages.is_plain and not self.stages.in_caller:
+            yield BatchGroup(map(self.assemble, leaves_of_batches), task.positions, row_count)
+            return
+        yield from self._staged(leaves_of_batches, task, 0, epoch, None)
+
+    def _stream_groups(self, task: GatherTask, epoch: int) -> Iterator[BatchGroup]:
+        """Yield the batches of a task that go to a device with streams, ``at_once`` of them in each copy."""
+        count = len(task.positions) if self.at_once > 1 else 1
+        for first in range(0, len(task.positions), count):
+            ids = task.ids[first * task.size : (first + count) * task.size]
+            with self.transfer.aside():
+                self.transfer.begin()
+                leaves = self.transfer.send(self.gather(ids), self.placement.index(ids))
+                arrival = Arrival(leaves, self.transfer.mark())
+            leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
+            if not self.stages.is_plain:
+                del leaves
+                yield from self._staged(leaves_of_batches, task, first, epoch, arrival)
+                continue
+            drafts = map(partial(_plain_draft, self.assemble, arrival), leaves_of_batches)
+            positions = task.positions[first : first + count]
+            yield BatchGroup(self.stages.finish(drafts), positions, len(ids) // len(positions))
+            del leaves, leaves_of_batches, arrival, drafts  # hold nothing that the caller may have dropped
+
+    def _staged(
+        self,
+        leaves_of_batches: Iterator[Sequence[Any]],
+        task: GatherTask,
+        first: int,
+        epoch: int,
+        arrival: Arrival | None,
+    ) -> Iterator[BatchGroup]:
+        """Run the stages ahead of the caller's for each batch from batch ``first`` of the task on."""
+        for at, leaves in enumerate(leaves_of_batches, first):
+            part = slice(at * task.size, (at + 1) * task.size)
+            valid = None if task.valid is None else task.valid[part].clone()
+            draft = Draft(leaves, self._keys(task, part, epoch) if self.stages.needs_keys else None, valid, arrival)
+            del leaves
+            with self.transfer.aside():
+                self.stages.run_ahead(draft)
+            yield BatchGroup(self.stages.finish([draft]), (task.positions[at],), len(task.ids[part]))
+            del draft
+
+    def _keys(self, task: GatherTask, part: slice, epoch: int) -> Keys:
+        """Return the keys of one batch. A row that comes twice in an epoch differs by its visit."""
+        visits: Any = 0 if task.visits is None else torch.from_numpy(task.visits[part])
+        return Keys(self.seed, epoch, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visits)
+
+
+def _plain_draft(assemble: Callable[[Sequence[Any]], Any], arrival: Arrival, leaves: Sequence[Any]) -> Draft:
+    # a function of its own, without a reference to the columns: they may have to make room
+    return Draft(assemble(leaves), None, None, arrival)

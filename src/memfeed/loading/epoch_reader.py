@@ -1,0 +1,138 @@
+"""The batches of an epoch from a position on: order, read-ahead, gather, stages, and a fallback if memory runs out."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_order, tasks_of_sampler
+from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
+from memfeed.loading.plan import LoadPlan, choose_placements, make_plan
+from memfeed.loading.position import Position, SamplerPosition, rows_before
+from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
+from memfeed.loading.settings import Settings
+from memfeed.order.epoch_orders import EpochOrders
+from memfeed.order.orders import Blocks, Order, Sequential
+from memfeed.order.shards import Steps
+from memfeed.store.store import Store
+from memfeed.transfer.streams import Streams, streams_of
+
+COLD_PROBES = 64  # rows from which those are chosen that tell whether a store is in the page cache
+FIELDS_SHOWN = 4  # fields of one placement that are named one by one
+
+
+class EpochReader:
+    """Reads the epochs of one loader. Columns are placed when the first epoch begins.
+
+    Args:
+        store: all rows of the loader.
+        settings: its arguments.
+        orders: the order of each epoch; not used with a user's sampler.
+        steps: which positions of the order this rank reads.
+    """
+
+    def __init__(self, store: Store, settings: Settings, orders: EpochOrders, steps: Steps) -> None:
+        self._store, self._settings, self._orders, self._steps = store, settings, orders, steps
+        self._streams: Streams | None = None
+        self._plan: LoadPlan | None = None
+        self._fell_back = False
+        self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
+
+    @property
+    def plan(self) -> LoadPlan | None:
+        """How batches are made; None before the first epoch."""
+        return self._plan
+
+    def prepare(self) -> LoadPlan:
+        """Return how batches are made. Places the columns at the first call."""
+        if self._plan is None:
+            self._streams = streams_of(self._settings.device)
+            self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
+        return self._plan
+
+    def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
+        return make_plan(self._store, self._settings, placements, self._streams, self._settings.seed)
+
+    def describe_placements(self) -> str:
+        """Return the fields of each placement, for people: ``mapped: image, label``."""
+        if self._plan is None:
+            return ""
+        fields: dict[str, list[str]] = {}
+        for field, placement in zip(self._store.schema, self._plan.placement.placements, strict=True):
+            fields.setdefault(placement.where, []).append(field.name)
+        return "; ".join(
+            f"{where}: {', '.join(names) if len(names) <= FIELDS_SHOWN else f'{len(names)} fields'}"
+            for where, names in fields.items()
+        )
+
+    def groups(self, epoch: int, position: Position | None) -> Iterator[BatchGroup]:
+        """Yield the batches of an epoch after ``position``.
+
+        Where memory runs out, the columns fall back to the next placement that needs less, once in a loader's life.
+        """
+        while True:
+            try:
+                for group in self._groups(epoch, position):
+                    yield group
+                    position = group.positions[-1]
+                return
+            except (RuntimeError, MemoryError) as error:
+                placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
+                if placements is None or self._fell_back:
+                    raise
+            self._fell_back, self._plan = True, None  # frees what the columns took, before they are placed again
+            self._plan = self._make_plan(placements)
+            warnings.warn(
+                f"memory ran out in epoch {epoch}: the columns fell back to places that need less, now "
+                f"{self.describe_placements()}; leave more room with placement=, or a smaller batch",
+                stacklevel=2,
+            )
+
+    def _groups(self, epoch: int, position: Position | None) -> Iterator[BatchGroup]:
+        plan = self.prepare()
+        if not self._settings.has_own_order:
+            tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
+            groups = plan.maker.groups(tasks, epoch)
+            # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
+            return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
+        order, begin = self._orders(epoch), rows_before(position)
+        base_rows = None if self._store.whole else self._store.base_rows
+        repeats = self._settings.shares is not None
+        tasks = tasks_of_order(order, self._steps, begin, base_rows, plan.batches_a_task, repeats=repeats)
+        return plan.maker.groups(self._read_ahead(self._draw_ahead(tasks, epoch + 1), plan, order, begin), epoch)
+
+    def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
+        settings = self._settings
+        last: LastBatch = "drop" if settings.drop_last else "pad" if settings.pad_last else "keep"
+        begin = position if isinstance(position, SamplerPosition) else None
+        if settings.sampler is not None:
+            return tasks_of_sampler(settings.sampler, settings.batch_size, last, begin, self._store.base_rows)
+        assert settings.batch_sampler is not None
+        return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store.base_rows)
+
+    def _draw_ahead(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[GatherTask]:
+        """Yield ``tasks``. Once the first batch is on its way, start to draw the order of the next epoch."""
+        yield from itertools.islice(tasks, 1)
+        self._orders.draw_ahead(epoch)
+        yield from tasks
+
+    def _read_ahead(
+        self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | None, begin: int
+    ) -> Iterator[GatherTask]:
+        """Yield ``tasks``. If rows are missing in the page cache, announce those of the next batches to the disk."""
+        reader, row_count = plan.reader, len(self._store)
+        probes = np.arange(0, row_count, -(-row_count // COLD_PROBES))
+        self.is_cold = bool(reader.nbytes) and reader.begin(self._store.base_rows(probes))
+        if not self.is_cold:
+            return tasks
+        threaded = order is not None and self._settings.prefetch > 0
+        tasks = (announce_in_thread if threaded else announce_in_caller)(tasks, reader)
+        if reader.beyond_memory and order is not None and self._settings.shares is None:
+            # the runs that an order has passed are rows of the store only where the store is whole
+            passed = order.passed if isinstance(order, Blocks | Sequential) and self._store.whole else None
+            tasks = drop_after_use(tasks, reader, begin, passed)
+        return tasks

@@ -1,0 +1,146 @@
+"""The gathers of an epoch: which rows are read together, in our own order or in that of a user's sampler.
+
+One gather makes one batch, or several small ones. Each batch comes with the position reached after it, from which the
+epoch can be resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from memfeed.errors import LoaderError, RowError
+from memfeed.loading.position import Position, SamplerPosition
+from memfeed.loading.samplers import Generators
+from memfeed.order.orders import Order
+from memfeed.order.shards import Steps
+from memfeed.schema.codec import Int64Array
+
+BaseRows = Callable[[Int64Array], Int64Array]
+LastBatch = Literal["keep", "drop", "pad"]
+
+
+class GatherTask(NamedTuple):
+    """One gather, to be split into batches.
+
+    Args:
+        ids: rows of the base store, int [k].
+        size: rows of each batch.
+        positions: the position reached after each batch.
+        visits: the positions of the rows in the epoch, int64 [k], where a row can come twice; else None.
+        valid: False for the rows that only fill up a last batch, bool [k]; None where all count.
+    """
+
+    ids: Int64Array
+    size: int
+    positions: Sequence[Position]
+    visits: Int64Array | None = None
+    valid: torch.Tensor | None = None
+
+
+def tasks_of_order(
+    order: Order, steps: Steps, begin: int, base_rows: BaseRows | None, at_once: int, *, repeats: bool
+) -> Iterator[GatherTask]:
+    """Yield the gathers of an epoch in our own order, from row ``begin`` on.
+
+    ``at_once`` whole batches go into one task. ``repeats`` says that the order may visit a row twice.
+    """
+    for run in steps.runs(begin, at_once):
+        last = run.row + run.steps * run.stride
+        consecutive = run.size == run.stride and last <= steps.rows  # one rank reads all positions
+        places = None
+        if not consecutive or repeats or steps.pad_last:
+            starts = run.start + run.stride * np.arange(run.steps)
+            places = (starts[:, None] + np.arange(run.size)).ravel()
+        ids = order(run.start, last) if places is None or consecutive else _rows_at(order, run.row, last, places)
+        yield GatherTask(
+            ids if base_rows is None else base_rows(ids),
+            run.size,
+            range(run.row + run.stride, last + 1, run.stride) if last <= steps.rows else (steps.rows,),
+            places if repeats else None,
+            torch.from_numpy(places < steps.rows) if steps.pad_last and places is not None else None,
+        )
+
+
+def _rows_at(order: Order, first: int, last: int, places: Int64Array) -> Int64Array:
+    """Return the rows at ``places`` of [first, last); after the end of the epoch its first rows come again."""
+    rows = order(first, min(last, order.n))
+    if last <= order.n:
+        return rows[places - first]
+    again = order(0, min(last - order.n, order.n))
+    at = np.where(places < order.n, places - first, len(rows) + (places - order.n) % len(again))
+    return np.concatenate([rows, again])[at]
+
+
+def tasks_of_sampler(
+    sampler: Iterable[Any], size: int | None, last: LastBatch, begin: SamplerPosition | None, base_rows: BaseRows
+) -> Iterator[GatherTask]:
+    """Yield the gathers of an epoch in the order of a user's sampler, or batch sampler (``size`` None).
+
+    A last batch that is smaller is kept, dropped, or filled up with its own rows. Raises LoaderError if the sampler,
+    started again from the saved random states, draws other rows than before; RowError for what is no row number.
+    """
+    generators, hasher = Generators(sampler), hashlib.blake2b(digest_size=8)
+    if begin is None:
+        begin = SamplerPosition(0, generators.states(), "")
+        drawing, row_count = iter(sampler), 0
+    else:
+        drawing, row_count = _redrawn(sampler, size, begin, generators, hasher)
+    at = begin.row
+    while (drawn := _draw(drawing, size)) is not None:
+        count, valid = len(drawn), None
+        if last == "drop" and size is not None and count < size:
+            return
+        hasher.update(drawn.tobytes())
+        at += 1 if size is None else count
+        if last == "pad" and size is not None:
+            drawn, valid = np.resize(drawn, size), torch.arange(size) < count
+        visits = np.arange(row_count, row_count + len(drawn))
+        row_count += count
+        position = SamplerPosition(at, begin.generators, hasher.hexdigest())
+        yield GatherTask(base_rows(drawn), max(len(drawn), 1), (position,), visits, valid)
+
+
+def _redrawn(
+    sampler: Iterable[Any], size: int | None, begin: SamplerPosition, generators: Generators, hasher: Any
+) -> tuple[Iterator[Any], int]:
+    """Draw again what was drawn before ``begin``. Return the sampler's iterator there, and the rows it gave."""
+    with generators.as_they_were(begin.generators):
+        drawing = iter(sampler)
+        seen = row_count = 0
+        while seen < begin.row:
+            drawn = _draw(drawing, None if size is None else min(size, begin.row - seen))
+            if drawn is None:
+                break
+            hasher.update(drawn.tobytes())
+            seen += 1 if size is None else len(drawn)
+            row_count += len(drawn)
+    if seen != begin.row or (begin.drawn_hash and hasher.hexdigest() != begin.drawn_hash):
+        raise LoaderError(
+            f"found that the sampler ({type(sampler).__name__}) draws other rows than before when started again; "
+            "expected the same ones, to resume from the saved position: give it a generator of its own, or draw all "
+            "rows at its start"
+        )
+    return drawing, row_count
+
+
+def _draw(drawing: Iterator[Any], size: int | None) -> Int64Array | None:
+    """Return the rows of the next batch, int64 [k]; None at the end."""
+    if size is None:
+        batch = next(drawing, None)
+        return None if batch is None else _row_numbers(batch)
+    held = [row for _, row in zip(range(size), drawing, strict=False)]
+    return _row_numbers(held) if held else None
+
+
+def _row_numbers(rows: Any) -> Int64Array:
+    """Return what a sampler yielded as int64 [k]. Raises RowError for anything but ints."""
+    try:
+        return np.array([operator.index(row) for row in rows], np.int64)
+    except (TypeError, OverflowError) as error:
+        raise RowError(f"found {rows!r} from a sampler; expected row numbers ({error})") from None

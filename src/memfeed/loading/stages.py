@@ -1,0 +1,221 @@
+"""The stages of a batch between the gather and the caller: a list, built once per plan.
+
+assemble, place on the device, transform of ours, record an event, wait for the transfer, the user's transform, add the
+mask. A stage is in the list only where the plan needs it. Each says whether it must run in the caller's thread; the
+first one that must, and all after it, run there. The stages before it run wherever batches are made: in a thread, and
+on a GPU within the side stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDictBase
+
+from memfeed.loading.bind import Bound
+from memfeed.random import Keys
+from memfeed.schema.fields import Node
+from memfeed.transfer.streams import Event
+from memfeed.transfer.to_device import to_device
+from memfeed.transfer.transfer import Arrive, Transfer
+
+
+class Arrival:
+    """The transfer of one batch, or of several that crossed in one copy: waited for once per caller's stream.
+
+    Holds no column, because columns may have to make room for others.
+    """
+
+    __slots__ = ("_event", "_ready_for", "_tensors")
+    _NOT_YET = object()
+
+    def __init__(self, tensors: Any, event: Event | None) -> None:
+        self._tensors, self._event = tensors, event
+        self._ready_for: object = self._NOT_YET
+
+    def wait(self, arrive: Arrive, current: Callable[[], object]) -> None:
+        """Make the caller's current stream wait for the transfer."""
+        stream = current()
+        if stream != self._ready_for:
+            arrive(self._tensors, self._event)
+            self._ready_for = stream
+
+
+class Draft:
+    """A batch on its way through the stages.
+
+    Args:
+        value: the leaves, then the batch.
+        keys: what a transform of ours draws by; None without one.
+        valid: which rows count, bool [k]; None where all do.
+        arrival: the transfer that brings it; None where there is none.
+    """
+
+    __slots__ = ("arrival", "keys", "valid", "value")
+
+    def __init__(
+        self, value: Any, keys: Keys | None, valid: torch.Tensor | None, arrival: Arrival | None = None
+    ) -> None:
+        self.value, self.keys, self.valid, self.arrival = value, keys, valid, arrival
+
+
+class Stage(NamedTuple):
+    """One step of a batch: ``run`` changes the draft in place."""
+
+    name: str
+    in_caller: bool
+    run: Callable[[Draft], None]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a plan, split into those that run ahead of the caller and those in its thread.
+
+    Args:
+        ahead: the former.
+        in_caller: the latter, which hold no column.
+        needs_keys: a transform draws by keys.
+        is_plain: batches are the gathered leaves put together, without a transform or a mask.
+    """
+
+    ahead: tuple[Stage, ...]
+    in_caller: tuple[Stage, ...]
+    needs_keys: bool
+    is_plain: bool
+
+    def run_ahead(self, draft: Draft) -> None:
+        """Run the stages that come before the caller's."""
+        for stage in self.ahead:
+            stage.run(draft)
+
+    def finish(self, drafts: Iterable[Draft]) -> Iterable[Any]:
+        """Return the finished batches of ``drafts``. To iterate it runs the remaining stages in the calling thread."""
+        stages = self.in_caller
+
+        def finished(draft: Draft) -> Any:
+            for stage in stages:
+                stage.run(draft)
+            return draft.value
+
+        return map(finished, drafts)
+
+
+@dataclass(frozen=True)
+class UserStages:
+    """The transforms of a loader, and what else its batches get.
+
+    Args:
+        keyed: a transform of ours, a pure function of its keys.
+        runs_anywhere: whether it may run in a thread of ours.
+        plain: the user's callable, which runs in the caller's thread.
+        pads: batches get a mask of the rows that count.
+    """
+
+    keyed: Bound | None
+    runs_anywhere: bool
+    plain: Bound | None
+    pads: bool
+
+
+def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Transfer, structure: Node) -> Stages:
+    """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
+    keyed, streams = user.keyed, transfer.slabs
+    keyed_ahead = keyed is not None and user.runs_anywhere and transfer.ahead
+    has_tensordicts = _holds_tensordicts(structure)
+    place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
+    place_ahead = streams and (user.pads or (keyed_ahead and has_tensordicts))
+    stages = [Stage("assemble", False, _assemble(assemble))]
+    if place_ahead:
+        stages += place
+    if keyed is not None and keyed_ahead:
+        stages.append(Stage("transform", False, _transform(keyed)))
+    if streams:
+        if len(stages) > 1:  # else the event of the copy will do
+            stages.append(Stage("record an event", False, _record(transfer.mark)))
+        stages.append(Stage("wait for the transfer", True, _wait(transfer.arrive, transfer.current)))
+    elif transfer.device is not None:
+        stages.append(Stage("move", True, _move(transfer.arrive)))
+    if streams and not place_ahead and has_tensordicts:
+        stages += place
+    if keyed is not None and not keyed_ahead:
+        stages.append(Stage("transform", True, _transform(keyed)))
+    if user.plain is not None:
+        stages.append(Stage("the user's transform", True, _call(user.plain)))
+    is_plain = keyed is None and user.plain is None and not user.pads
+    if user.pads:
+        stages.append(Stage("add the mask", False, _add_mask))
+    split = next((at for at, stage in enumerate(stages) if stage.in_caller), len(stages))
+    return Stages(tuple(stages[:split]), tuple(stages[split:]), keyed is not None, is_plain)
+
+
+def _assemble(assemble: Callable[[Any], Any]) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.value = assemble(draft.value)
+
+    return run
+
+
+def _place(device: torch.device) -> Callable[[Draft], None]:
+    """Move the mask, and set the device of TensorDicts, whose tensors are there already."""
+
+    def run(draft: Draft) -> None:
+        draft.value, draft.valid = to_device((draft.value, draft.valid), device)
+
+    return run
+
+
+def _transform(keyed: Bound) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.value = keyed(draft.value, draft.keys)
+
+    return run
+
+
+def _record(mark: Callable[[], Event | None]) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.arrival = Arrival((draft.value, draft.valid), mark())
+
+    return run
+
+
+def _wait(arrive: Arrive, current: Callable[[], object]) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        assert draft.arrival is not None
+        draft.arrival.wait(arrive, current)
+
+    return run
+
+
+def _move(arrive: Arrive) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.value, draft.valid = arrive((draft.value, draft.valid), None)
+
+    return run
+
+
+def _call(plain: Bound) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.value = plain(draft.value, None)
+
+    return run
+
+
+def _add_mask(draft: Draft) -> None:
+    if draft.valid is not None:
+        draft.value = with_valid(draft.value, draft.valid)
+
+
+def with_valid(batch: Any, valid: torch.Tensor) -> Any:
+    """Return a dict or TensorDict with the key "valid", any other batch as (batch, valid); ``valid`` is bool [k]."""
+    if isinstance(batch, dict):
+        return {**batch, "valid": valid}
+    if isinstance(batch, TensorDictBase):
+        return batch.set("valid", valid)
+    return batch, valid
+
+
+def _holds_tensordicts(structure: Node) -> bool:
+    return structure.kind in ("tensordict", "tensorclass") or any(map(_holds_tensordicts, structure.children))
