@@ -3,11 +3,11 @@ import time
 import torch
 
 from memfeed import Loader
-from memfeed.loading.prefetch_policy import LOOKS, PrefetchPolicy
+from memfeed.loading.prefetch_policy import MEASURED_BATCHES, PrefetchPolicy
 from memfeed.transforms import Transform
 
 
-def run(pace, wait, busy, batches=4 * LOOKS):
+def run(pace, wait, busy, batches=4 * MEASURED_BATCHES):
     """Notes batches that take these seconds, or with a thread the longer of the two; says when it changed."""
     changes = []
     for batch in range(batches):
@@ -34,7 +34,7 @@ def test_no_thread_is_tried_where_there_is_nothing_to_hide():
 
 def test_a_thread_that_makes_it_no_faster_is_given_up():
     pace = PrefetchPolicy(allowed=True)
-    changes = [pace.threaded for _ in range(4 * LOOKS) if not pace.settled and pace.note(0.01, 0.01)]
+    changes = [pace.threaded for _ in range(4 * MEASURED_BATCHES) if not pace.settled and pace.note(0.01, 0.01)]
     assert changes == [True, False]
     assert pace.settled
 

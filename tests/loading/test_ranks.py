@@ -214,7 +214,10 @@ def test_zipped_ranks_are_one(store):
         ({"rank": 2, "world_size": 2}, "found rank=2; expected 0 to 1 for world_size=2"),
         ({"rank": -1, "world_size": 2}, "found rank=-1; expected 0 to 1 for world_size=2"),
         ({"rank": 0, "world_size": 0}, "found world_size=0; expected an int of at least 1"),
-        ({"rank": 0, "world_size": 6}, "found 5 rows for 6 ranks; expected at least one row for each, or pad_last=True"),
+        (
+            {"rank": 0, "world_size": 6},
+            "found 5 rows for 6 ranks; expected at least one row for each, or pad_last",
+        ),
         ({"rank": 0, "world_size": 2, "sampler": [1]}, "found a sampler and rank; .* leave rank out"),
         ({"rank": 0, "world_size": 2, "batch_sampler": [[1]]}, "found a sampler and rank; .* leave rank out"),
     ],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memfeed.order import epoch_orders
-from memfeed.order.epoch_orders import LOOKS, WORTH_A_THREAD, EpochOrders
+from memfeed.order.epoch_orders import LEAST_ROWS, MEASURED_EPOCHS, EpochOrders
 from memfeed.order.orders import Shuffled
 
 
@@ -18,17 +18,17 @@ class Slow:
 
 
 def test_the_order_is_that_of_the_epoch_however_it_was_drawn():
-    made = EpochOrders(lambda epoch: Shuffled(WORTH_A_THREAD, 3, epoch), WORTH_A_THREAD)
+    made = EpochOrders(lambda epoch: Shuffled(LEAST_ROWS, 3, epoch), LEAST_ROWS)
     for epoch in (0, 1, 2, 7, 8, 3):
         order = made(epoch)
         made.draw_ahead(epoch + 1)
-        want = Shuffled(WORTH_A_THREAD, 3, epoch)
+        want = Shuffled(LEAST_ROWS, 3, epoch)
         assert np.array_equal(order(0, order.n), want(0, want.n))
 
 
 def test_an_order_is_drawn_while_the_epoch_before_runs():
     calls = []
-    made = EpochOrders(lambda epoch: calls.append(epoch) or Slow(epoch), WORTH_A_THREAD)
+    made = EpochOrders(lambda epoch: calls.append(epoch) or Slow(epoch), LEAST_ROWS)
     assert made(0).epoch == 0
     assert calls == [0]
     made.draw_ahead(1)
@@ -39,7 +39,7 @@ def test_an_order_is_drawn_while_the_epoch_before_runs():
 
 
 def test_short_orders_start_no_thread():
-    made = EpochOrders(Slow, WORTH_A_THREAD - 1)
+    made = EpochOrders(Slow, LEAST_ROWS - 1)
     made(0)
     made.draw_ahead(1)
     assert made._next is None
@@ -51,7 +51,7 @@ def test_what_fails_in_the_thread_is_raised_where_the_order_is_asked_for():
             raise MemoryError("mine")
         return Slow(epoch)
 
-    made = EpochOrders(fails, WORTH_A_THREAD)
+    made = EpochOrders(fails, LEAST_ROWS)
     made(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_orders.threading, "excepthook", lambda args: None)
@@ -63,8 +63,8 @@ def test_what_fails_in_the_thread_is_raised_where_the_order_is_asked_for():
 
 @pytest.mark.parametrize("slower", [True, False], ids=["drawing ahead is slower", "drawing when asked is slower"])
 def test_of_short_epochs_the_faster_way_is_kept(slower):
-    made = EpochOrders(Slow, WORTH_A_THREAD)
-    for epoch in range(3 * LOOKS):
+    made = EpochOrders(Slow, LEAST_ROWS)
+    for epoch in range(3 * MEASURED_EPOCHS):
         ahead = made._ahead
         made(epoch)
         made.draw_ahead(epoch + 1)

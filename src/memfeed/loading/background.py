@@ -1,4 +1,4 @@
-"""An iterator that runs ahead in a thread: bounded, stoppable at any moment, its exceptions raised where it is read."""
+"""An iterator that runs ahead in a thread: bounded, stoppable at any moment, its exceptions raised in the reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 0.5  # how often a wait looks whether the other side is still alive
+PATIENCE_SECONDS = 0.5  # how often a waiting side checks that the other is alive
 
 
 class _Link:
-    """What the two sides share. The thread holds this alone, so that dropping the reader ends the thread."""
+    """The state that reader and thread share. The thread holds only this, so that dropping the reader ends it."""
 
     def __init__(self, limit: float) -> None:
         self.changed = threading.Condition(threading.Lock())
@@ -30,12 +30,12 @@ class _Link:
 
 
 class Background(Generic[T]):
-    """Iterates ``source`` in a thread of its own, up to ``limit`` ahead.
+    """Iterate ``source`` in a thread of its own, up to ``limit`` ahead.
 
-    What an item counts against the limit is its ``weight``; one item is always allowed. An exception in the source is
-    raised by the ``next`` that would have given the item, with the traceback it has there. The thread ends with the
-    source, on ``stop``, when this object is dropped, and before the interpreter exits. In a forked child it does not
-    exist; `memfeed.loading.epoch` starts others there.
+    Each item counts its ``weight`` against the limit; one item is always allowed. An exception in the source is raised
+    by the ``next`` that would have returned the item, with its original traceback. The thread ends with the source, on
+    ``stop``, when this object is dropped, and before the interpreter exits. In a forked child it does not exist;
+    `memfeed.loading.epoch` starts new ones there.
     """
 
     def __init__(self, source: Iterator[T], limit: float, weight: Callable[[T], float] = lambda item: 1) -> None:
@@ -47,7 +47,7 @@ class Background(Generic[T]):
 
     @property
     def limit(self) -> float:
-        """How far ahead the thread may be; may be changed at any time."""
+        """The weight of the items that may wait to be read; may be changed at any time."""
         return self._link.limit
 
     @limit.setter
@@ -58,7 +58,7 @@ class Background(Generic[T]):
 
     @property
     def ready(self) -> int:
-        """How many items could be had without waiting."""
+        """The number of items that ``next`` can return without waiting."""
         return len(self._link.items)
 
     def __iter__(self) -> Iterator[T]:
@@ -73,7 +73,7 @@ class Background(Generic[T]):
                     link.held -= weight
                     link.changed.notify_all()
                     return item  # type: ignore[no-any-return]
-                # a thread that died without a word, as in a forked child, must not be waited for
+                # do not wait for a thread that is gone, as in a forked child
                 if link.ended or (not link.changed.wait(PATIENCE_SECONDS) and not self._thread.is_alive()):
                     break
             error, link.error = link.error, None
@@ -83,9 +83,9 @@ class Background(Generic[T]):
         raise StopIteration
 
     def stop(self) -> None:
-        """Takes no more from the source. What was made already is still given; then comes the end.
+        """Take no more from the source. Items that were made already are still returned; then the iterator ends.
 
-        After that the source is where the last item left it, and may be read on by the caller.
+        After that the caller may continue to read the source, which is where the last item left it.
         """
         self._link.stop()
         if os.getpid() == self._pid:  # in a forked child the thread is gone, perhaps with the lock
@@ -93,7 +93,7 @@ class Background(Generic[T]):
                 self._link.changed.notify_all()
 
     def close(self) -> None:
-        """Stops and waits until the thread has ended, at most for the item in the making."""
+        """Stop, and wait until the thread has ended: at most for the item that it is making."""
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -125,8 +125,7 @@ def _produce(link: _Link, source: Iterator[Any], weight: Callable[[Any], float])
 
 
 class _Running:
-    """The threads that run, to be ended before the interpreter exits: a thread within torch's code then would abort
-    it."""
+    """The running threads. They end before the interpreter exits, because a thread inside torch would abort it."""
 
     def __init__(self) -> None:
         self._threads: weakref.WeakKeyDictionary[threading.Thread, _Link] = weakref.WeakKeyDictionary()

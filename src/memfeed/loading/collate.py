@@ -1,4 +1,4 @@
-"""For people who keep their DataLoader: the same batches, transforms and devices from its ``collate_fn``."""
+"""The ``collate_fn`` for users who keep their DataLoader: the same batches, transforms and devices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from memfeed.transfer.to_device import to_device
 
 
 class Collate:
-    """``DataLoader(store, batch_size, collate_fn=Collate(transform))``, with workers or without.
+    """Collate samples of a store: ``DataLoader(store, batch_size, collate_fn=Collate(transform))``.
 
-    Gives the batch that ``Loader`` would give for the same rows, epoch and seed. Also takes what `Subset(store)` and
-    `random_split(store)` give. Call ``set_epoch(e)`` before each epoch: workers that persist see it too.
+    The batch is the one that ``Loader`` gives for the same rows, epoch and seed, with and without workers. Samples of
+    `Subset(store)` and `random_split(store)` work too. Call ``set_epoch(e)`` before each epoch: persistent workers see
+    it as well.
 
     Args:
         transform: as for ``Loader``.
@@ -34,11 +35,11 @@ class Collate:
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that keyed transforms draw for, from the next batch on."""
+        """Set the epoch that keyed transforms draw for, from the next batch on."""
         self._epoch.fill_(epoch)
 
     def __call__(self, samples: list[Any]) -> Any:
-        """The batch of these samples, on the device, transformed."""
+        """Return the batch of these samples, on the device, transformed."""
         if not isinstance(samples, Samples):
             raise LoaderError(
                 f"found a {type(samples).__name__} of samples; expected those of a memfeed store: pass the store "

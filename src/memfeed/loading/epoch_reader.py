@@ -17,7 +17,7 @@ from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, dro
 from memfeed.loading.settings import Settings
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
-from memfeed.order.shards import Steps
+from memfeed.order.shards import RankShards
 from memfeed.store.store import Store
 from memfeed.transfer.streams import Streams, streams_of
 
@@ -32,11 +32,11 @@ class EpochReader:
         store: all rows of the loader.
         settings: its arguments.
         orders: the order of each epoch; not used with a user's sampler.
-        steps: which positions of the order this rank reads.
+        shards: the positions of the order that this rank reads.
     """
 
-    def __init__(self, store: Store, settings: Settings, orders: EpochOrders, steps: Steps) -> None:
-        self._store, self._settings, self._orders, self._steps = store, settings, orders, steps
+    def __init__(self, store: Store, settings: Settings, orders: EpochOrders, shards: RankShards) -> None:
+        self._store, self._settings, self._orders, self._shards = store, settings, orders, shards
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
         self._fell_back = False
@@ -102,7 +102,7 @@ class EpochReader:
         order, begin = self._orders(epoch), rows_before(position)
         base_rows = None if self._store.whole else self._store.base_rows
         repeats = self._settings.shares is not None
-        tasks = tasks_of_order(order, self._steps, begin, base_rows, plan.batches_a_task, repeats=repeats)
+        tasks = tasks_of_order(order, self._shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
         return plan.maker.groups(self._read_ahead(self._draw_ahead(tasks, epoch + 1), plan, order, begin), epoch)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:

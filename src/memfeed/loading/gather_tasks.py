@@ -18,7 +18,7 @@ from memfeed.errors import LoaderError, RowError
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.samplers import Generators
 from memfeed.order.orders import Order
-from memfeed.order.shards import Steps
+from memfeed.order.shards import RankShards
 from memfeed.schema.codec import Int64Array
 
 BaseRows = Callable[[Int64Array], Int64Array]
@@ -44,26 +44,26 @@ class GatherTask(NamedTuple):
 
 
 def tasks_of_order(
-    order: Order, steps: Steps, begin: int, base_rows: BaseRows | None, at_once: int, *, repeats: bool
+    order: Order, shards: RankShards, begin: int, base_rows: BaseRows | None, at_once: int, *, repeats: bool
 ) -> Iterator[GatherTask]:
     """Yield the gathers of an epoch in our own order, from row ``begin`` on.
 
     ``at_once`` whole batches go into one task. ``repeats`` says that the order may visit a row twice.
     """
-    for run in steps.runs(begin, at_once):
+    for run in shards.runs(begin, at_once):
         last = run.row + run.steps * run.stride
-        consecutive = run.size == run.stride and last <= steps.rows  # one rank reads all positions
+        consecutive = run.size == run.stride and last <= shards.rows  # one rank reads all positions
         places = None
-        if not consecutive or repeats or steps.pad_last:
+        if not consecutive or repeats or shards.pad_last:
             starts = run.start + run.stride * np.arange(run.steps)
             places = (starts[:, None] + np.arange(run.size)).ravel()
         ids = order(run.start, last) if places is None or consecutive else _rows_at(order, run.row, last, places)
         yield GatherTask(
             ids if base_rows is None else base_rows(ids),
             run.size,
-            range(run.row + run.stride, last + 1, run.stride) if last <= steps.rows else (steps.rows,),
+            range(run.row + run.stride, last + 1, run.stride) if last <= shards.rows else (shards.rows,),
             places if repeats else None,
-            torch.from_numpy(places < steps.rows) if steps.pad_last and places is not None else None,
+            torch.from_numpy(places < shards.rows) if shards.pad_last and places is not None else None,
         )
 
 
@@ -110,7 +110,7 @@ def _redrawn(
     sampler: Iterable[Any], size: int | None, begin: SamplerPosition, generators: Generators, hasher: Any
 ) -> tuple[Iterator[Any], int]:
     """Draw again what was drawn before ``begin``. Return the sampler's iterator there, and the rows it gave."""
-    with generators.as_they_were(begin.generators):
+    with generators.in_states(begin.generators):
         drawing = iter(sampler)
         seen = row_count = 0
         while seen < begin.row:

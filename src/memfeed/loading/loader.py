@@ -1,4 +1,4 @@
-"""Store -> batches, epoch by epoch: the public face."""
+"""The public face of loading: a store to batches, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -21,60 +21,60 @@ from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle, default_block_rows, mixed_orders, orders_of
 from memfeed.order.mixture import shares
-from memfeed.order.shards import Steps
+from memfeed.order.shards import RankShards
 from memfeed.transfer.devices import check_device
 
 
 class Loader:
     """Batches of a store, as `torch.utils.data.DataLoader` would give them, at the speed of memory.
 
-    A batch is what `default_collate` makes of those samples; leaves of varying length are one jagged nested tensor,
-    leaves of varying shape a list of tensors, str, bytes and JSON values a list. Its memory is the caller's for as long
-    as any tensor shares it, and is used again after that.
+    A batch is what `default_collate` makes of its samples. Leaves of varying length are one jagged nested tensor,
+    leaves of varying shape a list of tensors; str, bytes and JSON values are a list. The memory of a batch belongs to the
+    caller for as long as any tensor shares it; after that it is used for another batch.
 
-    Each ``iter()`` starts the next epoch (the first is 0); ``set_epoch(e)`` chooses the next one's number. The order is
-    a pure function of (number of rows, seed, epoch): at step k the ranks together read the same rows, however many
-    they are, if ``batch_size * world_size`` is the same.
+    Each ``iter()`` starts the next epoch (the first is 0); ``set_epoch(e)`` sets the number of the next one. The order
+    is a pure function of (number of rows, seed, epoch). At step k all ranks together read the same rows for any number
+    of ranks, if ``batch_size * world_size`` is the same.
 
     Args:
         source: a Store or a view of one, a `torch.utils.data.Subset` of one, a list of stores of one schema, or columns
-            in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in place, never
-            copied).
+            in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in place, not copied).
         batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``.
-        shuffle: True for an exact uniform permutation of the rows, another in every epoch (8 bytes of memory a row, 4
+        shuffle: True for an exact uniform permutation of the rows, a new one in every epoch (8 bytes of memory a row, 4
             above a million rows). "blocks" for stores beyond memory or 10^8 rows: blocks of ``block_rows`` neighbouring
             rows in random order, the rows of 128 blocks at a time mixed; ``memfeed.order.orders.Blocks`` says how far
             that is from uniform.
-        seed: of the shuffling and of keyed transforms.
-        drop_last: leaves out the rows that make no whole batch for every rank.
-        pad_last: fills the last batch with repeated rows, so that every rank gets as many batches, all of one shape,
-            and says which rows count: a dict or TensorDict gets the key "valid", any other batch becomes ``(batch,
-            valid)``; bool [batch_size].
+        seed: the seed of the shuffling and of keyed transforms.
+        drop_last: leave out the rows that make no whole batch for every rank.
+        pad_last: fill the last batch with repeated rows, so that every rank gets the same number of batches, all of one
+            shape, and say which rows count: a dict or TensorDict gets the key "valid", any other batch becomes
+            ``(batch, valid)``; bool [batch_size].
         sampler: row numbers to visit instead, an iterable of ints (any of torch's samplers). If it has ``set_epoch``,
             that is called with each epoch's number.
-        batch_sampler: an iterable of lists of row numbers; takes the place of batch_size, shuffle, sampler, drop_last.
+        batch_sampler: an iterable of lists of row numbers; replaces batch_size, shuffle, sampler and drop_last.
         weights: for a list of stores, the share of the rows that comes from each; they sum to 1. An epoch has as many
             rows as the stores together. Without weights it has each row once.
-        block_rows: rows of a block under ``shuffle="blocks"``; None takes as many as make 1 MiB, at most 1,024.
-        device: where batches go before the transform sees them; None leaves them in CPU memory.
+        block_rows: rows of a block with ``shuffle="blocks"``; None takes as many as make 1 MiB, at most 1,024.
+        device: the device to which batches go before the transform; None leaves them in CPU memory.
         transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``.
-        placement: where columns live meanwhile: "device" (the device's memory, which picks the rows itself), "pinned"
-            (page-locked memory of the CPU, read by the device over the bus) or "mapped" (the store's files, or where
-            columns in memory lie); or {field: one of these}. "auto" leaves half of the device's memory to the model,
-            fills the other half, then up to half of the free RAM (divided by the number of GPUs), the largest columns
-            first; without a CUDA device it leaves all mapped, and both other places are a copy in RAM. Columns are
-            placed when the first epoch begins, so move the model to the device before; those whose rows differ in size
-            stay mapped. Where memory runs out later, the columns go a rung down, once, with a warning. See ``stats``.
-        prefetch: how many batches are made ahead: by a thread where the device is a GPU, else by one if it is measured
-            to be worth it (see ``stats``). 0 for none.
+        placement: where columns are kept: "device" (the memory of the device, which picks the rows itself), "pinned"
+            (page-locked memory of the CPU, read by the device over the bus) or "mapped" (the files of the store, or the
+            columns in memory as they are); or {field: one of these}. "auto" leaves half of the device's memory to the
+            model, fills the other half, then up to half of the free RAM (divided by the number of GPUs), the largest
+            columns first. Without a CUDA device "auto" leaves all columns mapped, and "device" and "pinned" are a copy
+            in RAM. Columns are placed when the first epoch begins, so move the model to the device before. Columns
+            whose rows differ in size stay mapped. If memory runs out later, columns fall back to the next placement
+            that needs less, once, with a warning. See ``stats``.
+        prefetch: how many batches are made ahead: by a thread if the device is a GPU, else by a thread if it is
+            measured to be faster (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
-            `torch.distributed` where it is initialised. A sampler decides itself what its rank reads. Without
-            ``drop_last`` and ``pad_last`` the rows left at the end are dealt so that ranks differ by a row at most;
-            fewer rows than ranks then leave some ranks a batch short.
+            `torch.distributed` where it is initialised. A sampler decides itself which rows its rank reads. Without
+            ``drop_last`` and ``pad_last`` the rows left at the end are shared out so that ranks differ by at most one
+            row; with fewer rows than ranks there, some ranks get one batch less.
 
     Raises:
-        LoaderError: arguments that do not fit together, or a source that is none of those.
-        RowError: during iteration, for a sampler that yields a row out of range.
+        LoaderError: arguments that do not fit together, or a source of another kind.
+        RowError: during iteration, if a sampler yields a row out of range.
 
     Example::
 
@@ -146,13 +146,13 @@ class Loader:
             placement_requests=placement_requests(placement, self.store.schema, self.device),
             prefetch=self.prefetch,
         )
-        self._steps = Steps(row_count, self.batch_size, self.rank, self.world_size, drop_last, pad_last)
+        self._shards = RankShards(row_count, self.batch_size, self.rank, self.world_size, drop_last, pad_last)
         orders = (
             orders_of(row_count, shuffle, self.seed, self.block_rows)
             if counts is None
             else mixed_orders(sizes, counts, shuffle, self.seed, self.block_rows)
         )
-        self._reader = EpochReader(self.store, self._settings, orders, self._steps)
+        self._reader = EpochReader(self.store, self._settings, orders, self._shards)
         on_gpu = self.device is not None and self.device.type == "cuda"
         self._policy = PrefetchPolicy(allowed=self.prefetch > 0 and self._settings.has_own_order, always=on_gpu)
         self.epoch = -1
@@ -161,14 +161,14 @@ class Loader:
         self._running: weakref.ref[Iterator[Any]] | None = None
         self._gathered_before = 0
 
-    # --- what it is
+    # --- describe
 
     def __len__(self) -> int:
         """Batches in an epoch for this rank. Raises TypeError, as DataLoader does, for a sampler without a length."""
         if self.batch_sampler is not None:
             return len(self.batch_sampler)  # type: ignore[arg-type]
         if self.sampler is None:
-            return self._steps.count()
+            return self._shards.count()
         rows = len(self.sampler)  # type: ignore[arg-type]
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
@@ -237,7 +237,7 @@ class Loader:
 
         Raises LoaderError for the state of another store, view, order, length or seed, and says which differs.
         """
-        last_row = self._steps.rows if self._settings.has_own_order else None
+        last_row = self._shards.rows if self._settings.has_own_order else None
         epoch, self._resume = state.from_dict(state_dict, self._identity(), last_row)
         self.epoch, self._progress, self._running = epoch - 1, None, None
 
@@ -286,17 +286,17 @@ class Loader:
 
     def _moved(self, epoch: int, current: Position | None, begin: int, batches: int) -> Position:
         """Return the position so many batches later; the steps of the epoch are counted from row ``begin``."""
-        stride = 1 if self.batch_sampler is not None else self._steps.stride
+        stride = 1 if self.batch_sampler is not None else self._shards.stride
         row = position.rows_before(current)
         target = position.target_row(epoch, row, begin, stride, batches)
         if not self._settings.has_own_order:
             return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
-        left = position.step_of(self._steps.end(begin), row, stride)
+        left = position.step_of(self._shards.end(begin), row, stride)
         if batches > left:
             raise LoaderError(
                 f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}"
             )
-        return min(target, self._steps.rows)
+        return min(target, self._shards.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: where the store is and how it is read; the other process opens it itself, at the same position

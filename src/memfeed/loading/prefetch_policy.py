@@ -1,19 +1,19 @@
-"""Whether a thread should make the batches ahead, or the caller make them when it asks: measured, then settled."""
+"""The decision who makes batches: a thread ahead of the caller, or the caller when it asks. Measured, then settled."""
 
 from __future__ import annotations
 
-LOOKS = 12  # batches that a measurement takes
-LEAST_SECONDS = 0.03  # and the time it takes at least: shorter ones are noise
-WORTH = 0.1  # the share of the time that a thread could save at best, below which none is tried
-FASTER = 0.95  # what a batch must take with a thread, of what it takes without
+MEASURED_BATCHES = 12
+LEAST_SECONDS = 0.03  # of a measurement: shorter ones are noise
+LEAST_GAIN = 0.1  # a thread is tried if it could save at least this share of the time
+MOST_TIME = 0.95  # a thread is kept if a batch takes at most this share of the time without one
 
 
 class PrefetchPolicy:
-    """Sees how long each batch kept the caller waiting, and how long the caller was busy before it asked again.
+    """Measures how long the caller waited for each batch, and how long it was busy before it asked for the next.
 
-    A thread can hide the smaller of the two behind the other. If that is much, one is tried, and kept if batches then
-    come faster: on a machine whose cores the caller needs itself they do not. ``always`` asks for one without a look:
-    where a GPU works, what the caller waits for is not the CPU.
+    A thread can hide the shorter of the two times in the longer. If that would save enough, a thread is tried, and kept
+    if batches then come faster. They do not where the caller needs all cores itself. ``always`` uses a thread without
+    measuring: with a GPU, the caller does not wait for the CPU.
     """
 
     def __init__(self, allowed: bool, always: bool = False) -> None:
@@ -27,27 +27,27 @@ class PrefetchPolicy:
         return "made ahead in a thread" if self.threaded else "made when asked for"
 
     def begin(self) -> None:
-        """An epoch begins: it is measured anew, since a loop that validates is another than one that trains."""
+        """Measure again in a new epoch, because a validation loop differs from a training loop."""
         if self._measured:
             self.threaded, self.settled, self._measured = False, False, False
         self._batches, self._wait, self._busy = 0, 0.0, 0.0
 
     def note(self, wait: float, busy: float) -> bool:
-        """Notes one batch: seconds waited for it, seconds busy before. True when ``threaded`` has changed."""
+        """Count one batch: seconds waited for it, seconds busy before it. Return True if ``threaded`` has changed."""
         self._batches += 1
-        if self._batches <= 2:  # buffers are paged in, a thread starts
+        if self._batches <= 2:  # the first ones page in buffers and start the thread
             return False
         self._wait, self._busy = self._wait + wait, self._busy + busy
         total = self._wait + self._busy
-        if self._batches < LOOKS + 2 or total < LEAST_SECONDS:
+        if self._batches < MEASURED_BATCHES + 2 or total < LEAST_SECONDS:
             return False
         a_batch = total / (self._batches - 2)
         hidden = min(self._wait, self._busy) / total
         self._batches, self._wait, self._busy = 0, 0.0, 0.0
         if self.threaded:
-            self.settled, self._measured, self.threaded = True, True, a_batch < FASTER * self._alone
+            self.settled, self._measured, self.threaded = True, True, a_batch < MOST_TIME * self._alone
             return not self.threaded
-        if hidden < WORTH:
+        if hidden < LEAST_GAIN:
             self.settled = self._measured = True
             return False
         self._alone, self.threaded = a_batch, True

@@ -1,4 +1,4 @@
-"""Telling the kernel which rows will be read next, so that the disk works while batches are made.
+"""Tell the kernel which rows will be read next, so that the disk works while batches are made.
 
 A page fault reads one place and waits for it. The order of an epoch is known, so the places of the next batches can be
 announced (`posix_fadvise(POSIX_FADV_WILLNEED)`), and the disk reads many of them at once.
@@ -25,9 +25,9 @@ from memfeed.system.descriptors import FileHandles
 from memfeed.system.page_cache import in_page_cache, page_out
 
 SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
-PROBES = 24  # places that tell whether a store is in the page cache: if a tenth of it is not, 92 of 100 times
+PROBES = 24  # rows that are looked for in the page cache: if a tenth is missing, this finds it 92 times of 100
 ASK_SECONDS = 1.0
-GAP = mmap.PAGESIZE  # ranges this close are announced as one
+GAP = mmap.PAGESIZE  # ranges that are closer than this are announced as one
 DROP_ROWS_ABOVE = 32 * 1024  # bytes a row: such rows fill pages of their own
 SWEEP_BELOW = 32 * 1024  # bytes a row: smaller ones are read faster file by file than row by row
 SWEEP_BYTES = 16 << 20  # of a file, announced at once
@@ -36,10 +36,10 @@ LEAST_AHEAD, MOST_AHEAD = 128 << 20, 512 << 20  # bytes announced and not yet re
 
 
 class ReadAhead:
-    """Reads columns ahead. Those that lie in memory, or in many small files, are left to themselves.
+    """Announces rows of columns to the disk. Columns in memory, or in many small files, are not announced.
 
-    ``order_covers`` says that the rows to come are most of the columns' rows: then columns of small rows are read
-    whole, from front to back, if they fit into memory.
+    ``order_covers`` says that the order visits most rows of the columns: then columns of small rows are read whole,
+    from front to back, if they fit into memory.
     """
 
     def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
@@ -54,14 +54,14 @@ class ReadAhead:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns that can be read ahead."""
+        """The bytes of the columns that can be read ahead."""
         return sum(part.nbytes for part in self._columns)
 
     def begin(self, ids: Int64Array) -> bool:
-        """An epoch begins: whether any of a few of these rows is not in the page cache, so that reading ahead is worth
-        it.
+        """Start an epoch. Return True if some of these rows are not in the page cache, so that reading ahead pays.
 
-        To ask may start to read them. Where all were there, they are taken to stay for a second.
+        Only a few rows are checked, and the check may start to read them. If all of them were there, the answer holds
+        for a second.
         """
         if not self._columns or not len(ids) or time.monotonic() < self._warm_at + ASK_SECONDS:
             return False
@@ -75,20 +75,20 @@ class ReadAhead:
         return False
 
     def has_arrived(self, ids: Int64Array) -> bool:
-        """Whether the last of these rows has arrived, as far as the largest column tells."""
+        """Return True if the last of these rows is in the page cache. Checks the largest column only."""
         largest = max(self._columns, key=lambda part: part.nbytes)
         return self._is_cached(largest, largest.within(ids[-1:]))
 
     def _is_cached(self, part: _OnDisk, rows: Int64Array) -> bool:
-        """Whether the first of these rows is; asked in two ways, as neither can always tell.
+        """Return True if the first of these rows is in the page cache. Two checks, because neither is always right.
 
-        The map says yes where we may not know. A read that does not wait starts one, and a fast disk may be done before
-        it has looked again.
+        mincore says yes for files that we may not write. A read that does not wait starts a real read, and a fast disk
+        may have finished it before the second byte is checked.
         """
         if not len(rows):
             return True
         (start,), (length,) = part.places(rows[:1])
-        if length <= 0:  # a row of no bytes, or None
+        if length <= 0:  # the row is empty, or None
             return True
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
@@ -97,12 +97,12 @@ class ReadAhead:
                     return False
         except BlockingIOError:
             return False
-        except OSError:  # a file system in memory, or one that cannot tell
+        except OSError:  # a file system in memory, or one without this call
             return True
         return True
 
     def announce(self, ids: Int64Array) -> int:
-        """Asks the kernel for these rows of all columns; returns their bytes."""
+        """Ask the kernel to read these rows of all columns. Return their bytes."""
         total = 0
         for path, start, size in itertools.islice(self._sweep, self._sweeps):
             os.posix_fadvise(self._open(path), start, size, os.POSIX_FADV_WILLNEED)
@@ -116,7 +116,7 @@ class ReadAhead:
         return total
 
     def _plan(self) -> None:
-        """Which columns are read whole, and which row by row; and how far ahead."""
+        """Decide which columns are read whole and which row by row, and how far ahead."""
         limit = machine.memory_limit()
         self.beyond_memory = self.nbytes > limit
         self.most_ahead = min(MOST_AHEAD, limit // 8)
@@ -134,10 +134,10 @@ class ReadAhead:
         )
 
     def drop(self, ids: Int64Array, runs: Sequence[tuple[int, int]]) -> None:
-        """Gives up the page cache of rows that will not be read again in this epoch.
+        """Give back the page cache of rows that will not be read again in this epoch.
 
-        ``ids`` were just read; ``runs`` of rows [a, b) hold none that is still to come. What somebody else maps stays,
-        and so does what this process has changed through ``Store.column``.
+        ``ids`` were just read; ``runs`` of rows [a, b) hold no row that is still to come. Pages that another process
+        maps stay, and so do pages that this process has changed through ``Store.column``.
         """
         for part in self._columns:
             if part.row_bytes >= DROP_ROWS_ABOVE:
@@ -155,7 +155,7 @@ class ReadAhead:
 
 @dataclass(frozen=True)
 class _OnDisk:
-    """A column in one file, whose first row is row ``begin`` of what is read."""
+    """A column in one file, whose first row is row ``begin`` of the loader's rows."""
 
     column: FixedColumn | RaggedColumn
     begin: int
@@ -172,21 +172,21 @@ class _OnDisk:
 
     @property
     def row_bytes(self) -> int:
-        """On average."""
+        """The average bytes of a row."""
         return self.nbytes // max(self.column.rows or 0, 1)
 
     @property
     def address(self) -> int:
-        """Where the file is mapped."""
+        """The address at which the file is mapped."""
         return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
 
     def within(self, ids: Int64Array) -> Int64Array:
-        """Those of the rows that lie here, by their numbers here."""
+        """Return those of the rows that are in this file, as rows of the file."""
         rows = ids.astype(np.int64) - self.begin
         return rows[(rows >= 0) & (rows < (self.column.rows or 0))]
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Where rows lie, and how long they are, in bytes."""
+        """Return where rows start in the file, and how long they are, both in bytes."""
         if isinstance(self.column, RaggedColumn):
             return self.column.extents(rows)[:2]
         size = self.column.field.row_bytes
@@ -194,7 +194,7 @@ class _OnDisk:
 
 
 def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
-    """The files of a column that are worth reading ahead: not what lies in memory, nor in a file for each row."""
+    """Yield the files of a column that can be read ahead. Leaves out columns in memory, or with a file for each row."""
     if isinstance(column, JoinedFixed | JoinedRagged):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
@@ -205,7 +205,7 @@ def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
 
 
 def merged(starts: Int64Array, lengths: Int64Array) -> Iterator[tuple[int, int]]:
-    """Ranges of whole pages that hold these bytes, in order, those that touch or almost touch as one."""
+    """Yield ranges of whole pages that hold these bytes, in order. Ranges that touch, or almost, become one."""
     there = lengths > 0
     first = starts[there] // mmap.PAGESIZE * mmap.PAGESIZE
     order = np.argsort(first, kind="stable")

@@ -1,4 +1,4 @@
-"""The random generators that a user's sampler may draw from, kept so that it can be made to draw the same again."""
+"""The random generators that a user's sampler may draw from, saved so that it can draw the same rows again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Generators:
         self._own = next((generator for generator in found if isinstance(generator, torch.Generator)), None)
 
     def states(self) -> str:
-        """The states, as JSON."""
+        """Return the states as JSON."""
         kind, keys, *rest = np.random.get_state()
         return json.dumps(
             {
@@ -50,10 +50,10 @@ class Generators:
             ) from error
 
     @contextlib.contextmanager
-    def as_they_were(self, states: str) -> Iterator[None]:
-        """Within the block the generators are in these states; after it the global ones are as before it.
+    def in_states(self, states: str) -> Iterator[None]:
+        """Put the generators into these states for a with-block. After it the global ones are as they were before.
 
-        The sampler's own goes on from where the block left it.
+        The sampler's own generator keeps the state it has at the end of the block.
         """
         now = torch.get_rng_state(), np.random.get_state(), random.getstate()
         try:

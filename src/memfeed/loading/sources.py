@@ -1,4 +1,4 @@
-"""What a loader reads, as one store: a store, a view of one, columns in memory, or several stores of one schema."""
+"""The source of a loader as one store: a store, a view of one, columns in memory, or several stores of one schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from memfeed.store.store import Store
 
 
 def as_stores(source: Any) -> list[Store]:
-    """The stores that a loader's source stands for. Raises LoaderError for what is none."""
+    """Return the stores that make up a loader's source. Raises LoaderError for anything else."""
     if isinstance(source, list | tuple) and source and all(isinstance(one, Store | Subset) for one in source):
         return [_as_store(one) for one in source]
     return [_as_store(source)]
@@ -45,7 +45,7 @@ def _as_store(source: Any) -> Store:
 
 
 def join(stores: Sequence[Store]) -> Store:
-    """A store of all rows, those of ``stores[0]`` first, for a loader to read; nothing is copied.
+    """Return one store of the rows of all stores, those of ``stores[0]`` first, for a loader to read. Copies nothing.
 
     Raises LoaderError for stores whose schemas differ, and says in which field.
     """
@@ -68,8 +68,8 @@ def join(stores: Sequence[Store]) -> Store:
 
 
 def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
-    def make(number: int) -> Column:
-        columns = parts[number]
+    def make(field_index: int) -> Column:
+        columns = parts[field_index]
         field = columns[0].field
         fixed = [column for column in columns if isinstance(column, Fixed)]
         values = [column for column in columns if isinstance(column, Values)]

@@ -1,1 +1,1 @@
-"""In which order an epoch visits rows: integers only."""
+"""The order in which an epoch visits rows, and the share of each rank: integers only."""

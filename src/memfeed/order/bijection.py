@@ -1,8 +1,8 @@
-"""A pseudo-random permutation of range(n) that can be asked for any of its entries: no list, no start-up, any n.
+"""A pseudo-random permutation of range(n) that computes each entry by itself: no list, no start-up, any n.
 
 A Feistel network over Z_a x Z_b with a * b just above n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-CT-RSA 2002, https://doi.org/10.1007/3-540-45760-7_9, their generalised Feistel cipher). What falls outside n is sent
-through again until it falls inside, which keeps it a permutation. Round functions are `keyed.mix` of a key.
+CT-RSA 2002, https://doi.org/10.1007/3-540-45760-7_9, their generalised Feistel cipher). An entry outside of n is
+mapped again until it is inside, which keeps it a permutation. The round functions are `memfeed.random.mix` of a key.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Bijection:
         self.n = n
         self._a = math.isqrt(max(n - 1, 0)) + 1
         self._b = -(-n // self._a)
-        self._keys = [np.uint64(derive("bijection", n, number, *key)) for number in range(ROUNDS)]
+        self._keys = [np.uint64(derive("bijection", n, round_index, *key)) for round_index in range(ROUNDS)]
 
     def __call__(self, at: Numbers) -> Numbers:
-        """The entries at positions ``at``, int64 [k], each in range(n)."""
+        """Return the entries at positions ``at``, int64 [k], each in range(n)."""
         return self._walk(at, self._forward)
 
     def inverse(self, entries: Numbers) -> Numbers:
-        """The positions of these entries: ``inverse(self(at)) == at``."""
+        """Return the positions of these entries: ``inverse(self(at)) == at``."""
         return self._walk(entries, self._backward)
 
     def _walk(self, numbers: Numbers, step: Any) -> Numbers:
@@ -51,8 +51,8 @@ class Bijection:
 
     def _forward(self, numbers: Numbers) -> Numbers:
         left, right = np.divmod(numbers, self._b)
-        for number, key in enumerate(self._keys):
-            if number % 2:
+        for round_index, key in enumerate(self._keys):
+            if round_index % 2:
                 right = (right + self._round(left, key, self._b)) % self._b
             else:
                 left = (left + self._round(right, key, self._a)) % self._a
@@ -60,8 +60,8 @@ class Bijection:
 
     def _backward(self, numbers: Numbers) -> Numbers:
         left, right = np.divmod(numbers, self._b)
-        for number, key in reversed(list(enumerate(self._keys))):
-            if number % 2:
+        for round_index, key in reversed(list(enumerate(self._keys))):
+            if round_index % 2:
                 right = (right - self._round(left, key, self._b)) % self._b
             else:
                 left = (left - self._round(right, key, self._a)) % self._a

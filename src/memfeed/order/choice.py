@@ -1,4 +1,4 @@
-"""Which order each epoch has, as a loader's arguments say."""
+"""The orders that a loader's arguments choose."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from memfeed.order.orders import Blocks, Order, Sequential, Shuffled
 from memfeed.random import derive
 
 Shuffle = bool | Literal["blocks"]
-BLOCK_BYTES = 1 << 20  # of one block of rows: enough for a disk to read it at full speed
+BLOCK_BYTES = 1 << 20  # of one block of rows: a disk reads it at full speed
 BLOCK_ROWS = 1024  # at most
 
 
 def default_block_rows(row_bytes: int) -> int:
-    """Rows of a block that make 1 MiB, at most 1,024."""
+    """Return how many rows make a block of 1 MiB, at most 1,024."""
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(row_bytes, 1)))
 
 
 def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrders:
-    """The orders of ``n`` rows, by epoch."""
+    """Return the orders of ``n`` rows, by epoch."""
     if shuffle == "blocks":
         return EpochOrders(lambda epoch: Blocks(n, seed, epoch, block_rows), None)
     return EpochOrders(partial(Shuffled, n, seed), n) if shuffle else EpochOrders(lambda epoch: Sequential(n), None)
@@ -31,7 +31,7 @@ def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrde
 def mixed_orders(
     sizes: Sequence[int], counts: Sequence[int], shuffle: Shuffle, seed: int, block_rows: int
 ) -> EpochOrders:
-    """The orders that mix sources of ``sizes`` rows, ``counts[i]`` rows of source i in each epoch."""
+    """Return the orders that mix sources of ``sizes`` rows: ``counts[i]`` rows of source i in each epoch."""
     passes = [orders_of(n, shuffle, derive("source", seed, i), block_rows) for i, n in enumerate(sizes)]
 
     def make(epoch: int) -> Order:

@@ -1,4 +1,4 @@
-"""The order of each epoch, the next one's drawn in the background while an epoch runs."""
+"""The order of each epoch. The next one is drawn in the background while an epoch runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from memfeed.order.orders import Order
 
 KEPT_BYTES = 30 << 20
-LARGE_BLOCK = (128 << 10) // 8  # rows whose order glibc would return to the system
-SHORT_SECONDS, LOOKS = 0.05, 12  # epochs this short are measured, so many in either way
-WORTH_A_THREAD = 100_000  # rows: fewer are drawn in less than a millisecond, which a thread would take from the gather
+LARGE_BLOCK = (128 << 10) // 8  # rows whose order glibc would return to the system when it is freed
+SHORT_SECONDS, MEASURED_EPOCHS = 0.05, 12  # shorter epochs are measured, so many with a thread and without
+LEAST_ROWS = 100_000  # fewer are drawn in less than a millisecond: a thread would only take time from the gather
 
 
 class _Draw(threading.Thread):
@@ -32,32 +32,31 @@ class _Draw(threading.Thread):
 
     def result(self) -> Order:
         self.join()
-        # what failed in the thread is done again here, where its exception can be seen
+        # if it failed in the thread, it is done again here, where its exception is raised
         return self._make(self._epoch) if self._order is None else self._order
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Lets the C library keep blocks as large as an order when they are freed, for the next one.
+    """Make the C library keep freed blocks of the size of an order, for the order of the next epoch.
 
-    glibc returns such a block to the system, and pages it in anew, byte by byte, for each epoch, until it has seen a
-    larger one freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). To page in 2 MB takes as long as to shuffle them.
+    glibc returns such a block to the system and pages a new one in for each epoch, until it has seen a larger block
+    freed (mallopt(3), M_MMAP_THRESHOLD, "dynamic"). To page in 2 MB takes as long as to shuffle them.
     """
     np.empty(KEPT_BYTES, np.uint8)
 
 
 class EpochOrders:
-    """epoch -> order; calls ``make`` for an epoch in the background, once told to, before it is asked for.
+    """The order of each epoch, made by ``make``, in a thread before it is needed if ``draw_ahead`` was called.
 
-    ``n`` says how many rows that is; None for orders that take no time to make.
-
-    Where epochs follow each other within milliseconds, a thread may cost more than it hides, as on a machine whose
-    cores are busy or slow to wake. So some of them are run in either way, and the faster one is kept.
+    ``n`` is the number of rows; None for orders that take no time to make. Where an epoch takes only milliseconds, a
+    thread may cost more than it hides, as on a machine whose cores are busy or slow to wake. So some epochs are run in
+    each of the two ways, and the faster way is kept.
     """
 
     def __init__(self, make: Callable[[int], Order], n: int | None) -> None:
         self._make = make
-        self._ahead = self._measuring = n is not None and n >= WORTH_A_THREAD
+        self._ahead = self._measuring = n is not None and n >= LEAST_ROWS
         self._long = n is not None and n >= LARGE_BLOCK
         self._next: tuple[int, _Draw] | None = None
         self._pid = os.getpid()
@@ -65,7 +64,7 @@ class EpochOrders:
         self._took: dict[bool, list[float]] = {True: [], False: []}
 
     def __call__(self, epoch: int) -> Order:
-        """The order of an epoch."""
+        """Return the order of an epoch."""
         if self._pid != os.getpid():  # threads do not survive a fork
             self._next, self._pid = None, os.getpid()
         self._choose(time.perf_counter())
@@ -75,17 +74,17 @@ class EpochOrders:
         return coming[1].result() if coming is not None and coming[0] == epoch else self._make(epoch)
 
     def _choose(self, now: float) -> None:
-        """Notes how long an epoch took, and once enough did, which way is the faster."""
+        """Record how long an epoch took. After enough of them, keep the faster way."""
         took, self._called = now - self._called, now
         if not self._measuring or not 0 < took < SHORT_SECONDS:
             return
         times = self._took[self._ahead]
         times.append(took)
-        if len(times) == LOOKS:
+        if len(times) == MEASURED_EPOCHS:
             self._measuring = self._ahead  # first ahead, then not
             self._ahead = not self._ahead and statistics.median(self._took[True]) < statistics.median(times)
 
     def draw_ahead(self, epoch: int) -> None:
-        """Starts to make the order of an epoch to come."""
+        """Start to make the order of a later epoch."""
         if self._ahead and self._next is None:
             self._next = epoch, _Draw(self._make, epoch)

@@ -16,9 +16,9 @@ WINDOW = 4096  # positions within which each source has its exact share
 
 
 def shares(weights: Sequence[float], sources: int, n: int) -> list[int]:
-    """How many of ``n`` rows each source gets: n times its weight, the rows left over to the largest remainders.
+    """Return how many of ``n`` rows each source gets: n times its weight; rows left over go to the largest remainders.
 
-    Raises LoaderError unless there is one weight per source, none negative, and they sum to 1.
+    Raises LoaderError unless there is one weight per source, none is negative, and they sum to 1.
     """
     given = [float(weight) for weight in weights]
     if len(given) != sources:
@@ -36,9 +36,9 @@ def shares(weights: Sequence[float], sources: int, n: int) -> list[int]:
 class Mixed:
     """An epoch of ``sum(counts)`` rows, ``counts[i]`` of them from source i, spread evenly over it.
 
-    Every window of 4,096 positions holds each source's exact share, in random order within the window where ``key`` is
-    given, else evenly spaced; the positions behind the last whole window belong to it. Each source goes through its own
-    rows in its own orders, pass after pass: an epoch takes up a pass where the epoch before left it, so that over the
+    Every window of 4,096 positions holds each source's exact share, in random order within the window if ``key`` is
+    given, else evenly spaced; the positions after the last whole window belong to it. Each source visits its own rows
+    in its own orders, pass after pass. An epoch continues a pass where the epoch before stopped, so that over the
     epochs each row of a source comes equally often.
 
     Args:
@@ -46,7 +46,7 @@ class Mixed:
         counts: how many rows of each an epoch has.
         epoch: its number.
         passes: for each source, its order by the number of the pass.
-        key: of the arrangement; None spaces the sources evenly.
+        key: the key of the random order within windows; None spaces the sources evenly.
     """
 
     def __init__(
@@ -56,34 +56,34 @@ class Mixed:
         self._sizes, self._counts, self._epoch, self._passes, self._key = sizes, counts, epoch, passes, key
         self._first = [0, *accumulate(sizes)]
         self._most = int(np.argmax(counts))
-        # The largest source takes what rounding leaves, less than a row per source: each window, the last too,
-        # must hold enough of its rows.
+        # the largest source takes the rows that rounding leaves, less than one per source: each window, the last
+        # too, must hold enough of its rows
         self._window = max(WINDOW, len(counts) ** 2)
         self._windows = max(1, self.n // self._window)
         self._held: tuple[int, Rows] = (-1, np.empty(0, np.int64))
         self._current: dict[int, tuple[int, Order]] = {}
 
     def __call__(self, start: int, stop: int) -> Rows:
-        """The rows at positions ``start`` to ``stop`` of the epoch, int64."""
+        """Return the rows at positions ``start`` to ``stop`` of the epoch, int64."""
         parts, stop = [np.empty(0, np.int64)], min(stop, self.n)
         while start < stop:
-            number = min(start // self._window, self._windows - 1)
-            skipped = start - number * self._window
-            parts.append(self._rows(number)[skipped : skipped + stop - start])
+            window = min(start // self._window, self._windows - 1)
+            skipped = start - window * self._window
+            parts.append(self._rows(window)[skipped : skipped + stop - start])
             start += len(parts[-1])
         return np.concatenate(parts)
 
     def _until(self, position: int) -> list[int]:
-        """How many rows of each source come before a window's first position."""
+        """Return how many rows of each source come before a window's first position."""
         counts = [position * count // self.n for count in self._counts]
         counts[self._most] += position - sum(counts)
         return counts
 
-    def _rows(self, number: int) -> Rows:
-        if self._held[0] == number:
+    def _rows(self, window: int) -> Rows:
+        if self._held[0] == window:
             return self._held[1]
-        begin = number * self._window
-        end = self.n if number == self._windows - 1 else begin + self._window
+        begin = window * self._window
+        end = self.n if window == self._windows - 1 else begin + self._window
         before, after = self._until(begin), self._until(end)
         each = [b - a for a, b in zip(before, after, strict=True)]
         labels = np.repeat(np.arange(len(each)), each)
@@ -91,26 +91,26 @@ class Mixed:
             places = np.concatenate([(np.arange(count) + 0.5) / count for count in each if count])
             labels = labels[np.argsort(places, kind="stable")]
         else:
-            np.random.Generator(np.random.PCG64(derive(self._key, number))).shuffle(labels)
+            np.random.Generator(np.random.PCG64(derive(self._key, window))).shuffle(labels)
         rows = np.empty(end - begin, np.int64)
         for i, count in enumerate(each):
             if count:
                 rows[labels == i] = self._first[i] + self._next_of(i, before[i], count)
-        self._held = number, rows
+        self._held = window, rows
         return rows
 
-    def _pass(self, i: int, number: int) -> Order:
-        if self._current.get(i, (-1, None))[0] != number:
-            self._current[i] = number, self._passes[i](number)
-            self._passes[i].draw_ahead(number + 1)
+    def _pass(self, i: int, pass_index: int) -> Order:
+        if self._current.get(i, (-1, None))[0] != pass_index:
+            self._current[i] = pass_index, self._passes[i](pass_index)
+            self._passes[i].draw_ahead(pass_index + 1)
         return self._current[i][1]
 
     def _next_of(self, i: int, done: int, count: int) -> Rows:
-        """``count`` rows of source i, behind the ``done`` that this epoch has had already."""
+        """Return ``count`` rows of source i, after the ``done`` rows that this epoch has had already."""
         at, size = self._epoch * self._counts[i] + done, self._sizes[i]
         parts = []
         while count:
-            number, skipped = divmod(at, size)
-            parts.append(self._pass(i, number)(skipped, min(skipped + count, size)))
+            pass_index, skipped = divmod(at, size)
+            parts.append(self._pass(i, pass_index)(skipped, min(skipped + count, size)))
             at, count = at + len(parts[-1]), count - len(parts[-1])
         return np.concatenate(parts)

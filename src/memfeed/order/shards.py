@@ -1,8 +1,8 @@
-"""Which positions of an epoch each rank reads at each step: arithmetic alone.
+"""The positions of an epoch that each rank reads at each step: arithmetic alone.
 
 The global batch of a step is ``batch_size * world_size`` consecutive positions; rank r reads the r-th slice of it. So a
-step is the same rows for any number of ranks with the same global batch, and a place in the epoch is one number: how
-many rows all ranks together have read.
+step reads the same rows for any number of ranks with the same global batch, and a position in the epoch is one number:
+how many rows all ranks together have read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
-    """Steps that follow each other and are alike.
+class StepRun(NamedTuple):
+    """Consecutive steps that are alike.
 
     At step j of ``steps`` this rank reads ``size`` positions from ``start + j * stride``; then all ranks together have
     read ``row + (j + 1) * stride`` rows (at most n).
@@ -27,11 +27,11 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How an epoch of ``rows`` is dealt to ranks.
+class RankShards:
+    """The share of each rank in an epoch of ``rows``.
 
-    The rows left at the end, fewer than a global batch, are dealt so that ranks differ by a row at most (some may get
-    none), or dropped (``drop_last``), or filled up with positions beyond the end (``pad_last``).
+    The rows left at the end, fewer than a global batch, are shared out so that ranks differ by at most one row (some
+    may get none), or dropped (``drop_last``), or filled up with positions beyond the end (``pad_last``).
     """
 
     rows: int
@@ -43,31 +43,31 @@ class Steps:
 
     @property
     def stride(self) -> int:
-        """Rows that all ranks read together at a step."""
+        """The number of rows that all ranks read together at a step."""
         return self.batch_size * self.world_size
 
     def end(self, row: int = 0) -> int:
-        """Where the epoch ends for those who begin (or resume) at ``row``."""
+        """Return the row where an epoch that begins (or resumes) at ``row`` ends."""
         return self.rows - (self.rows - row) % self.stride if self.drop_last else self.rows
 
     def count(self, row: int = 0) -> int:
-        """Steps from ``row`` to the end at which this rank gets a batch."""
+        """Return the number of steps from ``row`` to the end at which this rank gets a batch."""
         full, left = divmod(max(self.rows - row, 0), self.stride)
         if self.drop_last or not left:
             return full
         return full + (self.pad_last or self.rank < left)
 
-    def runs(self, row: int, most: int) -> Iterator[Run]:
-        """The steps from ``row`` on, at most ``most`` at a time; the last, if it is not like the others, by itself."""
+    def runs(self, row: int, most: int) -> Iterator[StepRun]:
+        """Yield the steps from ``row`` on, at most ``most`` at a time; the last by itself if it differs."""
         while (full := (self.rows - row) // self.stride) > 0:
             count = min(full, most)
-            yield Run(row, row + self.rank * self.batch_size, self.batch_size, count, self.stride)
+            yield StepRun(row, row + self.rank * self.batch_size, self.batch_size, count, self.stride)
             row += count * self.stride
         left = self.rows - row
         if left and self.pad_last:
-            yield Run(row, row + self.rank * self.batch_size, self.batch_size, 1, self.stride)
+            yield StepRun(row, row + self.rank * self.batch_size, self.batch_size, 1, self.stride)
         elif left and not self.drop_last:
             size, more = divmod(left, self.world_size)
             mine = size + (self.rank < more)
             if mine:
-                yield Run(row, row + self.rank * size + min(self.rank, more), mine, 1, self.stride)
+                yield StepRun(row, row + self.rank * size + min(self.rank, more), mine, 1, self.stride)
