@@ -29,8 +29,8 @@ class Loader:
     """Batches of a store, as `torch.utils.data.DataLoader` would give them, at the speed of memory.
 
     A batch is what `default_collate` makes of its samples. Leaves of varying length are one jagged nested tensor,
-    leaves of varying shape a list of tensors; str, bytes and JSON values are a list. The memory of a batch belongs to the
-    caller for as long as any tensor shares it; after that it is used for another batch.
+    leaves of varying shape a list of tensors; str, bytes and JSON values are a list. The memory of a batch belongs to
+    the caller for as long as any tensor shares it; after that it is used for another batch.
 
     Each ``iter()`` starts the next epoch (the first is 0); ``set_epoch(e)`` sets the number of the next one. The order
     is a pure function of (number of rows, seed, epoch). At step k all ranks together read the same rows for any number
