@@ -28,7 +28,7 @@ class TestPlacements(test_placement.TestContract):
 class TestCrossings(TransferContract):
     @pytest.fixture(params=[1, 3])
     def crossing(self, request):
-        return StreamTransfer(CudaStreams(torch.device("cuda")), {}, slabs=request.param)
+        return StreamTransfer(CudaStreams(torch.device("cuda")), {}, staging_buffers=request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def sums(batch):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("slabs", [1, 3])
 def test_a_slow_model_and_a_tiny_ring_see_every_batch_whole(placement, slabs, monkeypatch):
-    monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, slabs=slabs))
+    monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, staging_buffers=slabs))
     data = images()
     want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True)])
     loader = Loader(data, 8, shuffle=True, device="cuda", placement=placement, prefetch=4)

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import memfeed
 from memfeed import Loader, to_device
-from memfeed.transfer.packing import MOST_BYTES
+from memfeed.transfer.packing import MAX_PACKED_BYTES
 from memfeed.transfer.to_device import move
 from support import Made, Pair, equal
 
@@ -29,7 +29,7 @@ def made(count=200):
     ]
     return {
         "small": [{"x": x, "pair": (x, torch.tensor(i))} for i, x in enumerate(small)],
-        "large": torch.rand(MOST_BYTES),
+        "large": torch.rand(MAX_PACKED_BYTES),
         "transposed": torch.rand(3, 4).T,
         "channels_last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "user": UserDict(x=torch.ones(2)),
@@ -109,11 +109,11 @@ def test_a_tree_that_does_not_fit_leaves_nothing_behind():
 
 
 def test_who_keeps_one_keeps_the_buffer_and_no_more():
-    tensors = [torch.ones(MOST_BYTES, dtype=torch.uint8) for _ in range(8)]
+    tensors = [torch.ones(MAX_PACKED_BYTES, dtype=torch.uint8) for _ in range(8)]
     gc.collect()
     before = torch.cuda.memory_allocated()
     kept = to_device(tensors, "cuda")[0]
-    assert torch.cuda.memory_allocated() - before == 8 * MOST_BYTES
+    assert torch.cuda.memory_allocated() - before == 8 * MAX_PACKED_BYTES
     del kept
     assert torch.cuda.memory_allocated() == before
 

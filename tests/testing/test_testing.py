@@ -62,7 +62,7 @@ class Hasty(SlowDevice):
 def test_a_slab_that_is_used_too_early_breaks_the_contract():
     with pytest.raises(AssertionError):
         TransferContract().test_memory_is_not_used_again_before_its_copy_is_done(
-            StreamTransfer(Hasty(), {}, slabs=1), 2
+            StreamTransfer(Hasty(), {}, staging_buffers=1), 2
         )
 
 

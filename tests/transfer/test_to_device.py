@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 
 import memfeed
 from memfeed import Loader, to_device
-from memfeed.transfer.packing import ALIGNMENT, MOST_BYTES, can_share, copy_together, pack, unpack
+from memfeed.transfer.packing import ALIGNMENT, MAX_PACKED_BYTES, can_pack, copy_packed, pack, unpack
 from memfeed.transfer.to_device import move
 from support import Labelled, Made, Pair, equal
 
@@ -328,7 +328,7 @@ def test_tensors_of_every_kind(moving):
         "neg": torch.complex(torch.ones(1), torch.ones(1)).conj().imag,
         "transposed": torch.arange(6).reshape(2, 3).T,
         "channels_last": torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "large": torch.ones(MOST_BYTES + 1, dtype=torch.uint8),
+        "large": torch.ones(MAX_PACKED_BYTES + 1, dtype=torch.uint8),
         "small": torch.ones(3),
         "empty": torch.ones(0, 3),
         "number": torch.tensor(7),
@@ -379,7 +379,7 @@ def test_strict_names_the_place_of_what_is_no_tensor(tree, where):
     with pytest.raises(TypeError) as error:
         to_device(tree, "cpu", strict=True)
     assert str(error.value).startswith(where)
-    assert str(error.value).endswith("take it out, make a tensor of it, or pass strict=False to let it through")
+    assert str(error.value).endswith("remove it, convert it to a tensor, or pass strict=False to keep it where it is")
     to_device(tree, "cpu")
 
 
@@ -457,18 +457,18 @@ def test_conj_and_neg_bits_are_values_in_the_buffer():
 
 
 def test_small_tensors_travel_in_one_buffer_and_others_do_not():
-    x, y = torch.ones(3), torch.ones(MOST_BYTES // 4)
+    x, y = torch.ones(3), torch.ones(MAX_PACKED_BYTES // 4)
     _, buffers = together([x, {"y": y}, torch.arange(2), "text", x])
-    assert [buffer.nbytes for buffer in buffers] == [MOST_BYTES + 2 * ALIGNMENT]
+    assert [buffer.nbytes for buffer in buffers] == [MAX_PACKED_BYTES + 2 * ALIGNMENT]
     (a, b), buffers = together([x, y])
     assert len(buffers) == 1
     assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     assert together([x, "text", x])[1] == [], "one tensor needs no buffer"
-    large = torch.ones(MOST_BYTES // 4 + 1)
+    large = torch.ones(MAX_PACKED_BYTES // 4 + 1)
     others = [large, torch.ones(2, requires_grad=True), torch.eye(2).to_sparse(), torch.ones(2, 3).T]
     assert together([x, *others])[1] == []
-    assert not any(map(can_share, others))
-    assert not can_share(torch.empty(2, device="meta"))
+    assert not any(map(can_pack, others))
+    assert not can_pack(torch.empty(2, device="meta"))
 
 
 def test_sources_may_be_written_again():
@@ -492,8 +492,8 @@ def test_what_shares_a_buffer_does_not_share_a_graph():
     assert x.tolist() == [1.0] * 3
 
 
-def test_copy_together_needs_no_values():
-    found = copy_together([torch.ones(2, 3), torch.tensor(1)], torch.device("meta"), non_blocking=False, allocate=host)
+def test_copy_packed_needs_no_values():
+    found = copy_packed([torch.ones(2, 3), torch.tensor(1)], torch.device("meta"), non_blocking=False, allocate=host)
     assert [(x.device.type, x.shape, x.dtype) for x in found] == [
         ("meta", (2, 3), torch.float32),
         ("meta", (), torch.int64),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.testing import TransferContract
-from memfeed.transfer.transfer import SLABS, StreamTransfer, SyncTransfer
+from memfeed.transfer.transfer import STAGING_BUFFERS, StreamTransfer, SyncTransfer
 from slow_device import GARBAGE, SlowDevice
 from support import equal
 
@@ -20,17 +20,17 @@ def copied(leaf):
 
 
 class TestContract(TransferContract):
-    @pytest.fixture(params=["direct", "cpu", "streamed", "one slab"])
+    @pytest.fixture(params=["direct", "cpu", "streamed", "one buffer"])
     def crossing(self, request):
         if request.param in ("direct", "cpu"):
             return SyncTransfer(None if request.param == "direct" else torch.device("cpu"))
-        return StreamTransfer(SlowDevice(), {}, slabs=1 if request.param == "one slab" else SLABS)
+        return StreamTransfer(SlowDevice(), {}, staging_buffers=1 if request.param == "one buffer" else STAGING_BUFFERS)
 
 
 def test_the_gather_does_not_wait_while_a_slab_is_free():
     device = SlowDevice()
     crossing = StreamTransfer(device, {})
-    for _ in range(SLABS):
+    for _ in range(STAGING_BUFFERS):
         crossing.begin()
         crossing.send([crossing.lease((64,), torch.uint8).fill_(1)])
     assert device.done == 0
@@ -40,7 +40,7 @@ def test_the_gather_does_not_wait_while_a_slab_is_free():
 
 def test_a_batch_that_could_not_be_gathered_leaves_its_slab_to_the_next():
     device = SlowDevice()
-    crossing = StreamTransfer(device, {}, slabs=1)
+    crossing = StreamTransfer(device, {}, staging_buffers=1)
     for step in range(5):
         crossing.begin()
         crossing.lease((100,), torch.uint8)  # and then a corrupt row, say
@@ -81,7 +81,7 @@ def test_a_batch_is_one_copy_and_small_leaves_get_memory_of_their_own():
         before = device.copies
         sent = crossing.send([images, masks, labels])
         arrived = crossing.arrive(sent, crossing.mark())
-        if number >= SLABS:  # the first round finds out how large a slab has to be
+        if number >= STAGING_BUFFERS:  # the first round finds out how large a slab has to be
             assert device.copies - before == 2, "the slab, and the labels out of it"
             storages = {leaf.untyped_storage().data_ptr() for leaf in arrived[:2]}
             assert len(storages) == 1

@@ -17,7 +17,7 @@ from memfeed.cli.errors import UsageError
 from memfeed.cli.pictures import write_pictures
 from memfeed.cli.sheet import write_sheet
 from memfeed.errors import StoreError
-from memfeed.schema import codec
+from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.store import format, tensordict_dir
 from memfeed.store.gather import read_row
@@ -120,7 +120,7 @@ def _values(store: Store, rows: range | None) -> Table:
 
 def brief(value: Any) -> str:
     """A value in a few words: a number as it is, many of them by shape, range and mean."""
-    tensor = codec.as_tensor(value)
+    tensor = values.as_tensor(value)
     if isinstance(value, bytes):
         return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
     if tensor is None:

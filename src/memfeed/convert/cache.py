@@ -331,7 +331,7 @@ def _write(
     plan = WritePlan(
         flattener=Flattener(found.structure),
         casts=found.casts,
-        held=found.held,
+        held=found.chosen_kinds,
         row_bytes=row_bytes(packed),
         skip_errors=wishes.skip_errors,
     )

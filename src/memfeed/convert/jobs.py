@@ -19,8 +19,8 @@ from memfeed.building.rows import SKIPPED, Rows
 from memfeed.convert.watchdog import Readers
 from memfeed.convert.write_run import Drifted, Report, WritePlan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, MemfeedError, SampleError
-from memfeed.schema import codec
-from memfeed.schema.tree import map_leaves
+from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 
 STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
 _SKIP = object()
@@ -251,7 +251,7 @@ class StreamJob(IterableDataset[Report]):
                     sample = next(samples)
                 finally:
                     reader.end()
-                block.append(map_leaves(codec.own, sample))  # an iterator may yield one buffer again and again
+                block.append(map_leaves(values.copy_value, sample))  # an iterator may yield one buffer again and again
         except StopIteration:
             pass
         except _Stopped:

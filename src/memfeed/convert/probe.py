@@ -17,11 +17,12 @@ import xxhash
 
 from memfeed.convert.watchdog import Readers
 from memfeed.errors import RandomDataError, SampleError, SchemaError
-from memfeed.schema import codec
+from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.infer import Inferred, infer
-from memfeed.schema.tree import Flattener, map_leaves, open_container
+from memfeed.schema.tree import Flattener, open_container
 from memfeed.store.format import Probe
 
 SAMPLES = 16
@@ -113,7 +114,9 @@ def probe_map(dataset: Any, indices: Sequence[int], *, allow_random: bool, skip_
             if not probed.indices:
                 clock = time.monotonic()  # the first sample of a dataset may open its files
             probed.indices.append(index)
-            probed.samples.append(map_leaves(codec.own, sample))  # the dataset may use its memory for the next one
+            probed.samples.append(
+                map_leaves(values.copy_value, sample)
+            )  # the dataset may use its memory for the next one
             spent += sample_bytes(sample)
     probed.seconds = (time.monotonic() - started) / max(len(probed.indices) + min(len(probed.indices), REPEATED), 1)
     return probed
@@ -137,7 +140,7 @@ def probe_iterable(dataset: Any, count: int = SAMPLES) -> tuple[Probed, Iterator
             finally:
                 readers.end(0)
             probed.indices.append(len(probed.samples))
-            probed.samples.append(map_leaves(codec.own, sample))
+            probed.samples.append(map_leaves(values.copy_value, sample))
             spent += sample_bytes(sample)
     probed.seconds = (time.monotonic() - started) / max(len(probed.samples), 1)
     return probed, samples
@@ -211,10 +214,10 @@ def differing(one: Any, other: Any) -> str | None:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two leaves are equal, NaN being equal to NaN."""
-    left, right = codec.as_tensor(a), codec.as_tensor(b)
+    left, right = values.as_tensor(a), values.as_tensor(b)
     if left is None or right is None:
         return bool(a == b) or (a != a and b != b)
-    return codec.bytes_equal(left, right)
+    return values.bytes_equal(left, right)
 
 
 def describe_transforms(dataset: Any) -> str:

@@ -17,7 +17,7 @@ from memfeed.building.claim import clear
 from memfeed.convert import staleness
 from memfeed.errors import CorruptStoreError, MemfeedError, SchemaError
 from memfeed.schema import codec
-from memfeed.schema.codec import Drift, Packed
+from memfeed.schema.codec import Packed
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.store import format
 from memfeed.store.format import Manifest
@@ -167,7 +167,7 @@ def _mend(
         where = f"field {field.name}, sample {index}"
         try:
             packed = codec.pack(field, [leaf], cast=number in casts)
-        except (Drift, SchemaError) as error:
+        except SchemaError as error:
             raise staleness.refuse(path, f"{where}: {error}") from None
         if not column.lost[row]:
             data, dims = column.stored(row)

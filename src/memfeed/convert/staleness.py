@@ -12,8 +12,7 @@ import torch
 from memfeed.convert import probe
 from memfeed.convert.probe import Probed
 from memfeed.errors import SchemaError, StaleStoreError
-from memfeed.schema import codec
-from memfeed.schema.codec import Drift
+from memfeed.schema import codec, values
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.infer import Inferred
 from memfeed.schema.tree import Flattener
@@ -68,7 +67,7 @@ def check(
         for number, (field, leaf) in enumerate(zip(stored.fields, row, strict=True)):
             try:
                 packed = codec.pack(field, [leaf], cast=number in found.casts)
-            except (Drift, SchemaError) as error:
+            except SchemaError as error:
                 raise refuse(path, f"field {field.name}, sample {index}: {error}") from None
             if probe.hash_packed(field, packed) != wanted[index][number]:
                 expected = value(index, number) if value is not None else None
@@ -120,7 +119,7 @@ def _difference(found: Any, expected: Any) -> str:
     """Two values side by side, briefly: for tensors the first element that differs."""
     if expected is None:
         return f"found {_brief(found)}, expected another value"
-    one, other = codec.as_tensor(found), codec.as_tensor(expected)
+    one, other = values.as_tensor(found), values.as_tensor(expected)
     if one is None or other is None or one.shape != other.shape:
         return f"found {_brief(found)}, expected {_brief(expected)}"
     if one.dtype != other.dtype:
@@ -133,7 +132,7 @@ def _difference(found: Any, expected: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    tensor = codec.as_tensor(value)
+    tensor = values.as_tensor(value)
     if tensor is not None and tensor.ndim:
         return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
     text = repr(tensor.item() if tensor is not None else value)

@@ -11,7 +11,7 @@ from memfeed.building.build import Build
 from memfeed.building.rows import Rows
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
-from memfeed.schema.codec import Drift
+from memfeed.schema.codec import ShapeMismatchError
 from memfeed.schema.infer import promote
 from memfeed.schema.tree import Flattener
 
@@ -73,17 +73,17 @@ def write_run(rows: Rows, plan: WritePlan, first: int, leaves: Sequence[Sequence
     for which, (field, column) in enumerate(zip(rows.schema.fields, columns, strict=True)):
         try:
             packed.append(codec.pack(field, column, cast=which in plan.casts))
-        except Drift as drift:
-            shape = drift.leaf.shape
+        except ShapeMismatchError as drift:
+            shape = drift.shape
             if which in plan.held:
                 raise SchemaError(
-                    f"sample {number + drift.at}, field {field.name}: found dims {list(shape)}; expected "
+                    f"sample {number + drift.position}, field {field.name}: found dims {list(shape)}; expected "
                     f"{field.describe()}, as like= or fields= fixed it: make the sample so, or leave that out"
                 ) from None
-            written = write_run(rows, plan, first, leaves[: drift.at], number)
-            raise Drifted(drift.at, which, shape, written) from None
+            written = write_run(rows, plan, first, leaves[: drift.position], number)
+            raise Drifted(drift.position, which, shape, written) from None
         except SchemaError as error:
-            at = getattr(error, "at", 0)
+            at = getattr(error, "position", 0)
             raise SchemaError(f"sample {number + at}, field {field.name}: {error}") from None
     return rows.write(first, len(leaves), packed)
 

@@ -22,11 +22,12 @@ from memfeed.building.rows import ABSENT
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Drifted, WritePlan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, RowError, SchemaError, StoreError
-from memfeed.schema import codec
+from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, map_leaves, open_container
+from memfeed.schema.tree import Flattener, open_container
 from memfeed.store import format, in_memory
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
@@ -167,7 +168,7 @@ class Writer:
         self._check_open(in_turn=True)
         if self.length is not None and self._at + len(self._pending) >= self.length:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
-        self._pending.append(map_leaves(codec.own, sample))
+        self._pending.append(map_leaves(values.copy_value, sample))
         due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # what a death can cost
         if due or len(self._pending) >= (SAMPLES if self._plan is None else self._plan.rows_a_write):
             self._flush()
@@ -305,7 +306,7 @@ class Writer:
         for field, column in zip(schema, columns, strict=True):
             if field.kind != "fixed" or isinstance(column, list):
                 return None
-            tensor = codec.as_tensor(column)
+            tensor = values.as_tensor(column)
             if tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
                 return None
             try:

@@ -1,13 +1,13 @@
-"""The words of a store: dtypes, paths, fields, the structure of a sample, and the schema that joins them.
+"""Describe samples and columns: dtypes, paths, fields, the structure of a sample, and the schema of a store.
 
-Pure descriptions: nothing here touches a file or holds data.
+Nothing here opens a file or holds data.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,20 +16,20 @@ import torch
 from memfeed.errors import FieldError, SchemaError
 
 Path = tuple[str | int, ...]
-"""Where a leaf stands in a sample: ``sample["target"]["boxes"]`` is ``("target", "boxes")``."""
+"""The keys that lead to a leaf: ``sample["target"]["boxes"]`` has the path ``("target", "boxes")``."""
 
 Kind = Literal["fixed", "jagged", "list", "str", "bytes", "json"]
-"""How a column is laid out, and what a batch of it is: one tensor, one jagged tensor, or a list."""
+"""The layout of a column. A batch of it is one tensor (fixed), one jagged tensor (jagged), or a list (all others)."""
 
 Form = Literal["tensor", "scalar", "list"]
-"""How one value comes back: a tensor, a Python number, or a list of Python numbers."""
+"""The form in which one value is returned: a tensor, a Python number, or a list of Python numbers."""
 
 NodeKind = Literal[
     "leaf", "none", "shared", "tuple", "list", "dict", "namedtuple", "dataclass", "tensordict", "tensorclass"
 ]
 
 DEEPEST = 64
-"""How deep containers may nest."""
+"""The largest depth of nested containers."""
 
 HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json"})
 
@@ -55,10 +55,10 @@ _DTYPE_NAMES = [
     "float8_e5m2fnuz",
 ]
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
-"""Every dtype that a column can have, by its name in a manifest."""
+"""All dtypes that a column can have, by their names in a manifest."""
 
 _STEM = re.compile(r"[A-Za-z0-9_-]{1,100}")
-# tensordict's meta.json keeps its own entries beside the keys of the leaves, so a leaf of such a name vanishes on load.
+# tensordict stores entries of its own in meta.json beside those of the leaves: on load it drops a leaf of such a name.
 _RESERVED = frozenset(
     [
         "meta",
@@ -87,7 +87,7 @@ _RESERVED = frozenset(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``"float32"``; raises SchemaError for a dtype that no column can have."""
+    """Return ``"float32"`` for ``torch.float32``; raise SchemaError for a dtype that no column can have."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise SchemaError(f"found dtype {name}, which no column can hold; expected one of {', '.join(DTYPES)}: cast it")
@@ -95,16 +95,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def display(path: Path) -> str:
-    """``("target", "boxes")`` -> ``"target.boxes"``: for people; two paths may look the same."""
+    """Return ``"target.boxes"`` for ``("target", "boxes")``, for messages; two paths may give the same text."""
     return ".".join(str(key) for key in path) if path else "value"
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One leaf of a sample, and the column that keeps it.
+    """One leaf of a sample, and the column that stores it.
 
-    ``shape`` is one row's, with None for each dim that varies between rows. ``stem`` is the column's place in the
-    store's directory, with ``/`` between nested names. ``lengths_of`` is, for a jagged field, the number of the first
-    field whose rows all have the same lengths as this one's (often its own number).
+    ``shape`` is that of one row, with None for each dim that varies between rows. ``stem`` is the column's path in the
+    store's directory, with ``/`` between nested names. ``lengths_of`` is, for a jagged field, the index of the first
+    field whose rows all have the same lengths as this one's (often its own index).
     """
 
     path: Path
@@ -129,7 +129,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def rank(self) -> int:
-        """How many dims one row has; 1 (its bytes) for str, bytes and json."""
+        """The number of dims of one row; 1 (its bytes) for str, bytes and json."""
         return 1 if self.kind in HEAP_OF_BYTES else len(self.shape)
 
     @property
@@ -139,7 +139,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def row_elements(self) -> int:
-        """Elements in one row of a fixed column."""
+        """The number of elements in one row of a fixed column."""
         return math.prod(self.row_shape)
 
     @property
@@ -148,7 +148,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return self.row_elements * self.itemsize
 
     def describe(self) -> str:
-        """Kind, dtype and shape in a few words: ``jagged int64 [*]``."""
+        """Return kind, dtype and shape as text: ``jagged int64 [*]``."""
         if self.kind in HEAP_OF_BYTES:
             text: str = self.kind
         else:
@@ -158,10 +158,10 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One place in the structure of a sample: a leaf, a constant, or a container and what it holds.
+    """One node of the structure of a sample: a leaf, a constant, or a container with its children.
 
     ``keys`` are a dict's keys or a record's field names, in order; tuples and lists have none. ``batch_dims`` is, for
-    a tensordict or tensorclass, how many leading dims of its leaves its own batch_size covers in one sample.
+    a tensordict or tensorclass, the number of dims of its batch_size in one sample.
     """
 
     kind: NodeKind
@@ -172,29 +172,33 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     value: Any = None
 
     def items(self) -> Iterator[tuple[str | int, Node]]:
-        """The children with the keys that lead to them."""
+        """Return pairs of a key and the child that it leads to."""
         keys: Iterable[str | int] = self.keys if self.keys else range(len(self.children))
         return zip(keys, self.children, strict=True)
 
-    def leaves(self, at: Path = ()) -> Iterator[Path]:
-        """The paths of the leaves, in order."""
+    def leaves(self, path: Path = ()) -> Iterator[Path]:
+        """Yield the paths of the leaves, in order; ``path`` is that of this node."""
         if self.kind == "leaf":
-            yield at
+            yield path
         for key, child in self.items():
-            yield from child.leaves((*at, key))
+            yield from child.leaves((*path, key))
 
-    def keep(self, wanted: Callable[[Path], bool], at: Path = ()) -> Node | None:
-        """This structure with only the wanted leaves, None where none is below.
+    def select_leaves(self, selected: Collection[Path], path: Path = ()) -> Node | None:
+        """Return this structure with only the ``selected`` leaves; None if none of its leaves is selected.
 
-        A container that loses none stays as it is; a tuple or record that misses some becomes a dict.
+        A container that keeps all of its leaves stays as it is. A tuple or record that loses a child becomes a dict.
         """
-        below = list(self.leaves(at))
-        kept = [path for path in below if wanted(path)]
+        leaves = list(self.leaves(path))
+        kept = [leaf for leaf in leaves if leaf in selected]
         if not kept:
             return None
-        if kept == below:
+        if kept == leaves:
             return self
-        parts = [(key, node) for key, child in self.items() if (node := child.keep(wanted, (*at, key))) is not None]
+        parts = [
+            (key, node)
+            for key, child in self.items()
+            if (node := child.select_leaves(selected, (*path, key))) is not None
+        ]
         kind: NodeKind = "tensordict" if self.kind in ("tensordict", "tensorclass") else "dict"
         if len(parts) == len(self.children):
             return msgspec.structs.replace(self, children=tuple(node for _, node in parts))
@@ -214,78 +218,77 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __len__(self) -> int:
         return len(self.fields)
 
-    def field_index(self, which: str | int | Path) -> int:
-        """The number of the field that a name, a path, or a path as displayed stands for; FieldError if none does."""
-        path = tuple(which) if isinstance(which, tuple | list) else (which,)
+    def field_index(self, key: str | int | Path) -> int:
+        """Return the index of the field with this name, path, or displayed path; raise FieldError if there is none."""
+        path = tuple(key) if isinstance(key, tuple | list) else (key,)
         for matches in (
             [i for i, field in enumerate(self.fields) if field.path == path],
-            [i for i, field in enumerate(self.fields) if which in (field.name, display(field.path))],
+            [i for i, field in enumerate(self.fields) if key in (field.name, display(field.path))],
         ):
             if len(matches) == 1:
                 return matches[0]
             if matches:
                 paths = ", ".join(str(self.fields[i].path) for i in matches)
-                raise FieldError(f"found several fields shown as {which!r}: {paths}; name the one you mean by its path")
-        raise FieldError(f"found no field {which!r}; this store has: {self.names()}")
+                raise FieldError(f"found several fields shown as {key!r}: {paths}; name the one you mean by its path")
+        raise FieldError(f"found no field {key!r}; this store has: {self.names()}")
 
     def names(self) -> str:
-        """The names of the fields, for messages; long lists are cut."""
+        """Return the names of the fields, for messages; at most 20 of them."""
         shown = [field.name for field in self.fields[:20]]
         return ", ".join(shown) + (f", and {len(self.fields) - 20} more" if len(self.fields) > 20 else "")
 
-    def under(self, which: str | int | Path) -> list[int]:
-        """The numbers of the fields a name or path stands for: one leaf, or all leaves below a container."""
-        path = tuple(which) if isinstance(which, tuple | list) else (which,)
-        below = [i for i, field in enumerate(self.fields) if field.path[: len(path)] == path]
-        return below or [self.field_index(which)]
+    def under(self, key: str | int | Path) -> list[int]:
+        """Return the indices of the fields with this name or path: one leaf, or all leaves of a container."""
+        path = tuple(key) if isinstance(key, tuple | list) else (key,)
+        leaves = [i for i, field in enumerate(self.fields) if field.path[: len(path)] == path]
+        return leaves or [self.field_index(key)]
 
-    def select(self, numbers: Sequence[int]) -> Schema:
-        """The schema with only these fields, in their own order; containers stay (see ``Node.keep``)."""
-        kept = sorted(set(numbers))
-        paths = {self.fields[i].path for i in kept}
-        structure = self.structure.keep(lambda path: path in paths)
+    def select(self, field_indices: Sequence[int]) -> Schema:
+        """Return the schema with only these fields, in the order they have here; see ``Node.select_leaves``.
+
+        Raises FieldError if there are none.
+        """
+        kept = sorted(set(field_indices))
+        structure = self.structure.select_leaves({self.fields[i].path for i in kept})
         if structure is None:
-            raise FieldError(f"no field was selected; this store has: {self.names()}")
-        renumber = {old: new for new, old in enumerate(kept)}
-        fields, seen = [], dict[int, int]()
-        for i in kept:
-            field = self.fields[i]
-            if field.lengths_of is not None:
-                # the first field of a group may be gone: the first that stayed leads it now
-                lead = seen.setdefault(field.lengths_of, renumber[i])
-                field = msgspec.structs.replace(field, lengths_of=lead)
+            raise FieldError(f"found no selected field; expected one or more of: {self.names()}")
+        fields, first_of_group = [], dict[int, int]()
+        for new_index, old_index in enumerate(kept):
+            field = self.fields[old_index]
+            if field.lengths_of is not None:  # the first field of the group may not be selected
+                first = first_of_group.setdefault(field.lengths_of, new_index)
+                field = msgspec.structs.replace(field, lengths_of=first)
             fields.append(field)
-        # a container that lost members is a dict with the same keys, so paths stay true
         return Schema(fields=tuple(fields), structure=structure)
 
 
-class Stems:
-    """Hands out file stems: the key itself where that is a safe and free name, else ``c<N>``."""
+class StemAssigner:
+    """Assigns unique file stems: the key itself if that is a safe name and not in use, else ``c<N>``."""
 
     def __init__(self) -> None:
         self._directories: dict[Path, str] = {(): ""}
-        self._taken: dict[str, set[str]] = {}
+        self._used: dict[str, set[str]] = {}
 
-    def _free(self, directory: str, key: str | int) -> str:
-        taken = self._taken.setdefault(directory, set())
-        stem = str(key)
-        if not _STEM.fullmatch(stem) or stem.lower() in _RESERVED or stem.lower() in taken:
-            stem = next(name for i in range(len(taken) + 1) if (name := f"c{i}") not in taken)
-        taken.add(stem.lower())  # unique without case: file systems differ
-        return f"{directory}/{stem}" if directory else stem
-
-    def stem(self, path: Path, name: str | None = None) -> str:
-        """The stem for the leaf at ``path``; ``name`` replaces its last key where the user gave one."""
+    def assign(self, path: Path, name: str | None = None) -> str:
+        """Return the stem for the leaf at ``path``; ``name``, if given by the user, replaces its last key."""
         directory = ""
         for depth in range(1, len(path)):
-            part = path[:depth]
-            if part not in self._directories:
-                self._directories[part] = self._free(directory, path[depth - 1])
-            directory = self._directories[part]
+            parent = path[:depth]
+            if parent not in self._directories:
+                self._directories[parent] = self._assign_in(directory, path[depth - 1])
+            directory = self._directories[parent]
         last: str | int = name if name is not None else (path[-1] if path else "value")
-        return self._free(directory, last)
+        return self._assign_in(directory, last)
+
+    def _assign_in(self, directory: str, key: str | int) -> str:
+        used = self._used.setdefault(directory, set())
+        stem = str(key)
+        if not _STEM.fullmatch(stem) or stem.lower() in _RESERVED or stem.lower() in used:
+            stem = next(name for i in range(len(used) + 1) if (name := f"c{i}") not in used)
+        used.add(stem.lower())  # some file systems ignore case
+        return f"{directory}/{stem}" if directory else stem
 
 
 def is_stem(text: str) -> bool:
-    """Whether ``text`` could be a column's place: safe names joined by ``/``."""
+    """Return True if ``text`` can be the stem of a column: safe names joined by ``/``."""
     return all(_STEM.fullmatch(part) and part.lower() not in _RESERVED for part in text.split("/"))

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_tensorclass
+from tensordict import is_tensor_collection
 
 from memfeed.errors import FieldError, StoreError
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.gather import Gather
@@ -61,7 +62,7 @@ def load(
 
 def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
     """Fills what is in ``dest`` with these rows; see ``Store.into``."""
-    targets = dict(_leaves(dest, ()))
+    targets = dict(_tensors(dest))
     pairs: list[tuple[FixedColumn, torch.Tensor]] = []
     missing, wrong, used = [], [], set()
     for column in columns:
@@ -165,21 +166,19 @@ def _check_room(title: str, needed: int, target: torch.device) -> None:
         )
 
 
-def _leaves(tree: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-    """The tensors of nested dicts, sequences, TensorDicts and tensorclasses, with the way to each."""
-    if isinstance(tree, torch.Tensor):
-        yield path, tree
-    elif isinstance(tree, Mapping | TensorDictBase) or is_tensorclass(type(tree)):
-        for key, value in tree.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
-        for number, value in enumerate(tree):
-            yield from _leaves(value, (*path, number))
-    else:
-        raise FieldError(
-            f"found {type(tree).__name__} at {display(path)!r} of what is to be filled; expected tensors, in dicts, "
-            "lists or TensorDicts"
-        )
+def _tensors(tree: Any, parent: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield the tensors of a nesting of containers, TensorDicts and tensorclasses with their paths."""
+    for path, leaf in leaves_with_paths(tree):
+        if isinstance(leaf, torch.Tensor):
+            yield (*parent, *path), leaf
+        elif is_tensor_collection(leaf):
+            for key, value in leaf.items():
+                yield from _tensors(value, (*parent, *path, key))
+        else:
+            raise FieldError(
+                f"found {type(leaf).__name__} at {display((*parent, *path))!r} of what is to be filled; expected "
+                "tensors, in dicts, lists or TensorDicts"
+            )
 
 
 def _key(field: Field, targets: Mapping[Path, torch.Tensor]) -> Path | None:

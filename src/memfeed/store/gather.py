@@ -14,7 +14,7 @@ import torch
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import Shared, jagged
+from memfeed.schema.jagged import SharedOffsets, jagged_batches
 from memfeed.store.columns import Column, FixedColumn, JoinedFixed, Ragged, RaggedColumn, Values
 from memfeed.system.buffers import Lender
 
@@ -177,11 +177,11 @@ class Gather:
                 leaves[number] = other.select(ids, self._lenders[number].lease(shape, other.field.torch_dtype))
                 self.bytes += leaves[number].nbytes
         if extents:
-            shared: Shared = {}
+            shared: SharedOffsets = {}
             for (number, ragged), (starts, lengths, dims) in zip(self._ragged, extents, strict=True):
                 leaf = self._rows(ragged, starts, lengths, dims, self._lenders[number])
                 if number in self._jagged:
-                    leaf = jagged(leaf, dims[:, 0], len(ids) if each is None else each, ragged.field, shared)
+                    leaf = jagged_batches(leaf, dims[:, 0], len(ids) if each is None else each, ragged.field, shared)
                     leaf = leaf[0] if each is None else leaf
                 leaves[number] = leaf
         return leaves

@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
 from torch.utils.data import TensorDataset
 
 from memfeed.errors import SchemaError
-from memfeed.schema import codec
+from memfeed.schema import values
 from memfeed.schema.fields import Node, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, open_container, types_of
@@ -46,7 +46,7 @@ class Columns:
     def in_memory(self) -> tuple[Schema, list[InMemory]]:
         """A schema and columns for these data, without a copy: what a loader reads."""
         found = infer([self[0]])
-        tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := codec.as_tensor(leaf)) is not None]
+        tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := values.as_tensor(leaf)) is not None]
         columns = [InMemory(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
         return found.schema, columns
 

@@ -17,10 +17,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from memfeed.errors import FieldError, RowError, StoreError
 from memfeed.order.orders import permutation
+from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.fields import Schema
-from memfeed.schema.tree import assembler
 from memfeed.store import bulk, format, tensordict_dir
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn, Values

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memfeed.schema.jagged import nested
+from memfeed.schema.jagged import jagged_tensor
 from memfeed.testing.equality import equal
 from memfeed.transfer.transfer import Transfer
 
@@ -114,7 +114,7 @@ def _leaves(crossing: Transfer, step: int) -> list[Any]:
     flat = lenders[4].lease((5,), torch.float64).fill_(step)
     pieces, texts = [flat[:2], None, flat[2:].view(3, 1)], [f"row {row} of {step}" for row in range(4)]
     empty = lenders[5].lease((4, 0), torch.float32)
-    return [images, labels, nested(values, offsets), nested(others, offsets), pieces, texts, empty]
+    return [images, labels, jagged_tensor(values, offsets), jagged_tensor(others, offsets), pieces, texts, empty]
 
 
 def _copied(leaf: Any) -> Any:
@@ -123,5 +123,5 @@ def _copied(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_nested:
-        return nested(leaf.values().clone(), leaf.offsets().clone())  # type: ignore[attr-defined]
+        return jagged_tensor(leaf.values().clone(), leaf.offsets().clone())  # type: ignore[attr-defined]
     return leaf.clone()

@@ -1,1 +1,1 @@
-"""Tensors to a device, in as few copies as possible."""
+"""Move tensors to a device, in as few copies as possible."""

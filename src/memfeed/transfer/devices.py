@@ -1,4 +1,4 @@
-"""The device that a user means."""
+"""Check the device that a user names."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from memfeed.errors import LoaderError
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """The device meant; raises LoaderError if it is not there, or cannot be used in a DataLoader worker."""
+    """Return ``device`` as a torch.device; None stays None.
+
+    Raises:
+        LoaderError: torch does not know the device, this machine does not have it, or it is a CUDA device and this
+            process is a DataLoader worker.
+    """
     if device is None:
         return None
     try:
-        found = torch.device(device)
+        checked = torch.device(device)
     except RuntimeError as error:
         raise LoaderError(
             f"found device {device!r}; expected one that torch knows, as cpu or cuda:0 ({error})"
         ) from None
-    if found.type == "cuda":
+    if checked.type == "cuda":
         if get_worker_info() is not None:
             raise LoaderError(
                 "found a CUDA device inside a DataLoader worker; CUDA cannot be used after a fork: collate on the CPU "
                 "and move each batch in the training loop with memfeed.to_device(batch, device)"
             )
         count = torch.cuda.device_count()
-        if (found.index or 0) >= count:
+        if (checked.index or 0) >= count:
             raise LoaderError(
-                f"found device {found}; this machine has {count} CUDA devices: use cpu, or one that is there"
+                f"found device {checked}; this machine has {count} CUDA devices: use cpu, or one that is there"
             )
-    return found
+    return checked

@@ -1,7 +1,7 @@
-"""Many small tensors as one: packed into one buffer, copied once, and taken out of it on arrival.
+"""Copy many small tensors as one: pack them into one buffer, copy it, and view the tensors in the copy.
 
-A copy to a GPU costs the CPU some microseconds, however few bytes it carries; a batch of 200 small tensors spends a
-millisecond on 200 of them.
+A copy to a GPU takes the CPU some microseconds, however few bytes it has: 200 small tensors copied one by one take a
+millisecond.
 """
 
 from __future__ import annotations
@@ -11,90 +11,93 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-Allocate = Callable[[int], torch.Tensor]  # a number of bytes -> uint8 [bytes]
+Allocate = Callable[[int], torch.Tensor]
+"""A function from a number of bytes to a tensor uint8 [bytes]."""
 
-# Packing is one pass more over the bytes, at some GB/s: up to here it takes no longer than the call it saves, with room
-# for slow calls. It bounds what one result can keep alive too: all results of a copy share their memory.
-MOST_BYTES = 256 * 1024
+# Packing copies the bytes once more, at some GB/s: a tensor up to this size is packed in less time than a copy call
+# takes. The limit also bounds the memory that one result keeps alive, since all results of a copy share one buffer.
+MAX_PACKED_BYTES = 256 * 1024
 
-# Each tensor begins where kernels can use their widest loads, as one with memory of its own does.
+# Every tensor begins at a multiple of this, as one with its own memory does: kernels can then use their widest loads.
 ALIGNMENT = 64
 
+TensorLayout = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+"""The dtype, shape, stride and offset of one tensor in a packed buffer; stride and offset count elements."""
 
-# Where one tensor lies in a packed buffer: dtype, shape, stride and offset, both counted in elements.
-Place = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
-
-def page_locked(nbytes: int) -> torch.Tensor:
-    """uint8 [nbytes] that a GPU reads by itself; torch reuses the memory only after the copies queued from it ended."""
+def allocate_page_locked(nbytes: int) -> torch.Tensor:
+    """Return page-locked memory, uint8 [nbytes]; torch reuses it only after the copies queued from it have ended."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
-def can_share(tensor: torch.Tensor) -> bool:
-    """Whether a copy through a buffer gives what ``tensor.to`` would: small, dense, in order, outside of autograd."""
+def can_pack(tensor: torch.Tensor) -> bool:
+    """Return True if a copy through a buffer gives what ``tensor.to`` gives: small, contiguous and without autograd."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
-        and tensor.nbytes <= MOST_BYTES
+        and tensor.nbytes <= MAX_PACKED_BYTES
         and tensor.is_cpu
         and not tensor.requires_grad
         and tensor.is_contiguous()
     )
 
 
-def pack(tensors: Sequence[torch.Tensor], allocate: Allocate) -> tuple[torch.Tensor, list[Place]]:
-    """All elements in one buffer from ``allocate``, ordered by dtype, and where each tensor lies in it.
+def pack(tensors: Sequence[torch.Tensor], allocate: Allocate) -> tuple[torch.Tensor, list[TensorLayout]]:
+    """Copy all elements into one buffer from ``allocate``, ordered by dtype; return it with each tensor's layout.
 
-    Takes any dense tensors without a gradient, of any shape and dtype that is not quantized; what is not contiguous
-    comes out contiguous. Nothing refers to their memory afterwards.
+    Takes dense tensors without a gradient, of any shape and any dtype that is not quantized. Tensors that are not
+    contiguous become contiguous. The buffer shares no memory with the tensors.
     """
     by_dtype: dict[torch.dtype, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        by_dtype.setdefault(tensor.dtype, []).append(number)
-    places: dict[int, Place] = {}
+    for index, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(index)
+    layouts: dict[int, TensorLayout] = {}
     runs: list[tuple[torch.dtype, int, int, list[torch.Tensor]]] = []
     nbytes = 0
-    for dtype, numbers in by_dtype.items():
+    for dtype, indices in by_dtype.items():
         step, pieces = ALIGNMENT // dtype.itemsize, []
         start = offset = nbytes // dtype.itemsize
-        for number in numbers:
-            tensor = tensors[number].contiguous()
-            places[number] = (dtype, tensor.shape, tensor.stride(), offset)
+        for index in indices:
+            tensor = tensors[index].contiguous()
+            layouts[index] = (dtype, tensor.shape, tensor.stride(), offset)
             count = tensor.numel()
             pieces.append(tensor.view(-1))
             gap = -count % step
             if gap:
-                pieces.append(_gap(dtype, gap))
+                pieces.append(_zeros(dtype, gap))
             offset += count + gap
         runs.append((dtype, start, offset, pieces))
         nbytes = offset * dtype.itemsize
     buffer = allocate(nbytes)
     for dtype, start, stop, pieces in runs:
-        torch.cat(pieces, out=buffer.view(dtype)[start:stop])  # one call: 0.2 us a tensor, where copy_ takes 1
-    return buffer, [places[number] for number in range(len(tensors))]
+        torch.cat(pieces, out=buffer.view(dtype)[start:stop])  # one call takes 0.2 us a tensor; copy_ takes 1 us each
+    return buffer, [layouts[index] for index in range(len(tensors))]
 
 
 @functools.lru_cache(maxsize=1024)
-def _gap(dtype: torch.dtype, count: int) -> torch.Tensor:
+def _zeros(dtype: torch.dtype, count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=dtype)
 
 
-def unpack(buffer: torch.Tensor, places: Iterable[Place]) -> list[torch.Tensor]:
-    """The tensors that ``pack`` put into ``buffer``, or into the one it is a copy of; they share its memory."""
+def unpack(buffer: torch.Tensor, layouts: Iterable[TensorLayout]) -> list[torch.Tensor]:
+    """Return the tensors of these layouts as views of ``buffer``, which `pack` has filled, or of a copy of it."""
     typed: dict[torch.dtype, torch.Tensor] = {}
     tensors = []
-    for dtype, shape, stride, offset in places:
+    for dtype, shape, stride, offset in layouts:
         if dtype not in typed:
             typed[dtype] = buffer.view(dtype)
-        # .data: views would share one version counter, and a write to one tensor would forbid the backward of another
+        # .data: views share one version counter, and a write to one tensor would forbid the backward of another
         tensors.append(typed[dtype].as_strided(shape, stride, offset).data)
     return tensors
 
 
-def copy_together(
+def copy_packed(
     tensors: Sequence[torch.Tensor], device: torch.device, *, non_blocking: bool, allocate: Allocate
 ) -> list[torch.Tensor]:
-    """Each tensor on ``device``, in one copy, from a buffer of ``allocate``; they may be written again at once."""
-    buffer, places = pack(tensors, allocate)
-    return unpack(buffer.to(device, non_blocking=non_blocking), places)
+    """Copy the tensors to ``device`` in one copy, through a buffer from ``allocate``.
+
+    The results share one buffer. The sources may be written to at once.
+    """
+    buffer, layouts = pack(tensors, allocate)
+    return unpack(buffer.to(device, non_blocking=non_blocking), layouts)

@@ -1,4 +1,4 @@
-"""Moving a batch, or any nesting of tensors, to a device."""
+"""Move a batch, or any nesting of tensors, to a device."""
 
 from __future__ import annotations
 
@@ -6,89 +6,105 @@ import inspect
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase, is_tensorclass
+from tensordict import is_tensor_collection
 
-from memfeed.transfer.containers import has_to, paths, take_apart
-from memfeed.transfer.packing import Allocate, can_share, copy_together, page_locked
+from memfeed.schema.containers import flatten, leaves_with_paths
+from memfeed.transfer.packing import Allocate, allocate_page_locked, can_pack, copy_packed
 
-# A copy to the CPU that nobody waits for shows memory that the device has not written yet; on MPS, torch has had such
-# copies from the CPU read memory that was free already.
-_WAITED_FOR = frozenset({"cpu", "mps"})
+# A non-blocking copy to the CPU returns memory that the device has not written yet. On MPS, versions of torch read the
+# source of a non-blocking copy after it was freed.
+_BLOCKING_DEVICES = frozenset({"cpu", "mps"})
 
 
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = True, strict: bool = False) -> Any:
-    """The same tree with every tensor on ``device``; tensors that are there already are returned as they are.
+    """Return ``tree`` with every tensor on ``device``; tensors that are there already are returned as they are.
 
     A tree is any nesting of tuples, lists, dicts, deques, namedtuples and dataclasses, of subclasses of these, and of
-    classes registered with optree (globally) or ``torch.utils._pytree``. It comes back with the same types and the
-    same order of keys; a tensor that stands in it twice is copied once. A TensorDict, a tensorclass, a tensor of a
-    class of its own and any object with a method ``to(device)`` is moved by that method, some of which (as PyTorch
-    Geometric's) change the object and return it. A PackedSequence keeps its batch_sizes on the CPU. Other values pass
-    through; with ``strict`` they raise TypeError, which names their place in the tree.
+    classes registered with optree (globally) or ``torch.utils._pytree``. The result has the same types and the same
+    order of keys. A tensor that occurs twice in the tree is copied once. A TensorDict, a tensorclass, a tensor of
+    another class than Tensor, and any object with a method ``to(device)`` are moved by that method; some of these
+    methods (as PyTorch Geometric's) change the object and return it. A PackedSequence keeps its batch_sizes on the CPU.
 
-    On CUDA two or more small tensors (plain and contiguous, without a gradient, 256 KiB at most) travel in one copy.
-    They share its memory on the device: who keeps one of them, or gives it to torch.save, keeps all; a clone does not.
-    Their sources may be written again at once.
+    On CUDA two or more small tensors (plain and contiguous, without a gradient, 256 KiB at most) are moved in one copy.
+    They share one buffer on the device: while you keep one of them, or when you torch.save one, all of them are kept
+    or saved. A clone has its own memory. You may write to the sources as soon as this function returns.
 
-    ``non_blocking`` does not wait for the copies; work queued on the device's current stream does. Synchronise before
-    you write to a page-locked source. Copies to the CPU are always waited for.
+    Args:
+        tree: tensors in any nesting.
+        device: where to move them.
+        non_blocking: return before the copies are done; work on the device's current stream waits for them. Synchronise
+            before you write to a page-locked source. Copies to the CPU always block.
+        strict: raise for values that are neither tensors nor have a method ``to``. Otherwise they are returned as they
+            are.
+
+    Raises:
+        TypeError: a value that cannot be moved, with ``strict``. The message names its place in the tree.
 
     Example::
 
         batch = memfeed.to_device({"x": torch.ones(2), "meta": ["a", "b"]}, "cpu")
     """
-    target = torch.empty(0, device=device).device  # as tensors name it: cuda is the current one, cpu has no number
+    # the device as tensors name it: "cuda" becomes the current GPU, "cpu" has no index
+    target = torch.empty(0, device=device).device
     return move(
         tree,
         target,
-        non_blocking=non_blocking and target.type not in _WAITED_FOR,
+        non_blocking=non_blocking and target.type not in _BLOCKING_DEVICES,
         strict=strict,
-        allocate=page_locked if target.type == "cuda" else None,
+        allocate=allocate_page_locked if target.type == "cuda" else None,
     )
 
 
 def move(tree: Any, device: torch.device, *, non_blocking: bool, strict: bool, allocate: Allocate | None) -> Any:
-    """``to_device`` for a device as tensors name it; small tensors travel in a buffer of ``allocate``, if given."""
-    leaves, put_together = take_apart(tree)
-    # by identity: what stands in a tree twice is moved once
-    away = {
+    """Do the work of `to_device` for a device as tensors name it.
+
+    Small tensors are moved in one buffer from ``allocate``, if it is given.
+    """
+    leaves, unflatten = flatten(tree, _has_method_to)
+    # by identity: a tensor that occurs twice is moved once
+    to_move = {
         id(leaf): leaf
         for leaf in leaves
-        if (leaf.device != device if isinstance(leaf, torch.Tensor) else strict or has_to(leaf))
+        if (leaf.device != device if isinstance(leaf, torch.Tensor) else strict or _has_method_to(leaf))
     }
-    if not away:
-        return put_together(leaves)
-    if strict and not all(isinstance(leaf, torch.Tensor) or has_to(leaf) for leaf in away.values()):
-        _refuse_others(tree)
+    if not to_move:
+        return unflatten(leaves)
+    if strict and not all(isinstance(leaf, torch.Tensor) or _has_method_to(leaf) for leaf in to_move.values()):
+        _refuse_immovable(tree)
     moved: dict[int, Any] = {}
     if allocate is not None:
-        small = [leaf for leaf in away.values() if type(leaf) is torch.Tensor and can_share(leaf)]
+        small = [leaf for leaf in to_move.values() if type(leaf) is torch.Tensor and can_pack(leaf)]
         if len(small) > 1:
-            arrived = copy_together(small, device, non_blocking=non_blocking, allocate=allocate)
-            moved.update(zip(map(id, small), arrived, strict=True))
-    for key, leaf in away.items():
+            copies = copy_packed(small, device, non_blocking=non_blocking, allocate=allocate)
+            moved.update(zip(map(id, small), copies, strict=True))
+    for key, leaf in to_move.items():
         if key not in moved:
-            moved[key] = _by_its_own(leaf, device, non_blocking)
-    return put_together([moved.get(id(leaf), leaf) for leaf in leaves])
+            moved[key] = _call_to(leaf, device, non_blocking)
+    return unflatten([moved.get(id(leaf), leaf) for leaf in leaves])
 
 
-def _refuse_others(tree: Any) -> None:
-    for where, value in paths(tree):
-        if not isinstance(value, torch.Tensor) and not has_to(value):
+def _has_method_to(value: Any) -> bool:
+    # asked of the class: an attribute of one instance may be a field that is named "to"
+    return callable(getattr(type(value), "to", None))
+
+
+def _refuse_immovable(tree: Any) -> None:
+    for path, value in leaves_with_paths(tree, _has_method_to):
+        if not isinstance(value, torch.Tensor) and not _has_method_to(value):
+            shown = "".join(f".{key}" if isinstance(key, str) else f"[{key!r}]" for key in path).removeprefix(".")
             raise TypeError(
-                f"found {type(value).__name__}{where and f' at {where}'}, which is no tensor; expected only "
-                "tensors with strict=True: take it out, make a tensor of it, or pass strict=False to let it through"
+                f"found {type(value).__name__}{shown and f' at {shown}'}, which is no tensor; expected only tensors "
+                "with strict=True: remove it, convert it to a tensor, or pass strict=False to keep it where it is"
             )
 
 
-def _by_its_own(value: Any, device: torch.device, non_blocking: bool) -> Any:
-    """``value.to(device)``; not every class that has the method has ``non_blocking``, and some return nothing."""
-    whole: bool = isinstance(value, torch.Tensor | TensorDictBase) or is_tensorclass(type(value))
-    if whole:
+def _call_to(value: Any, device: torch.device, non_blocking: bool) -> Any:
+    """Return ``value.to(device)``; not every such method has ``non_blocking``, and some return nothing."""
+    if isinstance(value, torch.Tensor) or is_tensor_collection(value):
         return value.to(device, non_blocking=non_blocking)
-    how = {"non_blocking": True} if non_blocking and _takes_non_blocking(value.to) else {}
-    found = value.to(device, **how)
-    return value if found is None else found
+    options = {"non_blocking": True} if non_blocking and _takes_non_blocking(value.to) else {}
+    result = value.to(device, **options)
+    return value if result is None else result
 
 
 def _takes_non_blocking(method: Any) -> bool:

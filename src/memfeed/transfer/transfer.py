@@ -1,4 +1,4 @@
-"""Batches on their way to a device: gathered into one page-locked slab, one copy, taken apart on arrival."""
+"""Move batches to a device: gather each into a page-locked staging buffer, copy it, and view the leaves in the copy."""
 
 from __future__ import annotations
 
@@ -12,65 +12,73 @@ from typing import Any, Protocol
 
 import torch
 
-from memfeed.schema.jagged import nested
-from memfeed.schema.tree import tensors_in
+from memfeed.schema.containers import tensors_in
+from memfeed.schema.jagged import jagged_tensor
 from memfeed.system.buffers import Lender, Pool
 from memfeed.transfer.packing import ALIGNMENT
 from memfeed.transfer.streams import Event, Streams
 from memfeed.transfer.to_device import to_device
 
-SLABS = 3  # one is filled, one crosses, one is late
-KEPT_APART = 4  # a leaf smaller than this part of its slab gets memory of its own on the device
-WIDE = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)
+STAGING_BUFFERS = 3  # one is being filled, one is being copied, one is for a copy that is late
+SMALL_LEAF_FRACTION = 4  # a leaf smaller than its staging buffer by this factor gets its own memory on the device
+_ROW_DTYPES = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)  # the widest first
 
 
 Arrive = Callable[[Any, "Event | None"], Any]
 
 
 class Transfer(Protocol):
-    """The way of batches to a device.
+    """Moves batches to a device.
 
-    Where ``slabs``, for each batch: ``begin``, gather its leaves into memory of ``lenders``, ``send`` them, do with
-    them what may be done before the caller asks for the batch, ``mark``; all of it within ``aside``. In the caller's
-    thread then ``arrive``, also where there are no slabs.
+    If ``slabs``, do for each batch, within ``aside``: ``begin``; gather its leaves into memory of
+    ``lenders``; ``send``; any work that may be done before the caller asks for the batch; ``mark``.
+    In all cases call ``arrive`` in the caller's thread.
     """
 
-    ahead: bool  # whether transforms may run before the caller asks for the batch
-    slabs: bool
+    ahead: bool  # True if transforms may run before the caller asks for the batch
+    slabs: bool  # True if batches are gathered into staging buffers
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches go; None where they stay."""
+        """The device that batches are moved to; None if they stay where they are."""
 
-    def lenders(self, count: int) -> list[Lender]:
-        """What to gather into: one for each column."""
+    def lenders(self, column_count: int) -> list[Lender]:
+        """Return the memory to gather into, one allocator for each column."""
 
     def begin(self) -> None:
-        """Memory leased from now on belongs to the next batch; waits until there is some."""
+        """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
 
     def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
-        """The leaves of one batch on the device, those of columns that live there picked by ``index`` (int [k])."""
+        """Return the leaves of one batch on the device.
+
+        The leaves of columns that the device can read are rows of these columns, selected by ``index`` (int [rows]).
+        """
 
     def aside(self) -> AbstractContextManager[Any]:
-        """What is done on the device within the block waits for what was sent, and not for the caller."""
+        """Queue the device's work of the block after the copies, and not after the caller's work."""
 
     def mark(self) -> Event | None:
-        """What ``arrive`` has to wait for."""
+        """Return the event that ``arrive`` has to wait for."""
 
-    # both are functions of their own, which keep none of the columns alive: these may have to make room
+    # These two return functions that keep no column alive: the caller's loader may have to free the columns.
 
     @property
     def current(self) -> Callable[[], object]:
-        """Gives what ``arrive`` makes ready for: anything else needs another call."""
+        """A function that returns the stream for which ``arrive`` makes a batch ready.
+
+        Another stream needs another call of ``arrive``.
+        """
 
     @property
     def arrive(self) -> Arrive:
-        """Makes a batch, or its leaves, ready for the caller."""
+        """A function that makes a batch, or its leaves, ready for the caller's stream and returns it."""
 
 
 class SyncTransfer:
-    """No streams: batches stay on the CPU (the twin of ``StreamTransfer`` there), or are moved when the caller asks for
-    them, in its thread (MPS, XPU)."""
+    """Batches without streams: they stay on the CPU, or are moved in the caller's thread on request (MPS, XPU).
+
+    On the CPU it gives the same batches as `StreamTransfer`.
+    """
 
     slabs = False
 
@@ -78,178 +86,179 @@ class SyncTransfer:
         self.device = device
         self.ahead = device is None or device.type == "cpu"
 
-    def lenders(self, count: int) -> list[Lender]:
-        """See ``Transfer.lenders``: memory that comes back when the batch dies."""
-        return [Pool() for _ in range(count)]
+    def lenders(self, column_count: int) -> list[Lender]:
+        """Return pools, whose memory is reused after the batch has been deleted."""
+        return [Pool() for _ in range(column_count)]
 
     def begin(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: memory is always free."""
 
     def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
-        """They stay where they are."""
+        """Return the leaves as they are."""
         return list(leaves)
 
     def aside(self) -> AbstractContextManager[Any]:
-        """There is one queue."""
+        """Do nothing: there is one queue."""
         return nullcontext()
 
     def mark(self) -> None:
-        """Nothing to wait for."""
+        """Return None: there is nothing to wait for."""
 
     def current(self) -> None:
-        """It is the same for all."""
+        """Return None: all streams are the same."""
 
     def arrive(self, batch: Any, event: Event | None) -> Any:
-        """See ``Transfer.arrive``; waits for the copy."""
+        """Return the batch on the device, after its copy is done."""
         return batch if self.device is None else to_device(batch, self.device, non_blocking=False)
 
 
 class StreamTransfer:
-    """A device with streams: one asynchronous copy a batch, while the device computes.
+    """Batches to a device with streams: one asynchronous copy for each batch, while the device computes.
 
     Args:
         streams: of the device.
-        tables: columns that live on the device or are seen from it, [n, *shape] by their numbers; ``send`` gives rows
-            of them in place of the leaves of those numbers.
-        slabs: how many batches may be between the gather and the end of their copy.
+        tables: columns in memory that the device can read, [n, *shape], by field index; ``send`` returns rows of
+            them in place of the leaves of these fields.
+        staging_buffers: how many batches may be between the gather and the end of their copy.
     """
 
     ahead, slabs = True, True
 
-    def __init__(self, streams: Streams, tables: Mapping[int, torch.Tensor], slabs: int = SLABS) -> None:
+    def __init__(
+        self, streams: Streams, tables: Mapping[int, torch.Tensor], staging_buffers: int = STAGING_BUFFERS
+    ) -> None:
         self._streams, self.device = streams, streams.device
-        self._tables = {number: (_wide(table), table) for number, table in tables.items()}
-        self._ring = deque(_Slab(streams) for _ in range(slabs))
-        self._here = threading.local()  # the slab that is filled: a loader may be read by several iterators
+        self._tables = {field_index: (_as_wide_rows(table), table) for field_index, table in tables.items()}
+        self._free = deque(_StagingBuffer(streams) for _ in range(staging_buffers))
+        self._local = threading.local()  # the buffer in use: several iterators may read one loader
 
-    def lenders(self, count: int) -> list[Lender]:
-        """See ``Transfer.lenders``."""
-        return [self] * count
+    def lenders(self, column_count: int) -> list[Lender]:
+        """Return this object for each column: see ``lease``."""
+        return [self] * column_count
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Memory in the slab of the batch that this thread gathers."""
-        leased: torch.Tensor = self._here.slab.lease(shape, dtype)
+        """Return memory in the staging buffer of the batch that this thread gathers."""
+        leased: torch.Tensor = self._local.buffer.lease(shape, dtype)
         return leased
 
     def begin(self) -> None:
-        """See ``Transfer.begin``."""
-        slab = getattr(self._here, "slab", None)  # one is left where the batch before was not sent
-        if slab is None:
+        """Take the oldest staging buffer and block until its copy is done."""
+        buffer = getattr(self._local, "buffer", None)  # not None if the batch before could not be gathered
+        if buffer is None:
             try:
-                slab = self._ring.popleft()
-            except IndexError:  # the threads of other iterators fill all of them
-                slab = _Slab(self._streams)
-        self._here.slab = slab
-        slab.begin()
+                buffer = self._free.popleft()
+            except IndexError:  # the threads of other iterators use all of them
+                buffer = _StagingBuffer(self._streams)
+        self._local.buffer = buffer
+        buffer.begin()
 
     def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
-        """See ``Transfer.send``; within ``aside``. Leaves that are no tensors stay as they are."""
-        parts = [part for leaf in leaves for part in _parts(leaf)]
-        slab: _Slab = self._here.slab
-        arrived = iter(slab.cross(parts if index is None else [*parts, index]))
-        made = [_rebuilt(leaf, arrived) for leaf in leaves]
+        """Queue the copy of the leaves and return them on the device; leaves that are no tensors stay as they are."""
+        parts = [part for leaf in leaves for part in _dense_parts(leaf)]
+        buffer: _StagingBuffer = self._local.buffer
+        copies = iter(buffer.copy_to_device(parts if index is None else [*parts, index]))
+        sent = [_with_parts(leaf, copies) for leaf in leaves]
         if index is not None:
-            there = next(arrived)
-            for number, (wide, table) in self._tables.items():
-                rows = self._streams.select(wide, there)
-                made[number] = rows.view(torch.uint8).view(table.dtype).view(len(there), *table.shape[1:])
-        self._here.slab = None
-        self._ring.append(slab)
-        return made
+            device_index = next(copies)
+            for field_index, (wide, table) in self._tables.items():
+                rows = self._streams.select(wide, device_index)
+                sent[field_index] = rows.view(torch.uint8).view(table.dtype).view(len(rows), *table.shape[1:])
+        self._local.buffer = None
+        self._free.append(buffer)
+        return sent
 
     def aside(self) -> AbstractContextManager[Any]:
-        """See ``Transfer.aside``."""
+        """Queue the device's work of the block on the side stream."""
         return self._streams.aside()
 
     def mark(self) -> Event:
-        """See ``Transfer.mark``."""
+        """Return an event after all work queued on the side stream so far."""
         return self._streams.mark()
 
     @property
     def current(self) -> Callable[[], object]:
-        """See ``Transfer.current``: a stream."""
+        """A function that returns the stream that is current in the calling thread."""
         return self._streams.current
 
     @property
     def arrive(self) -> Arrive:
-        """See ``Transfer.arrive``: the caller's stream waits, the caller does not."""
+        """A function that makes the caller's current stream wait for the event; the caller does not wait."""
         return partial(_arrive, self._streams)
 
 
-class _Slab:
-    """Page-locked memory for all that crosses with one batch, used again when its copy is done."""
+class _StagingBuffer:
+    """Page-locked memory for all leaves of one batch, used again when its copy is done."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._pieces = [torch.empty(0, dtype=torch.uint8)]  # one, but for batches that are larger than all before
-        self._used = [0]
-        self._crossed: Event | None = None
+        self._pieces = [torch.empty(0, dtype=torch.uint8)]  # more than one if a batch is larger than all before
+        self._used_bytes = [0]  # of each piece
+        self._copied: Event | None = None
 
     def begin(self) -> None:
-        """Waits until the last copy has read it."""
-        if self._crossed is not None:
-            self._crossed.synchronize()
-            self._crossed = None
+        """Block until the last copy has read the buffer, then clear it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
         if len(self._pieces) > 1:
             self._pieces = [self._streams.page_locked(sum(map(len, self._pieces)))]
-        self._used = [0]
+        self._used_bytes = [0]
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory for one tensor of the batch."""
-        size = math.prod(shape) * dtype.itemsize
-        if size == 0:
+        """Return uninitialised memory for one tensor of the batch."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes == 0:
             return torch.empty(tuple(shape), dtype=dtype)
-        at = -(-self._used[-1] // ALIGNMENT) * ALIGNMENT
-        if at + size > len(self._pieces[-1]):
-            # what was leased lies in the other piece: the batch crosses in two, the next ones in one again
-            self._pieces.append(self._streams.page_locked(max(size, len(self._pieces[-1]) // 2)))
-            self._used.append(0)
-            at = 0
-        self._used[-1] = at + size
-        return self._pieces[-1][at : at + size].view(dtype).view(tuple(shape))
+        start = -(-self._used_bytes[-1] // ALIGNMENT) * ALIGNMENT
+        if start + nbytes > len(self._pieces[-1]):
+            # leased memory cannot move, so this batch takes two copies; the next ones will take one again
+            self._pieces.append(self._streams.page_locked(max(nbytes, len(self._pieces[-1]) // 2)))
+            self._used_bytes.append(0)
+            start = 0
+        self._used_bytes[-1] = start + nbytes
+        return self._pieces[-1][start : start + nbytes].view(dtype).view(tuple(shape))
 
-    def cross(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """These tensors on the device; those that do not lie in the slab yet are copied into it."""
-        shared = {id(part): part for part in parts}  # offsets, of jagged leaves of equal lengths
-        places = {key: self._place(part) for key, part in shared.items()}
-        there = [
-            self._streams.copy(piece[:used]) if used else None
-            for piece, used in zip(self._pieces, self._used, strict=True)
+    def copy_to_device(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Queue the copy of these tensors and return them on the device; tensors outside the buffer are added first."""
+        by_id = {id(part): part for part in parts}  # jagged leaves of equal lengths share their offsets
+        places = {key: self._place(part) for key, part in by_id.items()}
+        copies = [
+            self._streams.copy(piece[:used_bytes]) if used_bytes else None
+            for piece, used_bytes in zip(self._pieces, self._used_bytes, strict=True)
         ]
-        made = {}
-        for key, (number, at) in places.items():
-            part, piece = shared[key], there[number]
-            if piece is None:  # no bytes to copy
-                made[key] = torch.empty_like(part, device=self._streams.device)
+        sent = {}
+        for key, (piece_index, start) in places.items():
+            part, copied = by_id[key], copies[piece_index]
+            if copied is None:  # no bytes to copy
+                sent[key] = torch.empty_like(part, device=self._streams.device)
                 continue
-            flat = piece[at : at + part.nbytes]
-            # who keeps the labels of an epoch must not keep its images
-            flat = self._streams.copy(flat) if 0 < part.nbytes * KEPT_APART < len(piece) else flat
+            flat = copied[start : start + part.nbytes]
+            # a caller who keeps the labels of an epoch must not keep its images alive
+            flat = self._streams.copy(flat) if 0 < part.nbytes * SMALL_LEAF_FRACTION < len(copied) else flat
             # .data: views share a version counter, and a write to one leaf would forbid the backward of another
-            made[key] = flat.view(part.dtype).view(part.shape).data
-        self._crossed = self._streams.mark()
-        return [made[id(part)] for part in parts]
+            sent[key] = flat.view(part.dtype).view(part.shape).data
+        self._copied = self._streams.mark()
+        return [sent[id(part)] for part in parts]
 
     def _place(self, part: torch.Tensor) -> tuple[int, int]:
-        """Which piece a tensor lies in, and where."""
+        """Return the piece in which a tensor is stored, and its first byte there; copy it into the last one if none."""
         if not part.nbytes:
             return 0, 0
-        for number, piece in enumerate(self._pieces):
-            at = part.data_ptr() - piece.data_ptr()
-            if 0 <= at < len(piece) and part.is_contiguous():
-                return number, at
+        for piece_index, piece in enumerate(self._pieces):
+            start = part.data_ptr() - piece.data_ptr()
+            if 0 <= start < len(piece) and part.is_contiguous():
+                return piece_index, start
         leased = self.lease(part.shape, part.dtype).copy_(part)
         return len(self._pieces) - 1, leased.data_ptr() - self._pieces[-1].data_ptr()
 
 
-def _wide(table: torch.Tensor) -> torch.Tensor:
-    """Rows as the widest numbers that they are made of, [n, m]: a GPU copies uint8 one by one, these 16 bytes at a
-    time."""
+def _as_wide_rows(table: torch.Tensor) -> torch.Tensor:
+    """View rows as the widest numbers that divide them, [n, m]: a GPU copies up to 16 bytes a number, of uint8 one."""
     row_bytes = math.prod(table.shape[1:]) * table.itemsize
     if not table.numel() or not table.is_contiguous():
         return table
     flat = table.reshape(-1).view(torch.uint8)
-    for dtype in WIDE:
+    for dtype in _ROW_DTYPES:
         if row_bytes % dtype.itemsize == 0 and flat.data_ptr() % dtype.itemsize == 0:
             return flat.view(dtype).view(len(table), -1)
     return table
@@ -257,21 +266,21 @@ def _wide(table: torch.Tensor) -> torch.Tensor:
 
 def _arrive(streams: Streams, batch: Any, event: Event | None) -> Any:
     assert event is not None
-    streams.arrive(event, (part for tensor in tensors_in(batch) for part in _parts(tensor)))
+    streams.arrive(event, (part for tensor in tensors_in(batch) for part in _dense_parts(tensor)))
     return batch
 
 
-def _parts(leaf: Any) -> Sequence[torch.Tensor]:
-    """The dense tensors that a leaf of a batch consists of."""
+def _dense_parts(leaf: Any) -> Sequence[torch.Tensor]:
+    """Return the dense tensors of which a leaf of a batch consists."""
     if isinstance(leaf, torch.Tensor):
         return (leaf.values(), leaf.offsets()) if leaf.is_nested else (leaf,)  # type: ignore[attr-defined]
     return [part for part in leaf if isinstance(part, torch.Tensor)] if isinstance(leaf, list) else ()
 
 
-def _rebuilt(leaf: Any, parts: Iterator[torch.Tensor]) -> Any:
-    """The same leaf of other tensors, in the order of ``_parts``."""
+def _with_parts(leaf: Any, parts: Iterator[torch.Tensor]) -> Any:
+    """Return a leaf like ``leaf`` that consists of the next ``parts``, in the order of ``_dense_parts``."""
     if isinstance(leaf, torch.Tensor):
-        return nested(next(parts), next(parts)) if leaf.is_nested else next(parts)
+        return jagged_tensor(next(parts), next(parts)) if leaf.is_nested else next(parts)
     if isinstance(leaf, list):
         return [next(parts) if isinstance(part, torch.Tensor) else part for part in leaf]
     return leaf

@@ -1,0 +1,203 @@
+"""Build samples and batches from their leaves: the inverse of `memfeed.schema.tree`.
+
+A structure becomes two optree specs: one builds samples as the dataset returned them, one builds batches by the rule of
+`torch.utils.data.default_collate`, where a tuple becomes a list.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import optree
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
+
+from memfeed.errors import SchemaError
+from memfeed.schema.fields import Node
+from memfeed.schema.tree import record_names
+
+NAMESPACE = "memfeed"  # of optree's registrations, so that they do not change how a user's own calls of optree work
+_registered: set[type] = set()
+
+
+class _Constructed:
+    """Stands in a template for a container that is built by calling ``construct(children)``."""
+
+    def __init__(self, construct: Callable[[Sequence[Any]], Any], children: Sequence[Any]) -> None:
+        self.construct, self.children = construct, children
+
+
+def _open_constructed(node: Any) -> tuple[Sequence[Any], Any]:
+    return node.children, node.construct
+
+
+def _close_constructed(construct: Any, children: Iterable[Any]) -> Any:
+    return construct(tuple(children))
+
+
+optree.register_pytree_node(_Constructed, _open_constructed, _close_constructed, namespace=NAMESPACE)  # type: ignore[arg-type]
+
+
+def _rebuild_namedtuple(name: str, keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return generated_namedtuple(name, keys)(*values)
+
+
+@functools.lru_cache(maxsize=1024)
+def generated_namedtuple(name: str, keys: tuple[str, ...]) -> type:
+    """Return a picklable namedtuple class of this name and these fields; a store may not import the original class."""
+    try:
+        cls = collections.namedtuple(name, keys)  # type: ignore[misc]
+    except (ValueError, SyntaxError) as error:  # Python normalises names, so two of them may become equal
+        raise SchemaError(f"found a namedtuple {name!r} with fields {keys}; expected Python names: {error}") from None
+    setattr(cls, "__reduce__", lambda self: (_rebuild_namedtuple, (name, keys, tuple(self))))  # noqa: B010
+    return cls
+
+
+def _batch_size(values: Sequence[Any], batch_dims: int) -> tuple[int, ...]:
+    """Return the leading dims that the values share, at most ``batch_dims``; ragged leaves share only the first.
+
+    Lists of other values fit any batch_size, so they count only if there is no tensor.
+    """
+    known: list[tuple[int, ...]] = []
+    for value in values:
+        if isinstance(value, list):
+            known.append((len(value),) if any(map(_is_tensor, value)) else ())
+        elif _is_tensor(value):
+            known.append(
+                (value.shape[0],) if isinstance(value, torch.Tensor) and value.is_nested else tuple(value.shape)
+            )
+    known = [dims for dims in known if dims] or [(len(value),) for value in values if isinstance(value, list)]
+    return min((dims[:batch_dims] for dims in known), key=len, default=())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or is_tensor_collection(value)
+
+
+def _non_tensor(value: Any, batch: tuple[int, ...]) -> Any:
+    """Wrap a value that is no tensor for a TensorDict: a list as long as the batch holds one value per row."""
+    if batch and isinstance(value, list) and len(value) == batch[0] > 0:  # tensordict 0.8 has no empty stack
+        return NonTensorStack(*(_non_tensor(row, batch[1:]) for row in value))
+    return NonTensorData(value, batch_size=batch)
+
+
+def make_tensordict(keys: Sequence[Any], values: Sequence[Any], batch_dims: int) -> TensorDict:
+    """Return a TensorDict whose batch_size is the first ``batch_dims`` dims of its tensors; a list is per-row data."""
+    batch = _batch_size(values, batch_dims)
+    # TensorDict would convert a bare number to a tensor
+    entries = (value if _is_tensor(value) else _non_tensor(value, batch) for value in values)
+    return TensorDict(dict(zip(map(str, keys), entries, strict=True)), batch_size=batch)
+
+
+_PLAIN = {torch.Tensor}
+
+
+def _tensordict_constructor(keys: Sequence[Any], batch_dims: int) -> Callable[[Sequence[Any]], TensorDict]:
+    """Return `make_tensordict` for these keys, five times as fast for batches of plain tensors, the common case."""
+    names = list(map(str, keys))
+    # tensordict itself uses this for the results of indexing; it checks nothing
+    unchecked: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+    def construct(values: Sequence[Any]) -> TensorDict:
+        if batch_dims == 1 and {*map(type, values)} == _PLAIN:
+            return unchecked(dict(zip(names, values, strict=True)), batch_size=values[0].shape[:1])
+        return make_tensordict(names, values, batch_dims)
+
+    return construct
+
+
+def _make_dataclass(cls: type, keys: Sequence[str], values: Sequence[Any]) -> Any:
+    # as copy and pickle do: the values are final, __init__ and __post_init__ ran before they were stored
+    record: Any = object.__new__(cls)
+    for key, value in zip(keys, values, strict=True):
+        object.__setattr__(record, key, value)
+    return record
+
+
+def _register_dataclass(cls: type) -> None:
+    names = record_names(cls)
+
+    def flatten(record: Any) -> Any:
+        return [getattr(record, name) for name in names], None, names
+
+    if cls not in _registered:
+        _registered.add(cls)
+        optree.register_pytree_node(
+            cls, flatten, lambda _, values: _make_dataclass(cls, names, tuple(values)), namespace=NAMESPACE
+        )
+
+
+def _make_tensorclass(cls: Any, keys: Sequence[str], values: Sequence[Any], batch_dims: int) -> Any:
+    td = make_tensordict(keys, values, batch_dims)
+    for key, value in zip(keys, values, strict=True):
+        if value is None:
+            del td[key]
+    # as tensordict's own indexing does: the class decides if __post_init__ runs again
+    return cls._from_tensordict(td, dict.fromkeys(set(record_names(cls)) - set(td.keys())))
+
+
+def _record_class(node: Node, types: Mapping[str, type]) -> type | None:
+    """Return the class of that name in ``types``, or None; raise SchemaError if its fields are not the stored ones."""
+    cls = types.get(node.name)
+    if cls is None or record_names(cls) == node.keys:
+        return cls
+    # tensordict does not write fields that are None, and writes the others in any order
+    if node.kind != "tensorclass" or not set(node.keys) <= set(record_names(cls)):
+        raise SchemaError(
+            f"found a {node.kind} {node.name} with the fields {node.keys}, but the class given in types= has "
+            f"{record_names(cls)}; pass the class the store was made with"
+        )
+    return cls
+
+
+def _template(node: Node, types: Mapping[str, type], batched: bool, field_indices: Iterator[int]) -> Any:
+    """Return the structure as a tree whose leaves are the field indices."""
+    if node.kind == "leaf":
+        return next(field_indices)
+    if node.kind == "none":
+        return None
+    if node.kind == "shared":
+        return _Constructed(lambda _: NonTensorData(node.value), ())
+    children = [_template(child, types, batched, field_indices) for child in node.children]
+    if node.kind == "list" or (node.kind == "tuple" and batched):
+        return children
+    if node.kind == "tuple":
+        return tuple(children)
+    keys, cls = node.keys, _record_class(node, types)
+    dims = node.batch_dims + batched
+    if node.kind == "namedtuple":
+        return (cls or generated_namedtuple(node.name, keys))(*children)
+    if node.kind == "dataclass" and cls:
+        _register_dataclass(cls)  # transforms open batches with optree
+        return _Constructed(functools.partial(_make_dataclass, cls, record_names(cls)), children)
+    if node.kind == "tensorclass" and cls:
+        return _Constructed(lambda values: _make_tensorclass(cls, keys, values, dims), children)  # type: ignore[arg-type]
+    if node.kind in ("tensordict", "tensorclass"):
+        return _Constructed(_tensordict_constructor(keys, dims), children)
+    return dict(zip(keys, children, strict=True))
+
+
+def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that builds a sample, or a batch, from the list of its leaves in the order of the fields.
+
+    Everything that depends only on the structure is computed here, once.
+
+    Raises:
+        SchemaError: a class in ``types`` has other fields than the stored record of its name.
+    """
+    if structure.kind == "leaf":
+        return operator.itemgetter(0)
+    if structure.kind in ("tuple", "list") and all(child.kind == "leaf" for child in structure.children):
+        return list if structure.kind == "list" or batched else tuple  # the common case costs nothing
+    if structure.kind == "tensordict" and all(child.kind == "leaf" for child in structure.children):
+        return _tensordict_constructor(structure.keys, structure.batch_dims + batched)
+    template = _template(structure, {cls.__name__: cls for cls in types}, batched, itertools.count())
+    order, spec = optree.tree_flatten(template, namespace=NAMESPACE)
+    if order == sorted(order):
+        return spec.unflatten
+    return lambda leaves: spec.unflatten([leaves[field_index] for field_index in order])  # optree sorts dict keys

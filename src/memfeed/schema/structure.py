@@ -1,0 +1,199 @@
+"""Infer the structure of samples: which containers they share, and the kind of each leaf in each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from memfeed.errors import SchemaError
+from memfeed.schema import codec, values
+from memfeed.schema.fields import DEEPEST, Kind, Node, Path, display
+from memfeed.schema.tree import open_container
+from memfeed.schema.values import ValueSpec
+
+LONGEST_STRUCTURE = 16  # a longer list of numbers is data, even if all samples have the same length
+
+_LEAF, _NONE = Node(kind="leaf"), Node(kind="none")
+
+Specs = list[ValueSpec | None]
+"""One spec for each sample; None where the sample has None."""
+
+
+class LeafSpecs(NamedTuple):
+    """One leaf of the structure, and what each sample has there."""
+
+    path: Path
+    specs: Specs
+
+
+def infer_structure(
+    samples: Sequence[Any], kinds: Mapping[Path, Kind], indices: Sequence[int]
+) -> tuple[Node, list[LeafSpecs]]:
+    """Return the structure that all samples share, and its leaves in order.
+
+    ``kinds`` are the kinds that the user chose, ``indices`` the sample indices for messages. Raises SchemaError.
+    """
+    inference = _Inference(kinds, indices)
+    structure = inference.infer_node((), list(samples))
+    return structure, inference.leaves
+
+
+class _Inference:
+    """Walks all samples at the same time and collects the leaves."""
+
+    def __init__(self, kinds: Mapping[Path, Kind], indices: Sequence[int]) -> None:
+        self.kinds, self.indices = kinds, indices
+        self.leaves: list[LeafSpecs] = []
+
+    def infer_node(self, path: Path, parts: list[Any], parent_kind: str = "") -> Node:
+        """Return the structure at ``path``, where each sample has one of ``parts``."""
+        if len(path) > DEEPEST:
+            raise SchemaError(
+                f"found containers nested more than {DEEPEST} deep at {display(path[:4])}...; expected fewer: flatten "
+                "them in the dataset"
+            )
+        if all(part is None for part in parts):
+            return _NONE
+        kind = self.kinds.get(path)
+        # lists and dicts in a TensorDict are values, not structure
+        in_tensordict = parent_kind in ("tensordict", "tensorclass")
+        if kind == "json" or (in_tensordict and any(isinstance(part, list | tuple | dict) for part in parts)):
+            return self._json_leaf(path, parts)
+        specs = [self._describe(path, i, part) for i, part in enumerate(parts)]
+        if _describes_all(specs, parts):
+            self._check_agreement(path, specs)
+            return self._leaf(path, specs)
+        lists = [None if part is None else values.describe_list(part) for part in parts]
+        if _describes_all(lists, parts) and (resolved := _ragged_specs(lists, kind)) is not None:
+            return self._leaf(path, resolved)
+        if all(part is None or _is_number_list(part) for part in parts) and not _is_record_like(parts):
+            return self._json_leaf(path, parts)
+        return self._container(path, parts)
+
+    def _error(self, path: Path, sample: int, text: str) -> SchemaError:
+        return SchemaError(f"sample {self.indices[sample]}, field {display(path)}: {text}")
+
+    def _leaf(self, path: Path, specs: Specs) -> Node:
+        self.leaves.append(LeafSpecs(path, specs))
+        return _LEAF
+
+    def _json_leaf(self, path: Path, parts: list[Any]) -> Node:
+        for i, part in enumerate(parts):
+            if part is not None:
+                try:
+                    codec.encode_json(part)
+                except SchemaError as error:
+                    raise self._error(path, i, str(error)) from None
+        return self._leaf(path, [None if part is None else ValueSpec("json") for part in parts])
+
+    def _describe(self, path: Path, sample: int, part: Any) -> ValueSpec | None:
+        try:
+            return None if part is None else values.describe(part)
+        except SchemaError as error:
+            raise self._error(path, sample, str(error)) from None
+        except (ValueError, TypeError, RuntimeError) as error:
+            text = f"found a {type(part).__name__} that cannot be read ({error})"
+            raise self._error(path, sample, text) from error
+
+    def _check_agreement(self, path: Path, specs: Specs) -> None:
+        """Raise SchemaError unless all samples have one kind, dtype, number of dims and form here."""
+        first_sample, first = next((i, spec) for i, spec in enumerate(specs) if spec is not None)
+        for i, spec in enumerate(specs):
+            if spec is not None and _comparable(spec) != _comparable(first):
+                raise self._error(
+                    path,
+                    i,
+                    f"found {_spell(spec)}; expected {_spell(first)}, as in sample {self.indices[first_sample]}: "
+                    "return one type, dtype and number of dims in every sample",
+                )
+
+    def _container(self, path: Path, parts: list[Any]) -> Node:
+        opened = [self._open(path, i, part) for i, part in enumerate(parts)]
+        first = opened[0]
+        if first is not None and all(
+            one is not None and _comparable_node(one[0]) == _comparable_node(first[0]) and len(one[1]) == len(first[1])
+            for one in opened
+        ):
+            node = first[0]
+            contents = [_ordered(one, node.keys) for one in opened if one is not None]
+            children = tuple(
+                self.infer_node((*path, key), list(children), node.kind)
+                for key, children in zip(node.keys or range(len(first[1])), zip(*contents, strict=True), strict=True)
+            )
+            return msgspec.structs.replace(node, children=children)
+        try:
+            return self._json_leaf(path, parts)
+        except SchemaError as error:
+            types = sorted({type(part).__name__ for part in parts})
+            raise SchemaError(
+                f"field {display(path)}: found a structure that varies between samples ({', '.join(types)}) "
+                f"and holds more than JSON values ({error}); expected one structure in every sample"
+            ) from None
+
+    def _open(self, path: Path, sample: int, part: Any) -> tuple[Node, Sequence[Any]] | None:
+        try:
+            opened = open_container(part)
+        except SchemaError as error:
+            raise self._error(path, sample, str(error)) from None
+        if opened is None and part is not None and not isinstance(part, str | bytes | bool | int | float):
+            raise self._error(
+                path,
+                sample,
+                f"found an object of {type(part).__module__}.{type(part).__qualname__}, which no column holds; "
+                "expected tensors, arrays, numbers, PIL images, str, bytes, JSON values, or containers of them: "
+                "convert it in the dataset",
+            )
+        return opened
+
+
+def _describes_all(specs: Specs, parts: list[Any]) -> bool:
+    return all(spec is not None or part is None for spec, part in zip(specs, parts, strict=True))
+
+
+def _ragged_specs(specs: Specs, kind: Kind | None) -> Specs | None:
+    """Return the specs of a ragged column of number lists; None if they are structure, or of several dtypes."""
+    real = [spec for spec in specs if spec is not None]
+    lengths = {spec.shape[0] for spec in real}
+    if kind is None and len(real) == len(specs) and len(lengths) == 1 and max(lengths) <= LONGEST_STRUCTURE:
+        return None
+    dtypes = {spec.dtype for spec in real if spec.dtype}
+    if len(dtypes) > 1:
+        return None
+    dtype = dtypes.pop() if dtypes else "int64"
+    return [spec and spec._replace(dtype=dtype) for spec in specs]
+
+
+def _is_number_list(value: Any) -> bool:
+    return type(value) is list and all(type(item) in (bool, int, float) for item in value)
+
+
+def _is_record_like(lists: list[Any]) -> bool:
+    """Return True if lists of mixed numbers are short and have the same types by position, as ``[id, score]``."""
+    if any(value is None or len(value) > LONGEST_STRUCTURE for value in lists):
+        return False
+    return len({tuple(map(type, value)) for value in lists}) == 1
+
+
+def _comparable(spec: ValueSpec) -> tuple[Any, ...]:
+    return spec.kind, spec.dtype, len(spec.shape), spec.form
+
+
+def _spell(spec: ValueSpec) -> str:
+    form = {"scalar": "a Python number as ", "list": "a list of numbers as "}.get(spec.form, "")
+    return f"{form}{spec}"
+
+
+def _comparable_node(node: Node) -> tuple[Any, ...]:
+    keys = frozenset(node.keys) if node.kind == "dict" else node.keys  # a dict's keys may come in any order
+    return node.kind, node.name, keys, node.batch_dims
+
+
+def _ordered(opened: tuple[Node, Sequence[Any]], keys: tuple[str | int, ...]) -> Sequence[Any]:
+    """Return the content of a container in the order of ``keys``."""
+    node, content = opened
+    if node.keys == keys:
+        return content
+    by_key = dict(zip(node.keys, content, strict=True))
+    return [by_key[key] for key in keys]

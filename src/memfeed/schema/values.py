@@ -1,0 +1,178 @@
+"""Values of a sample: what kind of value one is, and conversions that change no value.
+
+A leaf may be a tensor, a numpy array, a PIL image, a Python number, a str, bytes, a list of numbers or a JSON value.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import is_tensor_collection
+
+from memfeed.errors import SchemaError
+from memfeed.schema.fields import DTYPES, Form, dtype_name
+
+Bytes = npt.NDArray[np.uint8]
+SCALAR_DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+NUMPY_DTYPES = {name: np.dtype(name) for name in DTYPES if not name.startswith(("bfloat", "float8"))}
+_SMALL_BYTES = 1 << 16  # a read-only array up to this size is copied, which avoids torch's warning
+
+
+class ValueSpec(NamedTuple):
+    """The kind, dtype, shape and form of one value; ``kind`` is "array", "str", "bytes" or "json"."""
+
+    kind: str
+    dtype: str = "uint8"
+    shape: tuple[int, ...] = ()
+    form: Form = "tensor"
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}" if self.kind == "array" else self.kind
+
+
+def _is_pil(value: Any) -> bool:
+    image = sys.modules.get("PIL.Image")  # never imported here: a value can be an image only if it is loaded
+    return image is not None and isinstance(value, image.Image)
+
+
+def _pil_array(image: Any) -> npt.NDArray[Any]:
+    """Return [c, h, w]; uint8 for the 8-bit modes, palette indices for a palette, as torchvision's pil_to_tensor."""
+    array = np.asarray(image)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype == np.bool_:
+        array = array.astype(np.uint8) * 255
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def as_tensor(value: Any) -> torch.Tensor | None:
+    """Return a tensor, array or image as a dense CPU tensor, which may share its memory; None for any other value.
+
+    Raises SchemaError for a tensor that is not dense, and for an array of a dtype that no column can have.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            reasons = ("nested", value.is_nested), ("quantized", value.is_quantized), ("meta", value.is_meta)
+            kind = next((name for name, applies in reasons if applies), str(value.layout))
+            raise SchemaError(
+                f"found a {kind} tensor; expected a dense one with data: "
+                "return a dense tensor per sample (rows may have different lengths)"
+            )
+        plain = value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
+        return plain.detach().cpu().resolve_conj().resolve_neg()
+    if isinstance(value, str | bytes):  # numpy has subclasses of both
+        return None
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.newbyteorder("=") not in NUMPY_DTYPES.values():
+            raise SchemaError(
+                f"found a numpy value of dtype {array.dtype}; expected a bool or a number (no object, str or time): "
+                "convert it in the dataset"
+            )
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        if array.flags.writeable:
+            return torch.from_numpy(array)
+        if array.nbytes < _SMALL_BYTES:
+            return torch.from_numpy(array.copy())
+        with warnings.catch_warnings():  # nothing here writes to it, and it may be a map larger than memory
+            warnings.simplefilter("ignore")
+            return torch.from_numpy(array)
+    if _is_pil(value):
+        return torch.from_numpy(np.array(_pil_array(value), order="C"))
+    return None
+
+
+def number_list_dtype(value: Any) -> str | None:
+    """Return the dtype of a list of Python numbers that all have one type; None for any other value."""
+    if type(value) is not list or not value:
+        return None
+    types = {type(item) for item in value}
+    return SCALAR_DTYPES.get(types.pop()) if len(types) == 1 else None
+
+
+def describe(value: Any) -> ValueSpec | None:
+    """Return the spec of a value that is a leaf by itself; None for a container, and for None.
+
+    Raises SchemaError for a value that no column can hold.
+    """
+    if type(value) in SCALAR_DTYPES:
+        name = SCALAR_DTYPES[type(value)]
+        if name == "int64" and not -(2**63) <= value < 2**63:
+            raise SchemaError(f"found the int {value}; expected one that fits int64: return a tensor or a float")
+        return ValueSpec("array", name, (), "scalar")
+    if isinstance(value, str):
+        return ValueSpec("str")
+    if isinstance(value, bytes | bytearray):
+        return ValueSpec("bytes")
+    tensor = as_tensor(value)
+    if tensor is not None:
+        return ValueSpec("array", dtype_name(tensor.dtype), tuple(tensor.shape))
+    return None
+
+
+def describe_list(value: Any) -> ValueSpec | None:
+    """Return the spec of a list of Python numbers of one type, as a ragged leaf; None for any other value.
+
+    The dtype of an empty list is "".
+    """
+    if value == [] and type(value) is list:
+        return ValueSpec("array", "", (0,), "list")
+    name = number_list_dtype(value)
+    return None if name is None else ValueSpec("array", name, (len(value),), "list")
+
+
+def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``tensor`` in another dtype; raise SchemaError if this would change a value."""
+    cast = tensor.to(dtype)
+    back = cast.to(tensor.dtype)
+    same = back == tensor
+    if _is_integer(dtype) and _is_integer(tensor.dtype):
+        # casting back is no test between signed and unsigned: -1 becomes 255 and -1 again
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        array = tensor.numpy()  # numpy compares with Python ints of any size exactly
+        same &= torch.from_numpy(np.asarray((array >= low) & (array <= high)))
+    if tensor.is_floating_point() or tensor.is_complex():
+        same |= torch.isnan(back) & torch.isnan(tensor)
+    if not bool(same.all()):
+        changed = tensor.reshape(-1)[int((~same).reshape(-1).to(torch.uint8).argmax())]
+        raise SchemaError(
+            f"found the value {changed.item()}, which {dtype_name(dtype)} would change (a lossy cast); "
+            "choose a wider dtype in dtypes=, or cast in the dataset"
+        )
+    return cast
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def copy_value(leaf: Any) -> Any:
+    """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    if is_tensor_collection(leaf):
+        return leaf.clone()
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return copy.deepcopy(leaf) if isinstance(leaf, bytearray) or _is_pil(leaf) else leaf
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return the bytes of a dense tensor; they share its memory if it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    array: Bytes = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return array
+
+
+def bytes_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if dtype, shape and bytes are equal: NaN equals NaN, and 0.0 does not equal -0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(np.array_equal(bytes_of(one), bytes_of(other)))
