@@ -1,4 +1,4 @@
-"""A device that does its work as late as it may, for tests without a GPU of what waits for what."""
+"""A device that does its work as late as possible, to test without a GPU what waits for what."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ GARBAGE = 0xA5
 
 
 class _Event:
-    def __init__(self, device: SlowDevice, number: int) -> None:
-        self._device, self._number = device, number
+    def __init__(self, device: SlowDevice, position: int) -> None:
+        self._device, self.position = device, position
 
     def synchronize(self) -> None:
-        self._device.run(self._number)
+        self._device.run(self.position)
 
 
 class SlowDevice:
-    """Streams (see `memfeed.transfer.streams`) whose work waits until somebody waits for it.
+    """Streams (see `memfeed.transfer.streams`) whose work waits until it is waited for.
 
-    Its memory is the CPU's, and holds garbage until then: what is read too early, or written over too early, shows.
+    Its memory is the CPU's, and holds garbage until the work is done: tests see what is read or overwritten too early.
 
     Args:
-        free, total: bytes that it says it has.
-        sees_host: whether it reads page-locked memory by itself.
+        free, total: bytes of memory that it reports.
+        sees_host: True if it can read page-locked memory itself.
 
-    ``copies``, ``selects`` and ``locked_bytes`` count what was asked of it, ``arrivals`` are the streams that waited;
-    ``stream`` is the caller's; the select of number ``fails_at`` runs out of memory.
+    ``copies``, ``selects`` and ``locked_bytes`` count the calls and the bytes; ``arrivals`` are the streams that
+    waited; ``stream`` is the caller's; the select number ``fails_at`` runs out of memory.
     """
 
     def __init__(self, free: int = 1 << 40, total: int = 1 << 40, sees_host: bool = True) -> None:
@@ -45,35 +45,35 @@ class SlowDevice:
         self._lock = threading.Lock()
 
     def room(self) -> tuple[int, int]:
-        """What it was made with."""
+        """Return the bytes given to the constructor."""
         return self.free, self.total
 
     def count(self) -> int:
-        """It is the only one."""
+        """Return 1."""
         return 1
 
     def page_locked(self, nbytes: int) -> torch.Tensor:
-        """Ordinary memory, full of garbage."""
+        """Return ordinary memory, full of garbage."""
         self.locked_bytes += nbytes
         return torch.full((nbytes,), GARBAGE, dtype=torch.uint8)
 
     def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
-        """The same memory."""
+        """Return the same memory."""
         if not self.sees_host:
             raise RuntimeError("not on this device")
         return host
 
     def aside(self) -> AbstractContextManager[Any]:
-        """There is one queue."""
+        """Do nothing: there is one queue."""
         return nullcontext()
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """Garbage, until it is waited for."""
+        """Return garbage, until it is waited for."""
         self.copies += 1
         return self._later(source.shape, source.dtype, lambda out: out.copy_(source))
 
     def select(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Garbage, until it is waited for."""
+        """Return garbage, until it is waited for."""
         self.selects += 1
         if self.selects == self.fails_at:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -81,25 +81,25 @@ class SlowDevice:
         return self._later(shape, table.dtype, lambda out: torch.index_select(table, 0, index, out=out))
 
     def mark(self) -> _Event:
-        """An event behind all that has been queued."""
+        """Return an event after all work queued so far."""
         with self._lock:
             return _Event(self, self.done + len(self._queue))
 
     def current(self) -> object:
-        """``stream``."""
+        """Return ``stream``."""
         return self.stream
 
     def arrive(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Does what was queued before the event."""
+        """Do the work queued before the event."""
         if any(tensor.is_nested for tensor in tensors):
-            raise TypeError("found a nested tensor; expected what it consists of")
+            raise TypeError("found a nested tensor; expected its dense parts")
         self.arrivals.append(self.stream)
         event.synchronize()
 
-    def run(self, number: int) -> None:
-        """Does the work of the queue up to this number since the beginning."""
+    def run(self, position: int) -> None:
+        """Do the work of the queue up to this position, counted from the first work."""
         with self._lock:
-            while self.done < number:
+            while self.done < position:
                 self._queue.popleft()()
                 self.done += 1
 

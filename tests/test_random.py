@@ -218,13 +218,13 @@ def test_wrong_rows(rows, found):
 
 
 def test_wrong_occurrence():
-    with pytest.raises(TransformError, match="occurrence has 3 entries for 2 rows; expected one per row"):
+    with pytest.raises(TransformError, match="found 3 entries of occurrence for 2 rows; expected one per row"):
         Keys(0, 0, torch.arange(2), torch.arange(3))
 
 
 @pytest.mark.parametrize("high", [0, -3, 2**53 + 1])
 def test_wrong_high(high):
-    with pytest.raises(TransformError, match=f"below {high} were asked for; expected a limit from 1 to"):
+    with pytest.raises(TransformError, match=f"found high={high}; expected a limit from 1 to"):
         integers(Keys(0, 0, torch.arange(2)), "s", high)
 
 

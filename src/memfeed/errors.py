@@ -1,25 +1,25 @@
-"""What memfeed raises.
+"""The errors that memfeed raises.
 
-Every message says what was found, what was expected, and what to do next. Each class also derives
-from the built-in exception that plain Python code would raise there, so ``except KeyError`` and the like keep working.
+Every message says what was found, what was expected, and what to do next. Each class also derives from the built-in
+exception that plain Python code would raise in its place, so that ``except KeyError`` catches it too.
 """
 
 from __future__ import annotations
 
 
 class MemfeedError(Exception):
-    """The root of every error that memfeed raises on purpose."""
+    """The base class of all errors that memfeed raises itself."""
 
 
 class SchemaError(MemfeedError, TypeError):
-    """A sample, or a value in it, does not fit what a store can hold or what the schema says."""
+    """A sample, or a value in it, is none that a store can hold, or does not fit the schema."""
 
 
 class FieldError(MemfeedError, KeyError):
-    """A field that does not exist was named."""
+    """A field was named that does not exist."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument: quotes and "\\n" in the middle of a sentence.
+        # KeyError shows the repr of its argument, with quotes and escaped line breaks
         return str(self.args[0]) if self.args else ""
 
 
@@ -28,39 +28,39 @@ class SampleError(MemfeedError, RuntimeError):
 
 
 class RandomDataError(MemfeedError, ValueError):
-    """The dataset returns random samples, which a store would freeze."""
+    """The dataset returns random samples; a store would return the same ones in every epoch."""
 
 
 class StaleStoreError(MemfeedError, ValueError):
-    """A finished store no longer says what the dataset says."""
+    """The samples of a finished store differ from those of the dataset."""
 
 
 class StoreError(MemfeedError, ValueError):
-    """A path is not a store, or not one that this version can read."""
+    """A path is not a store, or is a store that this version cannot read."""
 
 
 class CorruptStoreError(StoreError):
-    """A store's files are not what its manifest says."""
+    """The files of a store differ from what its manifest says."""
 
 
 class BuildError(MemfeedError, RuntimeError):
-    """A store could not be finished; its build stays and can be resumed."""
+    """A store could not be finished; its build is kept and can be resumed."""
 
 
 class SpaceError(MemfeedError, OSError):
-    """Too little room on the file system."""
+    """The file system has too little space."""
 
 
 class CopyError(MemfeedError, ValueError):
-    """The input is a memory-mapped store already; copying it has to be asked for."""
+    """The input is memory-mapped already; it is copied only on request."""
 
 
 class LoaderError(MemfeedError, ValueError):
-    """A loader's arguments do not fit together or do not fit its source."""
+    """The arguments of a loader contradict each other or its source."""
 
 
 class TransformError(MemfeedError, ValueError):
-    """A transform cannot be applied to the batch it was given."""
+    """A transform cannot be applied to its batch."""
 
 
 class RowError(MemfeedError, IndexError):

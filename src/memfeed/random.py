@@ -1,13 +1,16 @@
-"""Counter-based random numbers: what a row draws depends on its key alone.
+"""Draw random numbers by key: the numbers of a row depend on its key alone.
 
 A generator with a state gives a row other numbers when the batch size, the number of ranks or the point of resumption
-changes. Here a number is a hash of its key (seed, epoch, row, occurrence, stream, draw), so none of that matters.
+changes. Here a number is a hash of its key (seed, epoch, row, occurrence, stream, draw), so it never changes. Salmon,
+Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011,
+https://doi.org/10.1145/2063384.2063405), introduced such counter-based generators.
 
 The hash is the output function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) with the constants of David Stafford's "Mix13", applied twice:
-once to the row (with the occurrence), for all that is drawn in a batch, and once to what that gave plus the draw. Seed
-and epoch enter the first as 64 bits of BLAKE2b, together with the stream the second. The numbers are part of the
-library's promise: tests pin literal values, and a change breaks resumed runs.
+OOPSLA 2014, https://doi.org/10.1145/2660193.2660195) with the constants "Mix13" of David Stafford ("Better bit mixing",
+2011, https://zimbry.blogspot.com/2011/09/better-bit-mixing-improving-on.html). It is applied first to the row and the
+occurrence, once for all draws of a batch, and then to the result plus the draw. 64 bits of BLAKE2b (RFC 7693) of seed
+and epoch are added before the first, of seed, epoch and stream before the second. Tests pin literal values, because a
+change would break resumed runs.
 """
 
 from __future__ import annotations
@@ -25,23 +28,25 @@ from memfeed.errors import TransformError
 
 _MASK = (1 << 64) - 1
 _DRAW_STEP = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the increment of SplitMix64
-_OCCURRENCE_STEP = np.uint64(0xD1342543DE82EF95)  # odd, so that no two occurrences meet (Steele and Vigna, 2021)
+# odd, so that two occurrences never give one state; the multiplier is from Steele and Vigna, "Computationally easy,
+# spectrally good multipliers for congruential pseudorandom number generators" (2021), https://arxiv.org/abs/2001.05304
+_OCCURRENCE_STEP = np.uint64(0xD1342543DE82EF95)
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
-_TO_DOUBLE = np.uint64(11)  # a double in [0, 1) has room for 53 of the 64 bits
+_TO_DOUBLE = np.uint64(11)  # a double in [0, 1) holds 53 of the 64 bits
 _LARGEST_HIGH = 1 << 53
 
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What the random numbers of one batch depend on.
+    """The keys of the random numbers of one batch.
 
     Args:
         seed: any int, negative and huge ones included.
         epoch: any int.
         rows: row numbers in the base store, int64 [k], on the CPU.
-        occurrence: which visit of the row within the epoch this is, an int or int64 [k]. 0 under orders that visit
-            each row once; the position in the epoch under a sampler that repeats rows.
+        occurrence: an int, or int64 [k], that distinguishes visits of one row in one epoch: 0 under orders that visit
+            each row once; the position in the epoch under a sampler that may repeat rows.
 
     Raises:
         TransformError: rows or occurrence have another dtype, shape or device.
@@ -54,19 +59,19 @@ class Keys:
 
     @cached_property
     def states(self) -> NDArray[np.uint64]:
-        """What tells one row from another, uint64 [k], the same for all that is drawn."""
+        """The hash of each row and its occurrence, uint64 [k], which all draws of the batch use."""
         rows = self.rows.numpy().view(np.uint64) + np.uint64(derive(self.seed, self.epoch))
         if isinstance(self.occurrence, torch.Tensor):
             return mix(mix(rows) + self.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP)
         return mix(mix(rows) + np.uint64((self.occurrence * int(_OCCURRENCE_STEP)) & _MASK))
 
-    def part(self, samples: NDArray[np.int64]) -> Keys:
-        """The keys of some of the rows, by their places here, int64 [m]."""
-        index = torch.from_numpy(samples)
+    def part(self, positions: NDArray[np.int64]) -> Keys:
+        """Return the keys of the rows at these positions of `rows`, int64 [m]."""
+        index = torch.from_numpy(positions)
         occurrence = self.occurrence[index] if isinstance(self.occurrence, torch.Tensor) else self.occurrence
-        made = Keys(self.seed, self.epoch, self.rows[index], occurrence)
-        made.__dict__["states"] = self.states[samples]  # what the cached property would mix again
-        return made
+        part = Keys(self.seed, self.epoch, self.rows[index], occurrence)
+        part.__dict__["states"] = self.states[positions]  # saves the cached property from hashing again
+        return part
 
     def __post_init__(self) -> None:
         _check_counter("rows", self.rows)
@@ -74,16 +79,16 @@ class Keys:
             _check_counter("occurrence", self.occurrence)
             if self.occurrence.shape != self.rows.shape:
                 raise TransformError(
-                    f"occurrence has {len(self.occurrence)} entries for {len(self.rows)} rows; expected one per row; "
-                    "pass an int where all rows share it"
+                    f"found {len(self.occurrence)} entries of occurrence for {len(self.rows)} rows; expected one per row: pass "
+                    "an int if all rows share it"
                 )
 
 
 def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64]:
-    """Random numbers in [0, 1), float64 [k, draws], for the k rows of `keys`.
+    """Return random numbers in [0, 1), float64 [k, draws], for the k rows of `keys`.
 
     Entry [i, j] is a pure function of (seed, epoch, rows[i], occurrence[i], stream, j), in every process and on every
-    machine. Different streams (an int and the str of its digits are different) are independent.
+    machine. Streams are independent of each other; an int and the str of its digits are different streams.
 
     >>> keys = Keys(seed=0, epoch=0, rows=torch.tensor([7, 8]))
     >>> bool((uniform(keys, "flip")[1] == uniform(Keys(0, 0, torch.tensor([8])), "flip")[0]).all())
@@ -97,7 +102,7 @@ def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64
 
 
 def integers(keys: Keys, stream: int | str, high: int | ArrayLike) -> NDArray[np.int64]:
-    """Random integers in [0, high), int64 [k]; `high` is an int or one int per row, from 1 to 2**53.
+    """Return random integers in [0, high), int64 [k]; `high` is an int or one int per row, from 1 to 2**53.
 
     Raises:
         TransformError: a `high` below 1 or above 2**53.
@@ -105,21 +110,21 @@ def integers(keys: Keys, stream: int | str, high: int | ArrayLike) -> NDArray[np
     highs = np.asarray(high)
     if highs.size and (highs.min() < 1 or highs.max() > _LARGEST_HIGH):
         found = int(highs.min()) if highs.min() < 1 else int(highs.max())
-        raise TransformError(f"integers below {found} were asked for; expected a limit from 1 to 2**53; check `high`")
+        raise TransformError(f"found high={found}; expected a limit from 1 to 2**53: check `high`")
     # u <= 1 - 2**-53, and the product with high <= 2**53 then rounds to less than high.
     numbers: NDArray[np.int64] = (uniform(keys, stream)[:, 0] * highs).astype(np.int64)
     return numbers
 
 
 def bernoulli(keys: Keys, stream: int | str, p: float | ArrayLike) -> NDArray[np.bool_]:
-    """True with probability `p` (a number or one per row), bool [k]; never for p = 0, always for p = 1."""
+    """Return bool [k], True with probability `p` (a number or one per row): never for p = 0, always for p = 1."""
     return uniform(keys, stream)[:, 0] < np.asarray(p)
 
 
 def derive(*parts: int | str) -> int:
-    """Hash ints (of any size and sign) and strs, in their order, to an int in [0, 2**64).
+    """Hash ints (of any size and sign) and strs, in their order, to an int in [0, 2**64), with BLAKE2b.
 
-    Seed and epoch hashed together alias no other pair, where `seed + epoch` gives (42, 1) what (43, 0) has.
+    The pairs (42, 1) and (43, 0) of seed and epoch get different numbers; `seed + epoch` would give both the same.
 
     >>> derive(42, 1) == derive(43, 0)
     False
@@ -129,13 +134,13 @@ def derive(*parts: int | str) -> int:
 
 @lru_cache(4096, typed=True)
 def _draw_keys(seed: int, epoch: int, stream: int | str, draws: int) -> NDArray[np.uint64]:
-    """What tells one draw from another, uint64 [draws]."""
+    """Return the hash of seed, epoch and stream, plus a multiple of SplitMix64's step for each draw, uint64 [draws]."""
     first = derive(seed, epoch, stream)
     return np.array([(first + j * _DRAW_STEP) & _MASK for j in range(draws)], np.uint64)
 
 
 def _digest(parts: tuple[int | str, ...], size: int) -> bytes:
-    """BLAKE2b of the parts, each with its type and its length, so that ("a", "b") is not ("ab",)."""
+    """Return BLAKE2b of the parts, each with its type and length, so that ("a", "b") differs from ("ab",)."""
     hasher = hashlib.blake2b(digest_size=size)
     for part in parts:
         if isinstance(part, str):
@@ -148,7 +153,10 @@ def _digest(parts: tuple[int | str, ...], size: int) -> bytes:
 
 
 def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Stafford's Mix13 of uint64, in place: each bit of the input flips each bit of the output with probability 1/2."""
+    """Apply Stafford's Mix13 to uint64 in place, and return it.
+
+    Flipping a bit of the input flips each bit of the output with probability 1/2.
+    """
     bits ^= bits >> _SHIFTS[0]
     bits *= _MULTIPLIERS[0]
     bits ^= bits >> _SHIFTS[1]
@@ -160,6 +168,6 @@ def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _check_counter(name: str, counter: torch.Tensor) -> None:
     if counter.dtype != torch.int64 or counter.ndim != 1 or counter.device.type != "cpu":
         raise TransformError(
-            f"{name} is {counter.dtype} {list(counter.shape)} on {counter.device}; expected int64 [k] on the CPU; "
-            f"convert it with {name}.to('cpu', torch.int64).reshape(-1)"
+            f"found {name} of {counter.dtype} {list(counter.shape)} on {counter.device}; expected int64 [k] on the CPU: convert "
+            f"it with {name}.to('cpu', torch.int64).reshape(-1)"
         )

@@ -25,15 +25,15 @@ class TestPlacements(test_placement.TestContract):
         return torch.device("cuda")
 
 
-class TestCrossings(TransferContract):
+class TestTransfer(TransferContract):
     @pytest.fixture(params=[1, 3])
-    def crossing(self, request):
+    def transfer(self, request):
         return StreamTransfer(CudaStreams(torch.device("cuda")), {}, staging_buffers=request.param)
 
 
 @pytest.fixture(autouse=True)
 def _few_batches_at_a_time(monkeypatch):
-    """So that an epoch is many crossings."""
+    """Make an epoch consist of many transfers."""
     for most in ("COPY_BYTES", "PICK_BYTES"):
         monkeypatch.setattr(f"memfeed.loading.plan.{most}", 200_000)
 
@@ -47,9 +47,9 @@ def sums(batch):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("slabs", [1, 3])
-def test_a_slow_model_and_a_tiny_ring_see_every_batch_whole(placement, slabs, monkeypatch):
-    monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, staging_buffers=slabs))
+@pytest.mark.parametrize("staging_buffers", [1, 3])
+def test_a_slow_model_and_few_staging_buffers_see_every_batch_whole(placement, staging_buffers, monkeypatch):
+    monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, staging_buffers=staging_buffers))
     data = images()
     want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True)])
     loader = Loader(data, 8, shuffle=True, device="cuda", placement=placement, prefetch=4)
@@ -77,8 +77,8 @@ def test_streams_in_turns():
     data, stream = images(), torch.cuda.Stream()
     want = torch.stack([sums(batch) for batch in Loader(data, 4)])
     found, batches = [], iter(Loader(data, 4, device="cuda", placement="mapped"))
-    for number in range(len(want)):
-        with torch.cuda.stream(stream if number % 2 else torch.cuda.default_stream()):
+    for step in range(len(want)):
+        with torch.cuda.stream(stream if step % 2 else torch.cuda.default_stream()):
             batch = next(batches)
             torch.cuda._sleep(SLEEP // 10)
             found.append(sums(batch))
@@ -155,7 +155,7 @@ class TestMemory:
         def rest():
             held = []
             for batch in batches:
-                held.append(batch[0])  # what a model takes
+                held.append(batch[0])  # as a model that keeps memory
                 found.append(sums(batch).cpu())
                 if len(held) > 100:
                     held.clear()

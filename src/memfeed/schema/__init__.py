@@ -1,1 +1,1 @@
-"""The words of a sample: fields, nesting, and values as bytes."""
+"""Describe samples: their fields, their containers, and their values as bytes."""

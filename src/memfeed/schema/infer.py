@@ -120,8 +120,8 @@ def _kind_and_dims(leaf: LeafSpecs, chosen: Kind | None) -> tuple[Kind, tuple[in
     if chosen in ("jagged", "list"):
         if not dims:
             raise SchemaError(
-                f"field {display(leaf.path)}: found a number without dims; expected {chosen}, as fields= says: drop that "
-                "entry"
+                f"field {display(leaf.path)}: found a number without dims; expected {chosen}, as fields= says: drop "
+                "that entry"
             )
         dims = (None, *dims[1:])
     kind: Kind
@@ -203,7 +203,7 @@ def _as_record(structure: Node, record: type) -> Node:
 
 
 def promote(field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-    """Return the field that also admits rows of these shapes, of its rank: fixed becomes jagged, jagged becomes list."""
+    """Return the field that also admits rows of these shapes: fixed becomes jagged, jagged becomes list."""
     dims = tuple(
         None if dim is None or any(shape[i] != dim for shape in shapes) else dim for i, dim in enumerate(field.shape)
     )

@@ -1,7 +1,7 @@
-"""For those who test what they build on memfeed: contracts as test classes.
+"""Test what you build on memfeed: contracts as test classes.
 
-A contract is a class of tests over a fixture. Derive from it and say what the fixture is (this needs pytest).
-``import memfeed`` does not import this.
+A contract is a class of tests that use a fixture. Derive from it and define the fixture (this needs pytest).
+``import memfeed`` does not import this room.
 """
 
 from memfeed.testing.equality import equal

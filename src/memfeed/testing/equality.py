@@ -1,4 +1,4 @@
-"""Whether two samples or batches are the same."""
+"""Compare two samples or batches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensordict import TensorDictBase, is_tensorclass
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Same structure, types, dtypes and values; NaN equals NaN; arrays equal the tensors they come back as.
+    """Return True if structure, types, dtypes and values are equal.
 
-    Tensors may lie on different devices.
+    NaN equals NaN. An array equals the tensor that a store returns for it. Tensors may be on different devices.
     """
     if isinstance(a, np.ndarray | np.generic):
         a = torch.from_numpy(np.array(a))
     if isinstance(b, np.ndarray | np.generic):
         b = torch.from_numpy(np.array(b))
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and _same_tensors(a, b)
+        return isinstance(b, torch.Tensor) and _equal_tensors(a, b)
     if is_tensorclass(type(a)) or isinstance(a, TensorDictBase):
         if type(a).__name__ != type(b).__name__ or a.batch_size != b.batch_size:
             return False
@@ -37,7 +37,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)
 
 
-def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.is_nested != b.is_nested:
         return False
     if a.device != b.device:
@@ -46,7 +46,7 @@ def _same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
     if a.shape != b.shape:
         return False
-    if a.dtype.is_floating_point and a.itemsize == 1:  # float8 knows no comparison
+    if a.dtype.is_floating_point and a.itemsize == 1:  # float8 has no comparison
         a, b = a.float(), b.float()
     same = a == b
     if a.is_floating_point() or a.is_complex():

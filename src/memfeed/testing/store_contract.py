@@ -1,4 +1,4 @@
-"""What every store keeps, whoever wrote it: see docs/format.md."""
+"""The contract of a store, whichever program wrote it: see docs/format.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memfeed.testing.equality import equal
 
 
 class StoreContract:
-    """Derive, and give the fixtures ``path`` (a store that your program wrote) and ``samples`` (what it is to hold).
+    """Tests of a store. Derive, and define the fixtures ``path`` (your program's store) and ``samples`` (its samples).
 
     Example::
 
@@ -36,26 +36,26 @@ class StoreContract:
 
     @pytest.fixture
     def samples(self) -> Sequence[Any]:
-        """What the store is to hold."""
+        """Return the samples that the store has to hold."""
         raise NotImplementedError("found no fixture samples; expected the derived class to define one")
 
     @pytest.fixture
     def path(self) -> Path:
-        """The store."""
+        """Return the path of the store."""
         raise NotImplementedError("found no fixture path; expected the derived class to define one")
 
     @pytest.fixture
     def store(self, path: Path) -> memfeed.Store:
-        """It, opened."""
+        """Return the open store."""
         return memfeed.open(path, types=self.types)
 
     def test_it_holds_the_samples(self, store: memfeed.Store, samples: Sequence[Any]) -> None:
-        """Row by row."""
+        """Compare row by row."""
         assert len(store) == len(samples)
         assert all(equal(store[row], sample) for row, sample in enumerate(samples))
 
-    def test_batches_are_what_the_rows_are(self, store: memfeed.Store) -> None:
-        """A batch of all rows, and of single ones, whichever way they are gathered."""
+    def test_batches_equal_their_rows(self, store: memfeed.Store) -> None:
+        """Compare batches of all rows, and of single rows, that are gathered in different ways."""
         whole = list(memfeed.Loader(store, len(store)))
         assert len(whole) == 1
         assert equal(store[:], whole[0])
@@ -64,20 +64,20 @@ class StoreContract:
         again = memfeed.Loader(store, 1, shuffle=True, seed=3)
         assert all(equal(one, other) for one, other in zip(singles, again, strict=True))
 
-    def test_it_verifies_and_comes_back_from_a_pickle(self, store: memfeed.Store) -> None:
-        """Every byte against its checksum."""
+    def test_it_verifies_and_can_be_pickled(self, store: memfeed.Store) -> None:
+        """Compare every byte with its checksum, and a row with that of the unpickled store."""
         store.verify()
         assert equal(pickle.loads(pickle.dumps(store))[0], store[0])
 
     def test_tensordict_reads_it(self, path: Path, store: memfeed.Store) -> None:
-        """With tensordict's own reader."""
+        """Open it with tensordict's own reader."""
         assert TensorDict.load_memmap(path).batch_size[0] == len(store)
 
-    def test_no_byte_can_be_changed_unseen(self, path: Path, tmp_path: Path) -> None:
-        """One bit in the middle of each file of the columns."""
+    def test_a_changed_byte_is_found(self, path: Path, tmp_path: Path) -> None:
+        """Flip one bit in the middle of each column file."""
         names = [file.relative_to(path) for file in path.rglob("*") if file.suffix in (".memmap", ".bin")]
-        for number, name in enumerate(names):
-            copy = tmp_path / f"damaged{number}.mf"
+        for i, name in enumerate(names):
+            copy = tmp_path / f"damaged{i}.mf"
             shutil.copytree(path, copy)
             damaged = copy / name
             content = bytearray(damaged.read_bytes())
@@ -89,13 +89,13 @@ class StoreContract:
             with pytest.raises(MemfeedError):
                 memfeed.open(copy, types=self.types).verify()
 
-    def test_no_file_can_be_cut_unseen(self, path: Path, tmp_path: Path) -> None:
-        """Found when it is opened."""
-        for number, file in enumerate(file for file in path.rglob("*.memmap") if file.stat().st_size):
-            copy = tmp_path / f"cut{number}.mf"
+    def test_a_shortened_file_is_found(self, path: Path, tmp_path: Path) -> None:
+        """Remove the last byte of each column file; opening the store has to fail."""
+        for i, file in enumerate(file for file in path.rglob("*.memmap") if file.stat().st_size):
+            copy = tmp_path / f"shortened{i}.mf"
             shutil.copytree(path, copy)
-            cut = copy / file.relative_to(path)
-            cut.chmod(0o644)
-            cut.write_bytes(cut.read_bytes()[:-1])
+            shortened = copy / file.relative_to(path)
+            shortened.chmod(0o644)
+            shortened.write_bytes(shortened.read_bytes()[:-1])
             with pytest.raises(CorruptStoreError):
                 memfeed.open(copy, types=self.types)

@@ -1,4 +1,4 @@
-"""What every way of batches to a device keeps: see `memfeed.transfer.transfer.Crossing`."""
+"""The contract of a transfer of batches to a device: see `memfeed.transfer.transfer.Transfer`."""
 
 from __future__ import annotations
 
@@ -16,62 +16,62 @@ STEPS = 30
 
 
 class TransferContract:
-    """Derive, and give the fixture ``crossing``.
+    """Tests of a transfer. Derive, and define the fixture ``transfer``.
 
     Example::
 
         class TestMine(memfeed.testing.TransferContract):
             @pytest.fixture
-            def crossing(self):
+            def transfer(self):
                 return StreamTransfer(MyStreams(), {})
     """
 
     @pytest.fixture
-    def crossing(self) -> Transfer:
-        """The way to test, new for every test."""
-        raise NotImplementedError("found no fixture crossing; expected the derived class to define one")
+    def transfer(self) -> Transfer:
+        """Return the transfer to test, a new one for each test."""
+        raise NotImplementedError("found no fixture transfer; expected the derived class to define one")
 
-    def send(self, crossing: Transfer, step: int) -> tuple[list[Any], Any, list[Any]]:
-        """A batch on its way: its leaves, the event, and what they are to be."""
-        with crossing.aside():
-            crossing.begin()
-            leaves = _leaves(crossing, step)
-            want = [_copied(leaf) for leaf in leaves]
-            return crossing.send(leaves), crossing.mark(), want
+    def send(self, transfer: Transfer, step: int) -> tuple[list[Any], Any, list[Any]]:
+        """Send a batch; return its leaves, the event to wait for, and the expected leaves."""
+        with transfer.aside():
+            transfer.begin()
+            leaves = _gather(transfer, step)
+            expected = [_copy(leaf) for leaf in leaves]
+            return transfer.send(leaves), transfer.mark(), expected
 
-    def test_batches_arrive_as_they_were_gathered(self, crossing: Transfer) -> None:
-        """One after another."""
+    def test_batches_arrive_as_they_were_gathered(self, transfer: Transfer) -> None:
+        """Send one batch after another."""
         for step in range(STEPS):
-            leaves, event, want = self.send(crossing, step)
-            assert equal(crossing.arrive(leaves, event), want)
+            leaves, event, expected = self.send(transfer, step)
+            assert equal(transfer.arrive(leaves, event), expected)
 
     @pytest.mark.parametrize("ahead", [1, 2, 5])
-    def test_memory_is_not_used_again_before_its_copy_is_done(self, crossing: Transfer, ahead: int) -> None:
-        """Several under way."""
-        under_way = []
+    def test_memory_is_not_used_again_before_its_copy_is_done(self, transfer: Transfer, ahead: int) -> None:
+        """Send several batches before the first is received."""
+        sent = []
         for step in range(STEPS):
-            under_way.append(self.send(crossing, step))
-            if len(under_way) > ahead:
-                leaves, event, want = under_way.pop(0)
-                assert equal(crossing.arrive(leaves, event), want)
-        for leaves, event, want in under_way:
-            assert equal(crossing.arrive(leaves, event), want)
+            sent.append(self.send(transfer, step))
+            if len(sent) > ahead:
+                leaves, event, expected = sent.pop(0)
+                assert equal(transfer.arrive(leaves, event), expected)
+        for leaves, event, expected in sent:
+            assert equal(transfer.arrive(leaves, event), expected)
 
-    def test_what_arrived_is_never_written_again(self, crossing: Transfer) -> None:
-        """The caller keeps all batches."""
-        held = []
+    def test_a_received_batch_is_never_written_again(self, transfer: Transfer) -> None:
+        """Keep all batches, and compare them at the end."""
+        received = []
         for step in range(STEPS):
-            leaves, event, want = self.send(crossing, step)
-            held.append((crossing.arrive(leaves, event), want))
-        assert all(equal(batch, want) for batch, want in held)
+            leaves, event, expected = self.send(transfer, step)
+            received.append((transfer.arrive(leaves, event), expected))
+        assert all(equal(batch, expected) for batch, expected in received)
 
-    def test_several_threads_send_at_once(self, crossing: Transfer) -> None:
-        """As several iterators of one loader do."""
+    def test_several_threads_send_at_once(self, transfer: Transfer) -> None:
+        """Send from five threads, as several iterators of one loader do."""
 
         def work(first: int) -> None:
             for step in range(first, first + STEPS):
-                leaves, event, want = self.send(crossing, step)
-                if not equal(crossing.arrive(leaves, event), want):
+                leaves, event, expected = self.send(transfer, step)
+                if not equal(transfer.arrive(leaves, event), expected):
                     wrong.append(step)
 
         wrong: list[int] = []
@@ -82,30 +82,30 @@ class TransferContract:
             thread.join()
         assert wrong == []
 
-    def test_a_write_to_one_leaf_leaves_the_backward_of_another_alone(self, crossing: Transfer) -> None:
-        """Whatever memory they share."""
-        for _ in range(5):  # the first ones find out how large a batch is
-            with crossing.aside():
-                crossing.begin()
-                lenders = crossing.lenders(2)
-                sent = crossing.send([lender.lease((8,), torch.float32).fill_(1) for lender in lenders])
-                event = crossing.mark()
-            one, other = crossing.arrive(sent, event)
-        weight = torch.ones(8, requires_grad=True, device=one.device)
-        loss = (weight * one).sum()
-        other.add_(1)
+    def test_a_write_to_one_leaf_does_not_break_the_backward_of_another(self, transfer: Transfer) -> None:
+        """Write to a leaf that may share memory with another, between its forward and its backward."""
+        for _ in range(5):  # in the first ones the transfer learns how large a batch is
+            with transfer.aside():
+                transfer.begin()
+                lenders = transfer.lenders(2)
+                sent = transfer.send([one.lease((8,), torch.float32).fill_(1) for one in lenders])
+                event = transfer.mark()
+            first, second = transfer.arrive(sent, event)
+        weight = torch.ones(8, requires_grad=True, device=first.device)
+        loss = (weight * first).sum()
+        second.add_(1)
         loss.backward()
 
-    def test_jagged_leaves_of_equal_lengths_still_add_up(self, crossing: Transfer) -> None:
-        """They share their offsets."""
-        leaves, event, _ = self.send(crossing, 3)
-        batch = crossing.arrive(leaves, event)
+    def test_jagged_leaves_of_equal_lengths_still_add_up(self, transfer: Transfer) -> None:
+        """Check that they share their offsets."""
+        leaves, event, _ = self.send(transfer, 3)
+        batch = transfer.arrive(leaves, event)
         assert batch[2].offsets() is batch[3].offsets()
 
 
-def _leaves(crossing: Transfer, step: int) -> list[Any]:
-    """What a gather gives: tensors in leased memory, and some beside it."""
-    lenders = crossing.lenders(6)
+def _gather(transfer: Transfer, step: int) -> list[Any]:
+    """Return leaves as a gather does: tensors in leased memory, and some with their own memory."""
+    lenders = transfer.lenders(6)
     images = lenders[0].lease((4, 3, 5), torch.uint8).fill_(step)
     labels = lenders[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
     values = lenders[2].lease((6, 2), torch.float32).fill_(step / 7)
@@ -117,9 +117,9 @@ def _leaves(crossing: Transfer, step: int) -> list[Any]:
     return [images, labels, jagged_tensor(values, offsets), jagged_tensor(others, offsets), pieces, texts, empty]
 
 
-def _copied(leaf: Any) -> Any:
+def _copy(leaf: Any) -> Any:
     if isinstance(leaf, list):
-        return [_copied(part) for part in leaf]
+        return [_copy(part) for part in leaf]
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if leaf.is_nested:
