@@ -30,7 +30,7 @@ class SlowDevice:
         free, total: bytes of memory that it reports.
         sees_host: True if it can read page-locked memory itself.
 
-    ``copies``, ``selects`` and ``locked_bytes`` count the calls and the bytes; ``arrivals`` are the streams that
+    ``copies``, ``selects`` and ``locked_bytes`` count the calls and the bytes; ``waiting_streams`` are the streams that
     waited; ``stream`` is the caller's; the select number ``fails_at`` runs out of memory.
     """
 
@@ -38,32 +38,32 @@ class SlowDevice:
         self.device = torch.device("cpu")
         self.free, self.total, self.sees_host = free, total, sees_host
         self.copies = self.selects = self.locked_bytes = self.stream = 0
-        self.arrivals: list[int] = []
+        self.waiting_streams: list[int] = []
         self.fails_at: int | None = None
         self.done = 0
         self._queue: deque[Callable[[], Any]] = deque()
         self._lock = threading.Lock()
 
-    def room(self) -> tuple[int, int]:
+    def memory_info(self) -> tuple[int, int]:
         """Return the bytes given to the constructor."""
         return self.free, self.total
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         """Return 1."""
         return 1
 
-    def page_locked(self, nbytes: int) -> torch.Tensor:
+    def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
         """Return ordinary memory, full of garbage."""
         self.locked_bytes += nbytes
         return torch.full((nbytes,), GARBAGE, dtype=torch.uint8)
 
-    def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
+    def device_view(self, host: torch.Tensor) -> torch.Tensor:
         """Return the same memory."""
         if not self.sees_host:
             raise RuntimeError("not on this device")
         return host
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def on_side_stream(self) -> AbstractContextManager[Any]:
         """Do nothing: there is one queue."""
         return nullcontext()
 
@@ -80,20 +80,20 @@ class SlowDevice:
         shape = (len(index), *table.shape[1:])
         return self._later(shape, table.dtype, lambda out: torch.index_select(table, 0, index, out=out))
 
-    def mark(self) -> _Event:
+    def record_event(self) -> _Event:
         """Return an event after all work queued so far."""
         with self._lock:
             return _Event(self, self.done + len(self._queue))
 
-    def current(self) -> object:
+    def current_stream(self) -> object:
         """Return ``stream``."""
         return self.stream
 
-    def arrive(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
+    def wait_before_use(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Do the work queued before the event."""
         if any(tensor.is_nested for tensor in tensors):
             raise TypeError("found a nested tensor; expected its dense parts")
-        self.arrivals.append(self.stream)
+        self.waiting_streams.append(self.stream)
         event.synchronize()
 
     def run(self, position: int) -> None:

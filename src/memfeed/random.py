@@ -79,8 +79,8 @@ class Keys:
             _check_counter("occurrence", self.occurrence)
             if self.occurrence.shape != self.rows.shape:
                 raise TransformError(
-                    f"found {len(self.occurrence)} entries of occurrence for {len(self.rows)} rows; expected one per row: pass "
-                    "an int if all rows share it"
+                    f"found {len(self.occurrence)} entries of occurrence for {len(self.rows)} rows; "
+                    "expected one per row: pass an int if all rows share it"
                 )
 
 
@@ -168,6 +168,6 @@ def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _check_counter(name: str, counter: torch.Tensor) -> None:
     if counter.dtype != torch.int64 or counter.ndim != 1 or counter.device.type != "cpu":
         raise TransformError(
-            f"found {name} of {counter.dtype} {list(counter.shape)} on {counter.device}; expected int64 [k] on the CPU: convert "
-            f"it with {name}.to('cpu', torch.int64).reshape(-1)"
+            f"found {name} of {counter.dtype} {list(counter.shape)} on {counter.device}; "
+            f"expected int64 [k] on the CPU: convert it with {name}.to('cpu', torch.int64).reshape(-1)"
         )

@@ -162,9 +162,7 @@ class TestMemory:
 
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
-        with pytest.warns(
-            UserWarning, match="memory ran out in epoch 0: the columns fell back to"
-        ):
+        with pytest.warns(UserWarning, match="memory ran out in epoch 0: the columns fell back to"):
             rest()
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
         assert loader.stats()["columns"]["0"] == "pinned"

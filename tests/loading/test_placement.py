@@ -250,7 +250,7 @@ class TestOutOfMemory:
         place = memfeed.loading.placement.place
 
         def placing(*arguments):
-            device.mark().synchronize()  # what is queued there holds what it reads
+            device.record_event().synchronize()  # what is queued there holds what it reads
             gc.collect()
             alive.append(table() is not None)
             return place(*arguments)
@@ -270,7 +270,7 @@ class TestOutOfMemory:
         def none_left(nbytes):
             raise RuntimeError("CUDA error: out of memory")
 
-        monkeypatch.setattr(device, "page_locked", none_left)
+        monkeypatch.setattr(device, "allocate_page_locked", none_left)
         loader = Loader(sources["store"].select("image"), 8, placement="pinned", device="cpu")
         assert loader.stats()["placement"] == {"image": "no epoch has begun"}
         iter(loader)
@@ -330,4 +330,4 @@ def test_every_stream_that_takes_a_batch_waits_for_it(sources, monkeypatch):
     batches = iter(Loader(sources["store"], 8, device="cpu", prefetch=0))  # all of them cross together
     for made.stream in (1, 1, 2, 2, 1):
         next(batches)
-    assert made.arrivals == [1, 2, 1]
+    assert made.waiting_streams == [1, 2, 1]

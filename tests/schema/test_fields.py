@@ -33,7 +33,7 @@ def test_fields_are_found_by_name_path_and_display():
     schema = infer([{"a": {"b": 1}, "c": (2.0, "x")}]).schema
     assert [f.path for f in schema] == [("a", "b"), ("c", 0), ("c", 1)]
     assert schema.field_index("a.b") == schema.field_index(("a", "b")) == 0
-    assert schema.under("c") == [1, 2]
+    assert schema.field_indices("c") == [1, 2]
     with pytest.raises(FieldError, match=r"found no field 'z'; this store has: a\.b, c\.0, c\.1"):
         schema.field_index("z")
 

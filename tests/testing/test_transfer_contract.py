@@ -21,15 +21,15 @@ def test_a_device_whose_events_do_not_wait_breaks_the_contract():
 class ReusesMemory(SlowDevice):
     """Does not wait for a copy before the memory is used again."""
 
-    def page_locked(self, nbytes):
+    def allocate_page_locked(self, nbytes):
         return torch.zeros(nbytes, dtype=torch.uint8)
 
-    def mark(self):
-        event = super().mark()
+    def record_event(self):
+        event = super().record_event()
         event.synchronize = lambda: None
         return event
 
-    def arrive(self, event, tensors):
+    def wait_before_use(self, event, tensors):
         self.run(event.position)
 
 

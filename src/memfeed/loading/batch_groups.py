@@ -54,7 +54,7 @@ class BatchMaker:
 
     def groups(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``; may run in any thread."""
-        make = self._stream_groups if self.transfer.slabs else self._host_groups
+        make = self._stream_groups if self.transfer.is_staged else self._host_groups
         for task in tasks:
             yield from make(task, epoch)
 
@@ -73,10 +73,10 @@ class BatchMaker:
         count = len(task.positions) if self.at_once > 1 else 1
         for first in range(0, len(task.positions), count):
             ids = task.ids[first * task.size : (first + count) * task.size]
-            with self.transfer.aside():
-                self.transfer.begin()
-                leaves = self.transfer.send(self.gather(ids), self.placement.index(ids))
-                arrival = Arrival(leaves, self.transfer.mark())
+            with self.transfer.on_side_stream():
+                self.transfer.begin_batch()
+                leaves = self.transfer.send_batch(self.gather(ids), self.placement.index(ids))
+                arrival = Arrival(leaves, self.transfer.record_event())
             leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
             if not self.stages.is_plain:
                 del leaves
@@ -101,7 +101,7 @@ class BatchMaker:
             valid = None if task.valid is None else task.valid[part].clone()
             draft = Draft(leaves, self._keys(task, part, epoch) if self.stages.needs_keys else None, valid, arrival)
             del leaves
-            with self.transfer.aside():
+            with self.transfer.on_side_stream():
                 self.stages.run_ahead(draft)
             yield BatchGroup(self.stages.finish([draft]), (task.positions[at],), len(task.ids[part]))
             del draft

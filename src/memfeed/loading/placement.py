@@ -59,7 +59,7 @@ class FreeMemory:
         """Return what is free at the moment."""
         if streams is None:
             return cls(None, 0, machine.memory_limit())
-        return cls(*streams.room(), machine.memory_limit(), streams.count())
+        return cls(*streams.memory_info(), machine.memory_limit(), streams.device_count())
 
 
 def placement_requests(placement: Any, schema: Schema, device: torch.device | None) -> list[PlacementRequest]:
@@ -77,7 +77,7 @@ def placement_requests(placement: Any, schema: Schema, device: torch.device | No
             )
         if where in ("device", "pinned") and device is not None and device.type not in ("cpu", "cuda"):
             raise LoaderError(f'found placement={placement!r} for {device}; expected "mapped": only CUDA has others')
-        for field_index in range(len(schema)) if which is None else schema.under(which):
+        for field_index in range(len(schema)) if which is None else schema.field_indices(which):
             field = schema.fields[field_index]
             if which is not None and where in ("device", "pinned") and field.kind != "fixed":
                 raise LoaderError(
@@ -224,14 +224,14 @@ def _load(
     """Return the column for the CPU to gather from, and the table where the device can pick rows by itself."""
     field, shape = column.field, (len(rows), *column.field.row_shape)
     if where == "device" and streams is not None:
-        with streams.aside():  # the stream that will read it: else its memory could be reused too early
+        with streams.on_side_stream():  # the stream that will read it: else its memory could be reused too early
             table = torch.empty(shape, dtype=field.torch_dtype, device=streams.device)
             copy_rows(column, rows, table, bar)
         return column, table
     if streams is None:
         data = torch.empty(shape, dtype=field.torch_dtype)
     else:
-        data = streams.page_locked(len(rows) * field.row_bytes).view(field.torch_dtype).view(shape)
+        data = streams.allocate_page_locked(len(rows) * field.row_bytes).view(field.torch_dtype).view(shape)
     copy_rows(column, rows, data, bar)
     here = InMemory(field, data) if whole else KeptFixed(field, data, rows)
     return here, None if streams is None else _seen(data, streams)
@@ -241,7 +241,7 @@ def _seen(data: torch.Tensor, streams: Streams) -> torch.Tensor | None:
     """Return page-locked rows as a tensor of the device; None where it cannot read them, and the CPU gathers."""
     flat = data.reshape(-1).view(torch.uint8)
     try:
-        seen = streams.seen_from_device(flat)
+        seen = streams.device_view(flat)
         return seen.view(data.dtype).view(data.shape) if torch.equal(seen[:64].cpu(), flat[:64]) else None
     except (RuntimeError, TypeError):
         return None

@@ -63,7 +63,7 @@ def make_plan(
     else:
         placement = Placement(placements, store.columns, {}, None)
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    gather = Gather(placement.columns, transfer.lenders(len(store.columns)), placement.tables)
+    gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
     mapped = [
         column for column, one in zip(placement.columns, placement.placements, strict=True) if one.where == "mapped"
     ]
@@ -105,5 +105,5 @@ def _batches_a_copy(gather: Gather, placement: Placement, batch_size: int, strea
     if gather.ragged:
         return 1
     on_device = all(one.where == "device" for one in placement.placements)
-    most = min(PICK_BYTES, streams.room()[1] // PICK_SHARE) if on_device else COPY_BYTES
+    most = min(PICK_BYTES, streams.memory_info()[1] // PICK_SHARE) if on_device else COPY_BYTES
     return max(1, min(MOST_AT_ONCE, most // max(gather.row_bytes * batch_size, 1)))

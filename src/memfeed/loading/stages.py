@@ -20,7 +20,7 @@ from memfeed.random import Keys
 from memfeed.schema.fields import Node
 from memfeed.transfer.streams import Event
 from memfeed.transfer.to_device import to_device
-from memfeed.transfer.transfer import Arrive, Transfer
+from memfeed.transfer.transfer import ReceiveBatch, Transfer
 
 
 class Arrival:
@@ -36,11 +36,11 @@ class Arrival:
         self._tensors, self._event = tensors, event
         self._ready_for: object = self._NOT_YET
 
-    def wait(self, arrive: Arrive, current: Callable[[], object]) -> None:
+    def wait(self, receive: ReceiveBatch, current_stream: Callable[[], object]) -> None:
         """Make the caller's current stream wait for the transfer."""
-        stream = current()
+        stream = current_stream()
         if stream != self._ready_for:
-            arrive(self._tensors, self._event)
+            receive(self._tensors, self._event)
             self._ready_for = stream
 
 
@@ -122,8 +122,8 @@ class UserStages:
 
 def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Transfer, structure: Node) -> Stages:
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
-    keyed, streams = user.keyed, transfer.slabs
-    keyed_ahead = keyed is not None and user.runs_anywhere and transfer.ahead
+    keyed, streams = user.keyed, transfer.is_staged
+    keyed_ahead = keyed is not None and user.runs_anywhere and transfer.can_transform_ahead
     has_tensordicts = _holds_tensordicts(structure)
     place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
     place_ahead = streams and (user.pads or (keyed_ahead and has_tensordicts))
@@ -134,10 +134,10 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
         stages.append(Stage("transform", False, _transform(keyed)))
     if streams:
         if len(stages) > 1:  # else the event of the copy will do
-            stages.append(Stage("record an event", False, _record(transfer.mark)))
-        stages.append(Stage("wait for the transfer", True, _wait(transfer.arrive, transfer.current)))
+            stages.append(Stage("record an event", False, _record(transfer.record_event)))
+        stages.append(Stage("wait for the transfer", True, _wait(transfer.receive_batch, transfer.current_stream)))
     elif transfer.device is not None:
-        stages.append(Stage("move", True, _move(transfer.arrive)))
+        stages.append(Stage("move", True, _move(transfer.receive_batch)))
     if streams and not place_ahead and has_tensordicts:
         stages += place
     if keyed is not None and not keyed_ahead:
@@ -174,24 +174,24 @@ def _transform(keyed: Bound) -> Callable[[Draft], None]:
     return run
 
 
-def _record(mark: Callable[[], Event | None]) -> Callable[[Draft], None]:
+def _record(record_event: Callable[[], Event | None]) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.arrival = Arrival((draft.value, draft.valid), mark())
+        draft.arrival = Arrival((draft.value, draft.valid), record_event())
 
     return run
 
 
-def _wait(arrive: Arrive, current: Callable[[], object]) -> Callable[[Draft], None]:
+def _wait(receive: ReceiveBatch, current_stream: Callable[[], object]) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
         assert draft.arrival is not None
-        draft.arrival.wait(arrive, current)
+        draft.arrival.wait(receive, current_stream)
 
     return run
 
 
-def _move(arrive: Arrive) -> Callable[[Draft], None]:
+def _move(receive: ReceiveBatch) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.value, draft.valid = arrive((draft.value, draft.valid), None)
+        draft.value, draft.valid = receive((draft.value, draft.valid), None)
 
     return run
 

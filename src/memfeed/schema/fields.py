@@ -237,7 +237,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shown = [field.name for field in self.fields[:20]]
         return ", ".join(shown) + (f", and {len(self.fields) - 20} more" if len(self.fields) > 20 else "")
 
-    def under(self, key: str | int | Path) -> list[int]:
+    def field_indices(self, key: str | int | Path) -> list[int]:
         """Return the indices of the fields with this name or path: one leaf, or all leaves of a container."""
         path = tuple(key) if isinstance(key, tuple | list) else (key,)
         leaves = [i for i, field in enumerate(self.fields) if field.path[: len(path)] == path]

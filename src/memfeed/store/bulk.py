@@ -22,7 +22,7 @@ from memfeed.system.buffers import Fresh
 from memfeed.system.progress import Progress
 from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
-from memfeed.transfer.streams import room
+from memfeed.transfer.streams import memory_info
 from memfeed.transfer.to_device import to_device
 
 CHUNK_BYTES = 64 << 20
@@ -158,7 +158,7 @@ def _bytes(column: Column, rows: Int64Array) -> int:
 def _check_room(title: str, needed: int, target: torch.device) -> None:
     if target.type != "cuda":
         return
-    free, _ = room(target)
+    free, _ = memory_info(target)
     if needed > free:
         raise StoreError(
             f"{title}: found {format_bytes(free)} free on {target}; expected {format_bytes(needed)} for all rows: "

@@ -317,7 +317,7 @@ class Store:
         """This store with only some fields; containers stay, a tuple or record that misses some becomes a dict."""
         if not which:
             raise FieldError(f"select() was given no field; this store has: {self.schema.names()}")
-        kept = sorted({number for name in which for number in self.schema.under(name)})
+        kept = sorted({number for name in which for number in self.schema.field_indices(name)})
         return self._view(numbers=[self._numbers[number] for number in kept])
 
     def subset(self, rows: Any) -> Store:

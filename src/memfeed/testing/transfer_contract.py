@@ -33,17 +33,17 @@ class TransferContract:
 
     def send(self, transfer: Transfer, step: int) -> tuple[list[Any], Any, list[Any]]:
         """Send a batch; return its leaves, the event to wait for, and the expected leaves."""
-        with transfer.aside():
-            transfer.begin()
+        with transfer.on_side_stream():
+            transfer.begin_batch()
             leaves = _gather(transfer, step)
             expected = [_copy(leaf) for leaf in leaves]
-            return transfer.send(leaves), transfer.mark(), expected
+            return transfer.send_batch(leaves), transfer.record_event(), expected
 
     def test_batches_arrive_as_they_were_gathered(self, transfer: Transfer) -> None:
         """Send one batch after another."""
         for step in range(STEPS):
             leaves, event, expected = self.send(transfer, step)
-            assert equal(transfer.arrive(leaves, event), expected)
+            assert equal(transfer.receive_batch(leaves, event), expected)
 
     @pytest.mark.parametrize("ahead", [1, 2, 5])
     def test_memory_is_not_used_again_before_its_copy_is_done(self, transfer: Transfer, ahead: int) -> None:
@@ -53,16 +53,16 @@ class TransferContract:
             sent.append(self.send(transfer, step))
             if len(sent) > ahead:
                 leaves, event, expected = sent.pop(0)
-                assert equal(transfer.arrive(leaves, event), expected)
+                assert equal(transfer.receive_batch(leaves, event), expected)
         for leaves, event, expected in sent:
-            assert equal(transfer.arrive(leaves, event), expected)
+            assert equal(transfer.receive_batch(leaves, event), expected)
 
     def test_a_received_batch_is_never_written_again(self, transfer: Transfer) -> None:
         """Keep all batches, and compare them at the end."""
         received = []
         for step in range(STEPS):
             leaves, event, expected = self.send(transfer, step)
-            received.append((transfer.arrive(leaves, event), expected))
+            received.append((transfer.receive_batch(leaves, event), expected))
         assert all(equal(batch, expected) for batch, expected in received)
 
     def test_several_threads_send_at_once(self, transfer: Transfer) -> None:
@@ -71,7 +71,7 @@ class TransferContract:
         def work(first: int) -> None:
             for step in range(first, first + STEPS):
                 leaves, event, expected = self.send(transfer, step)
-                if not equal(transfer.arrive(leaves, event), expected):
+                if not equal(transfer.receive_batch(leaves, event), expected):
                     wrong.append(step)
 
         wrong: list[int] = []
@@ -85,12 +85,12 @@ class TransferContract:
     def test_a_write_to_one_leaf_does_not_break_the_backward_of_another(self, transfer: Transfer) -> None:
         """Write to a leaf that may share memory with another, between its forward and its backward."""
         for _ in range(5):  # in the first ones the transfer learns how large a batch is
-            with transfer.aside():
-                transfer.begin()
-                lenders = transfer.lenders(2)
-                sent = transfer.send([one.lease((8,), torch.float32).fill_(1) for one in lenders])
-                event = transfer.mark()
-            first, second = transfer.arrive(sent, event)
+            with transfer.on_side_stream():
+                transfer.begin_batch()
+                allocators = transfer.allocators(2)
+                sent = transfer.send_batch([one.lease((8,), torch.float32).fill_(1) for one in allocators])
+                event = transfer.record_event()
+            first, second = transfer.receive_batch(sent, event)
         weight = torch.ones(8, requires_grad=True, device=first.device)
         loss = (weight * first).sum()
         second.add_(1)
@@ -99,21 +99,21 @@ class TransferContract:
     def test_jagged_leaves_of_equal_lengths_still_add_up(self, transfer: Transfer) -> None:
         """Check that they share their offsets."""
         leaves, event, _ = self.send(transfer, 3)
-        batch = transfer.arrive(leaves, event)
+        batch = transfer.receive_batch(leaves, event)
         assert batch[2].offsets() is batch[3].offsets()
 
 
 def _gather(transfer: Transfer, step: int) -> list[Any]:
     """Return leaves as a gather does: tensors in leased memory, and some with their own memory."""
-    lenders = transfer.lenders(6)
-    images = lenders[0].lease((4, 3, 5), torch.uint8).fill_(step)
-    labels = lenders[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
-    values = lenders[2].lease((6, 2), torch.float32).fill_(step / 7)
+    allocators = transfer.allocators(6)
+    images = allocators[0].lease((4, 3, 5), torch.uint8).fill_(step)
+    labels = allocators[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
+    values = allocators[2].lease((6, 2), torch.float32).fill_(step / 7)
     offsets = torch.tensor([0, 1, 1, 4, 6])
-    others = lenders[3].lease((6,), torch.int16).copy_(torch.arange(6) + step)
-    flat = lenders[4].lease((5,), torch.float64).fill_(step)
+    others = allocators[3].lease((6,), torch.int16).copy_(torch.arange(6) + step)
+    flat = allocators[4].lease((5,), torch.float64).fill_(step)
     pieces, texts = [flat[:2], None, flat[2:].view(3, 1)], [f"row {row} of {step}" for row in range(4)]
-    empty = lenders[5].lease((4, 0), torch.float32)
+    empty = allocators[5].lease((4, 0), torch.float32)
     return [images, labels, jagged_tensor(values, offsets), jagged_tensor(others, offsets), pieces, texts, empty]
 
 

@@ -26,28 +26,28 @@ class Event(Protocol):
 class Streams(Protocol):
     """The operations of a device that `memfeed.transfer.transfer` needs.
 
-    ``copy``, ``select`` and ``mark`` only queue work, on a side stream, and are called within
-    ``aside``. The memory that they read must not be written until an event recorded after them is done.
+    ``copy``, ``select`` and ``record_event`` only queue work, on a side stream, and are called within
+    ``on_side_stream``. The memory that they read must not be written until an event recorded after them is done.
     """
 
     device: torch.device
 
-    def room(self) -> tuple[int, int]:
+    def memory_info(self) -> tuple[int, int]:
         """Return the free and the total bytes of the device's memory."""
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         """Return how many such devices the machine has."""
 
-    def page_locked(self, nbytes: int) -> torch.Tensor:
+    def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
         """Return CPU memory, uint8 [nbytes], that the device copies from by itself; ``nbytes`` is 1 or more."""
 
-    def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
-        """Return memory from ``page_locked`` as a tensor of the device, which reads it over the bus.
+    def device_view(self, host: torch.Tensor) -> torch.Tensor:
+        """Return memory from ``allocate_page_locked`` as a tensor of the device, which reads it over the bus.
 
         Raises RuntimeError where this is not possible.
         """
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def on_side_stream(self) -> AbstractContextManager[Any]:
         """Queue the work of the block on the side stream."""
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
@@ -56,13 +56,13 @@ class Streams(Protocol):
     def select(self, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return rows of a device tensor, by an index on the device."""
 
-    def mark(self) -> Event:
+    def record_event(self) -> Event:
         """Return an event after all work queued so far."""
 
-    def current(self) -> object:
+    def current_stream(self) -> object:
         """Return the stream that is current in the calling thread."""
 
-    def arrive(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
+    def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
         """Make the calling thread's current stream wait for ``event``, after which it may use ``tensors``.
 
         The tensors must have been made before the event.
@@ -76,15 +76,15 @@ class CudaStreams:
         self.device = device if device.index is not None else torch.device("cuda", torch.cuda.current_device())
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def room(self) -> tuple[int, int]:
-        """Return the free and the total bytes of the device's memory; see `room`."""
-        return room(self.device)
+    def memory_info(self) -> tuple[int, int]:
+        """Return the free and the total bytes of the device's memory; see `memory_info`."""
+        return memory_info(self.device)
 
-    def count(self) -> int:
+    def device_count(self) -> int:
         """Return how many CUDA devices the machine has."""
         return torch.cuda.device_count()
 
-    def page_locked(self, nbytes: int) -> torch.Tensor:
+    def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
         """Return page-locked memory, uint8 [nbytes]. Raises RuntimeError where the system locks no more."""
         # torch's own page-locked memory comes in powers of two: a column of 40 GB would take 64
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -102,8 +102,8 @@ class CudaStreams:
         weakref.finalize(memory, _unlock, address, self.device, os.getpid()).atexit = False
         return torch.from_numpy(memory)
 
-    def seen_from_device(self, host: torch.Tensor) -> torch.Tensor:
-        """Return page-locked memory as a tensor of the device; see `Streams.seen_from_device`."""
+    def device_view(self, host: torch.Tensor) -> torch.Tensor:
+        """Return page-locked memory as a tensor of the device; see `Streams.device_view`."""
         with torch.cuda.device(self.device):
             view = torch.as_tensor(_CudaArray(host), device=self.device)
         if view.data_ptr() != host.data_ptr():
@@ -114,13 +114,13 @@ class CudaStreams:
         return view
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def on_side_stream(self) -> Iterator[None]:
         """Queue the work of the block on the side stream."""
         # A new thread is on GPU 0: without the outer block, torch would make a context of 500 MB there at the end
         with torch.cuda.device(self.device), torch.cuda.stream(self._side):
             yield
 
-    def current(self) -> object:
+    def current_stream(self) -> object:
         """Return the stream that is current in the calling thread."""
         return torch.cuda.current_stream(self.device)
 
@@ -132,15 +132,15 @@ class CudaStreams:
         """Return rows of a device tensor, by an index on the device."""
         return torch.index_select(table, 0, index)
 
-    def mark(self) -> Event:
+    def record_event(self) -> Event:
         """Return an event after all work queued on the side stream so far."""
         # blocking: a thread that waits for it sleeps, and leaves its core to the gather
         event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._side)  # type: ignore[attr-defined]
         return event
 
-    def arrive(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
-        """Make the calling thread's current stream wait for ``event``; see `Streams.arrive`."""
+    def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
+        """Make the calling thread's current stream wait for ``event``; see `Streams.wait_before_use`."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)  # type: ignore[arg-type]
         for tensor in tensors:
@@ -175,7 +175,7 @@ def _unlock(address: int, device: torch.device, pid: int) -> None:
         _runtime().cudaHostUnregister(address)
 
 
-def room(device: torch.device) -> tuple[int, int]:
+def memory_info(device: torch.device) -> tuple[int, int]:
     """Return the free and the total bytes of a CUDA device's memory; what torch keeps for reuse counts as free."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -24,53 +24,53 @@ SMALL_LEAF_FRACTION = 4  # a leaf smaller than its staging buffer by this factor
 _ROW_DTYPES = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)  # the widest first
 
 
-Arrive = Callable[[Any, "Event | None"], Any]
+ReceiveBatch = Callable[[Any, "Event | None"], Any]
 
 
 class Transfer(Protocol):
     """Moves batches to a device.
 
-    If ``slabs``, do for each batch, within ``aside``: ``begin``; gather its leaves into memory of
-    ``lenders``; ``send``; any work that may be done before the caller asks for the batch; ``mark``.
-    In all cases call ``arrive`` in the caller's thread.
+    If ``is_staged``, do for each batch, within ``on_side_stream``: ``begin_batch``; gather its leaves into memory of
+    ``allocators``; ``send_batch``; any work that may be done before the caller asks for the batch; ``record_event``.
+    In all cases call ``receive_batch`` in the caller's thread.
     """
 
-    ahead: bool  # True if transforms may run before the caller asks for the batch
-    slabs: bool  # True if batches are gathered into staging buffers
+    can_transform_ahead: bool  # True if transforms may run before the caller asks for the batch
+    is_staged: bool  # True if batches are gathered into staging buffers
 
     @property
     def device(self) -> torch.device | None:
         """The device that batches are moved to; None if they stay where they are."""
 
-    def lenders(self, column_count: int) -> list[Lender]:
+    def allocators(self, column_count: int) -> list[Lender]:
         """Return the memory to gather into, one allocator for each column."""
 
-    def begin(self) -> None:
+    def begin_batch(self) -> None:
         """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
 
-    def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
         """Return the leaves of one batch on the device.
 
         The leaves of columns that the device can read are rows of these columns, selected by ``index`` (int [rows]).
         """
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def on_side_stream(self) -> AbstractContextManager[Any]:
         """Queue the device's work of the block after the copies, and not after the caller's work."""
 
-    def mark(self) -> Event | None:
-        """Return the event that ``arrive`` has to wait for."""
+    def record_event(self) -> Event | None:
+        """Return the event that ``receive_batch`` has to wait for."""
 
     # These two return functions that keep no column alive: the caller's loader may have to free the columns.
 
     @property
-    def current(self) -> Callable[[], object]:
-        """A function that returns the stream for which ``arrive`` makes a batch ready.
+    def current_stream(self) -> Callable[[], object]:
+        """A function that returns the stream for which ``receive_batch`` makes a batch ready.
 
-        Another stream needs another call of ``arrive``.
+        Another stream needs another call of ``receive_batch``.
         """
 
     @property
-    def arrive(self) -> Arrive:
+    def receive_batch(self) -> ReceiveBatch:
         """A function that makes a batch, or its leaves, ready for the caller's stream and returns it."""
 
 
@@ -80,34 +80,34 @@ class SyncTransfer:
     On the CPU it gives the same batches as `StreamTransfer`.
     """
 
-    slabs = False
+    is_staged = False
 
     def __init__(self, device: torch.device | None) -> None:
         self.device = device
-        self.ahead = device is None or device.type == "cpu"
+        self.can_transform_ahead = device is None or device.type == "cpu"
 
-    def lenders(self, column_count: int) -> list[Lender]:
+    def allocators(self, column_count: int) -> list[Lender]:
         """Return pools, whose memory is reused after the batch has been deleted."""
         return [Pool() for _ in range(column_count)]
 
-    def begin(self) -> None:
+    def begin_batch(self) -> None:
         """Do nothing: memory is always free."""
 
-    def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
         """Return the leaves as they are."""
         return list(leaves)
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def on_side_stream(self) -> AbstractContextManager[Any]:
         """Do nothing: there is one queue."""
         return nullcontext()
 
-    def mark(self) -> None:
+    def record_event(self) -> None:
         """Return None: there is nothing to wait for."""
 
-    def current(self) -> None:
+    def current_stream(self) -> None:
         """Return None: all streams are the same."""
 
-    def arrive(self, batch: Any, event: Event | None) -> Any:
+    def receive_batch(self, batch: Any, event: Event | None) -> Any:
         """Return the batch on the device, after its copy is done."""
         return batch if self.device is None else to_device(batch, self.device, non_blocking=False)
 
@@ -117,12 +117,12 @@ class StreamTransfer:
 
     Args:
         streams: of the device.
-        tables: columns in memory that the device can read, [n, *shape], by field index; ``send`` returns rows of
+        tables: columns in memory that the device can read, [n, *shape], by field index; ``send_batch`` returns rows of
             them in place of the leaves of these fields.
         staging_buffers: how many batches may be between the gather and the end of their copy.
     """
 
-    ahead, slabs = True, True
+    can_transform_ahead, is_staged = True, True
 
     def __init__(
         self, streams: Streams, tables: Mapping[int, torch.Tensor], staging_buffers: int = STAGING_BUFFERS
@@ -132,7 +132,7 @@ class StreamTransfer:
         self._free = deque(_StagingBuffer(streams) for _ in range(staging_buffers))
         self._local = threading.local()  # the buffer in use: several iterators may read one loader
 
-    def lenders(self, column_count: int) -> list[Lender]:
+    def allocators(self, column_count: int) -> list[Lender]:
         """Return this object for each column: see ``lease``."""
         return [self] * column_count
 
@@ -141,7 +141,7 @@ class StreamTransfer:
         leased: torch.Tensor = self._local.buffer.lease(shape, dtype)
         return leased
 
-    def begin(self) -> None:
+    def begin_batch(self) -> None:
         """Take the oldest staging buffer and block until its copy is done."""
         buffer = getattr(self._local, "buffer", None)  # not None if the batch before could not be gathered
         if buffer is None:
@@ -152,7 +152,7 @@ class StreamTransfer:
         self._local.buffer = buffer
         buffer.begin()
 
-    def send(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
         """Queue the copy of the leaves and return them on the device; leaves that are no tensors stay as they are."""
         parts = [part for leaf in leaves for part in _dense_parts(leaf)]
         buffer: _StagingBuffer = self._local.buffer
@@ -167,23 +167,23 @@ class StreamTransfer:
         self._free.append(buffer)
         return sent
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def on_side_stream(self) -> AbstractContextManager[Any]:
         """Queue the device's work of the block on the side stream."""
-        return self._streams.aside()
+        return self._streams.on_side_stream()
 
-    def mark(self) -> Event:
+    def record_event(self) -> Event:
         """Return an event after all work queued on the side stream so far."""
-        return self._streams.mark()
+        return self._streams.record_event()
 
     @property
-    def current(self) -> Callable[[], object]:
+    def current_stream(self) -> Callable[[], object]:
         """A function that returns the stream that is current in the calling thread."""
-        return self._streams.current
+        return self._streams.current_stream
 
     @property
-    def arrive(self) -> Arrive:
+    def receive_batch(self) -> ReceiveBatch:
         """A function that makes the caller's current stream wait for the event; the caller does not wait."""
-        return partial(_arrive, self._streams)
+        return partial(_receive_batch, self._streams)
 
 
 class _StagingBuffer:
@@ -201,7 +201,7 @@ class _StagingBuffer:
             self._copied.synchronize()
             self._copied = None
         if len(self._pieces) > 1:
-            self._pieces = [self._streams.page_locked(sum(map(len, self._pieces)))]
+            self._pieces = [self._streams.allocate_page_locked(sum(map(len, self._pieces)))]
         self._used_bytes = [0]
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -212,7 +212,7 @@ class _StagingBuffer:
         start = -(-self._used_bytes[-1] // ALIGNMENT) * ALIGNMENT
         if start + nbytes > len(self._pieces[-1]):
             # leased memory cannot move, so this batch takes two copies; the next ones will take one again
-            self._pieces.append(self._streams.page_locked(max(nbytes, len(self._pieces[-1]) // 2)))
+            self._pieces.append(self._streams.allocate_page_locked(max(nbytes, len(self._pieces[-1]) // 2)))
             self._used_bytes.append(0)
             start = 0
         self._used_bytes[-1] = start + nbytes
@@ -237,7 +237,7 @@ class _StagingBuffer:
             flat = self._streams.copy(flat) if 0 < part.nbytes * SMALL_LEAF_FRACTION < len(copied) else flat
             # .data: views share a version counter, and a write to one leaf would forbid the backward of another
             sent[key] = flat.view(part.dtype).view(part.shape).data
-        self._copied = self._streams.mark()
+        self._copied = self._streams.record_event()
         return [sent[id(part)] for part in parts]
 
     def _place(self, part: torch.Tensor) -> tuple[int, int]:
@@ -264,9 +264,9 @@ def _as_wide_rows(table: torch.Tensor) -> torch.Tensor:
     return table
 
 
-def _arrive(streams: Streams, batch: Any, event: Event | None) -> Any:
+def _receive_batch(streams: Streams, batch: Any, event: Event | None) -> Any:
     assert event is not None
-    streams.arrive(event, (part for tensor in tensors_in(batch) for part in _dense_parts(tensor)))
+    streams.wait_before_use(event, (part for tensor in tensors_in(batch) for part in _dense_parts(tensor)))
     return batch
 
 
