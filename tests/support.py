@@ -1,4 +1,4 @@
-"""What several tests share: comparing samples, small datasets, what a test needs."""
+"""Shared by several tests: classes of samples, small datasets, and a check for a disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair:
 
 
 class Made(Dataset):
-    """A map-style dataset of given samples (or of what a function makes of an index)."""
+    """A map-style dataset of given samples, or of the samples that a function returns for an index."""
 
     def __init__(self, samples: Any, n: int | None = None) -> None:
         self.samples, self.n = samples, n
@@ -48,15 +48,15 @@ class Made(Dataset):
 
 
 def skip_without_disk(path: Any) -> None:
-    """For what reads from the disk: files that lie in memory cannot be dropped from it."""
+    """Skip a test that reads from the disk if ``path`` is in memory: such files cannot be dropped from it."""
     stat = ["stat", "--file-system", "--format=%T", str(path)]
     kind = subprocess.run(stat, capture_output=True, text=True, check=True).stdout.strip()
     if kind in ("tmpfs", "ramfs"):
-        pytest.skip(f"{path} lies in memory ({kind}): set TMPDIR to a directory on a disk")
+        pytest.skip(f"{path} is in memory ({kind}): set TMPDIR to a directory on a disk")
 
 
 def rich_sample(i: int) -> dict[str, Any]:
-    """One of everything that a store holds, different for every i."""
+    """Return a sample with one of everything that a store can hold, different for every ``i``."""
     g = torch.Generator().manual_seed(i)
     return {
         "image": torch.randint(0, 256, (3, 4, 5), generator=g, dtype=torch.uint8),

@@ -174,7 +174,7 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, field_indice
         return (cls or generated_namedtuple(node.name, keys))(*children)
     if node.kind == "dataclass" and cls:
         _register_dataclass(cls)  # transforms open batches with optree
-        return _Constructed(functools.partial(_make_dataclass, cls, record_names(cls)), children)
+        return _make_dataclass(cls, record_names(cls), children)
     if node.kind == "tensorclass" and cls:
         return _Constructed(lambda values: _make_tensorclass(cls, keys, values, dims), children)  # type: ignore[arg-type]
     if node.kind in ("tensordict", "tensorclass"):

@@ -34,25 +34,9 @@ DEEPEST = 64
 HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json"})
 
 _DTYPE_NAMES = [
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "uint64",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
 ]
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
 """All dtypes that a column can have, by their names in a manifest."""
@@ -61,27 +45,9 @@ _STEM = re.compile(r"[A-Za-z0-9_-]{1,100}")
 # tensordict stores entries of its own in meta.json beside those of the leaves: on load it drops a leaf of such a name.
 _RESERVED = frozenset(
     [
-        "meta",
-        "shape",
-        "device",
-        "type",
-        "dtype",
-        "data",
-        "is_nested",
-        "stack_dim",
-        "stack_dim_name",
-        "memfeed",
-        "checksums",
-        "start",
-        "dims",
-        "heap",
-        "_type",
-        "_names",
-        "_class",
-        "_format_version",
-        "_metadata",
-        "_is_non_tensor",
-        "_tensordict",
+        *("meta", "shape", "device", "type", "dtype", "data", "is_nested", "stack_dim", "stack_dim_name"),
+        *("_type", "_names", "_class", "_format_version", "_metadata", "_is_non_tensor", "_tensordict"),
+        *("memfeed", "checksums", "start", "dims", "heap"),
     ]
 )
 

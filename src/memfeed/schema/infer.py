@@ -97,16 +97,8 @@ def _infer_field(leaf: LeafSpecs, path: Path, name: str, chosen: Kind | None, dt
         raise SchemaError(f"found {name} in dtypes=, which is {first.kind}; expected a field of numbers")
     else:
         kind, dims = first.kind, ()  # type: ignore[assignment]
-    return Field(
-        path=path,
-        name=name,
-        stem="",
-        kind=kind,
-        dtype=dtype or first.dtype,
-        shape=dims,
-        form=first.form,
-        optional=optional,
-    )
+    dtype = dtype or first.dtype
+    return Field(path=path, name=name, stem="", kind=kind, dtype=dtype, shape=dims, form=first.form, optional=optional)
 
 
 def _kind_and_dims(leaf: LeafSpecs, chosen: Kind | None) -> tuple[Kind, tuple[int | None, ...]]:

@@ -131,6 +131,10 @@ class StreamTransfer:
         self._tables = {field_index: (_as_wide_rows(table), table) for field_index, table in tables.items()}
         self._free = deque(_StagingBuffer(streams) for _ in range(staging_buffers))
         self._local = threading.local()  # the buffer in use: several iterators may read one loader
+        # functions of the streams alone, which keep no column alive
+        self.on_side_stream, self.record_event = streams.on_side_stream, streams.record_event
+        self.current_stream = streams.current_stream
+        self.receive_batch: ReceiveBatch = partial(_receive_batch, streams)
 
     def allocators(self, column_count: int) -> list[Lender]:
         """Return this object for each column: see ``lease``."""
@@ -166,24 +170,6 @@ class StreamTransfer:
         self._local.buffer = None
         self._free.append(buffer)
         return sent
-
-    def on_side_stream(self) -> AbstractContextManager[Any]:
-        """Queue the device's work of the block on the side stream."""
-        return self._streams.on_side_stream()
-
-    def record_event(self) -> Event:
-        """Return an event after all work queued on the side stream so far."""
-        return self._streams.record_event()
-
-    @property
-    def current_stream(self) -> Callable[[], object]:
-        """A function that returns the stream that is current in the calling thread."""
-        return self._streams.current_stream
-
-    @property
-    def receive_batch(self) -> ReceiveBatch:
-        """A function that makes the caller's current stream wait for the event; the caller does not wait."""
-        return partial(_receive_batch, self._streams)
 
 
 class _StagingBuffer:
