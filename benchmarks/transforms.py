@@ -10,7 +10,7 @@ them meet the same disturbances; the figures are medians, the ratios come from o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,8 +19,8 @@ import torch
 import memfeed.transforms as T
 from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of, show, write
 from memfeed.random import Keys, uniform
+from memfeed.system.buffers import Fresh, Lender
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from memfeed.transforms.memory import empty
 
 N, SIDE, CROP = 64, 256, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,17 +45,17 @@ def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
     return corners[:, 0].tolist(), corners[:, 1].tolist(), flips.tolist()
 
 
-def slice_and_cast(images: torch.Tensor, keys: Keys, allocate: Callable[..., torch.Tensor]) -> torch.Tensor:
+def slice_and_cast(images: torch.Tensor, keys: Keys, allocate: Lender) -> torch.Tensor:
     """The floor: each crop is sliced and cast, neither flipped nor normalised."""
     tops, lefts, _ = drawn(keys)
-    output = allocate((N, 3, CROP, CROP), torch.float32)
+    output = allocate.lease((N, 3, CROP, CROP), torch.float32)
     for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
         output[i].copy_(images[i, :, top : top + CROP, left : left + CROP])
     return output
 
 
-def memfeed_into(images: torch.Tensor, keys: Keys, allocate: Callable[..., torch.Tensor]) -> torch.Tensor:
-    return AUGMENT.apply(images, keys, empty=allocate)
+def memfeed_into(images: torch.Tensor, keys: Keys, allocate: Lender) -> torch.Tensor:
+    return AUGMENT.apply(images, keys, allocator=allocate)
 
 
 def tutorial(images: torch.Tensor, keys: Keys) -> torch.Tensor:
@@ -98,22 +98,33 @@ def resized_by_torchvision(images: torch.Tensor, keys: Keys) -> torch.Tensor:
     return torch.stack(samples)
 
 
-def torch_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
+class TorchEmpty:
+    """An allocator of fresh memory, in pages of the usual size."""
+
+    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate an uninitialised tensor."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
+class OneBuffer:
+    """An allocator that always gives the same memory."""
+
+    def __init__(self) -> None:
+        self.buffer = Fresh().lease((N, 3, CROP, CROP), torch.float32)
+
+    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return the buffer."""
+        return self.buffer
 
 
 def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
-    buffer = empty((N, 3, CROP, CROP), torch.float32)
-
-    def lend(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return buffer
-
+    lend = OneBuffer()
     roads: dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]] = {
-        "slice and cast": partial(slice_and_cast, allocate=empty),
-        "slice and cast, torch.empty": partial(slice_and_cast, allocate=torch_empty),
+        "slice and cast": partial(slice_and_cast, allocate=Fresh()),
+        "slice and cast, torch.empty": partial(slice_and_cast, allocate=TorchEmpty()),
         "slice and cast, lent buffer": partial(slice_and_cast, allocate=lend),
         "memfeed": AUGMENT.apply,
-        "memfeed, torch.empty": partial(memfeed_into, allocate=torch_empty),
+        "memfeed, torch.empty": partial(memfeed_into, allocate=TorchEmpty()),
         "memfeed, lent buffer": partial(memfeed_into, allocate=lend),
         "memfeed, reference": AUGMENT.reference,
         "tutorial": tutorial,

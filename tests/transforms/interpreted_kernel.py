@@ -80,14 +80,14 @@ def test_what_fits(dtype, target, fill, fits):
 
 
 class Interpreted(Compose):
-    """Takes the road of a GPU."""
+    """A Compose that takes the path of a GPU."""
 
-    def _stage(self, device, empty):
+    def _fused_pass(self, device, allocator):
         return lambda image, changes, affine: kernel.fused(image, changes, affine, self.memory_format)
 
 
 class Negative(Transform):
-    """Not known to any fast road."""
+    """A transform that no fused path knows."""
 
     def make_params(self, shape, dtype, uniform):
         return uniform(1)[:, 0] < 0.5

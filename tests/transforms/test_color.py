@@ -18,7 +18,7 @@ from memfeed.transforms import (
     RandomResizedCrop,
     ToDtype,
 )
-from memfeed.transforms.ops.color import CHANGES
+from memfeed.transforms.params.jitter import CHANGES
 
 NAMES = list(CHANGES)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_batches import RecordingLender
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
@@ -83,22 +84,18 @@ def test_it_is_the_function_of_the_whole_batch(fn):
 
 
 def test_image_by_image_in_one_pass():
-    seen, requests = [], []
+    seen, lender = [], RecordingLender()
 
     def fn(x):
         seen.append(tuple(x.shape))
         return x * 2
 
-    def lend(shape, dtype):
-        requests.append((tuple(shape), dtype))
-        return torch.empty(shape, dtype=dtype)
-
     transform = Compose([RandomCrop(8), Normalize((0.5,) * 3, (0.5,) * 3), Pointwise(fn), RandomHorizontalFlip()])
     transform.apply(photos(), keys())
     del seen[:]
-    got = transform.apply(photos(), keys(), empty=lend)
+    got = transform.apply(photos(), keys(), allocator=lender)
     assert seen == [(3, 8, 8)] * 6
-    assert requests == [((6, 3, 8, 8), torch.float32)]
+    assert lender.requests == [((6, 3, 8, 8), torch.float32)]
     torch.testing.assert_close(got, transform.reference(photos(), keys()))
 
 
@@ -154,7 +151,7 @@ def test_it_is_compiled_where_that_pays_and_repr_says_what_became_of_it(compiler
     eager = Pointwise(gamma)
     assert torch.equal(eager.apply(images, keys()), want)
     assert repr(eager) == "Pointwise(gamma, eager on cpu)"
-    monkeypatch.setattr("memfeed.transforms.pointwise.COMPILED_ON", ("cpu",))
+    monkeypatch.setattr("memfeed.transforms.ops.pointwise.COMPILED_ON", ("cpu",))
     transform = Pointwise(gamma)
     assert torch.equal(transform.apply(images, keys()), want)
     assert repr(transform) == f"Pointwise(gamma, {how} on cpu)"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_batches import RecordingLender
 from tensordict import TensorDict, tensorclass
 
 from memfeed.errors import FieldError, TransformError
@@ -23,8 +24,7 @@ from memfeed.transforms import (
     Transform,
     Window,
 )
-from memfeed.transforms.backends.fused import fused
-from memfeed.transforms.memory import empty
+from memfeed.transforms.backends.cpu import fused
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PINNED_CORNERS = [8, 93, 64, 12, 63]  # a change here changes what every resumed run sees
@@ -171,14 +171,9 @@ def test_gradients_flow():
 
 def test_a_lent_buffer_is_used():
     lent = torch.full((6, 3, 8, 8), float("nan"))
-    requests = []
-
-    def lend(shape, dtype):
-        requests.append((tuple(shape), dtype))
-        return lent
-
-    result = augment().apply(photos(), keys(), empty=lend)
-    assert requests == [((6, 3, 8, 8), torch.float32)]
+    lender = RecordingLender(lent)
+    result = augment().apply(photos(), keys(), allocator=lender)
+    assert lender.requests == [((6, 3, 8, 8), torch.float32)]
     assert result is lent
     assert torch.equal(result, augment().apply(photos(), keys()))
 
@@ -270,7 +265,7 @@ def test_crops_and_flips_are_torchvisions(functional):
         image = functional.crop(image, int(drawn[0][i, 0] * 7), int(drawn[0][i, 1] * 7), 7, 5)
         image = functional.horizontal_flip(image) if drawn[1][i, 0] < 0.5 else image
         expected.append(functional.vertical_flip(image) if drawn[2][i, 0] < 0.5 else image)
-    assert torch.equal(fused(images, [window], None, empty), torch.stack(expected))
+    assert torch.equal(fused(images, [window], None), torch.stack(expected))
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, (9, 6), (8, 7), (13, 11)])

@@ -1,4 +1,4 @@
-"""How a loader calls a user's transform: keyed, plain, or on one field."""
+"""Turn a user's `transform=` into one function of a batch and its keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.schema.fields import Schema
-from memfeed.system.buffers import Pool
+from memfeed.system.buffers import Lender
 from memfeed.transforms import Transform
 from memfeed.transforms.batch_fields import find, replace
 
@@ -17,32 +17,36 @@ UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], tor
 Bound = Callable[[Any, Any], Any]
 
 
-def bind(transform: UserTransform, schema: Schema | None = None, pool: Pool | None = None) -> Bound | None:
-    """One function of (batch, keys) for what a user gave as ``transform``; None for none.
+def bind(transform: UserTransform, schema: Schema | None = None, allocator: Lender | None = None) -> Bound | None:
+    """Return one function of (batch, keys) for a user's ``transform``; None for None.
 
-    A ``memfeed.transforms`` transform gets the keys, so that its randomness depends on nothing but them; any other
-    callable gets the batch; ``{field: callable}`` calls each on that field's tensor. Raises TransformError for
-    anything else, FieldError for a field that ``schema`` does not have. Outputs of our own transforms are leased from
-    ``pool``.
+    A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else. Any other
+    callable gets the batch. ``{field: callable}`` calls each callable with the tensor of its field.
+
+    Args:
+        transform: as the user gave it.
+        schema: of the store, whose field names a mapping may use; None to use those of the batch.
+        allocator: gives the memory of the output of a ``memfeed.transforms`` transform; None for fresh memory.
+
+    Raises:
+        TransformError: ``transform`` is of another kind.
+        FieldError: a mapping names a field that ``schema`` does not have.
     """
     if transform is None:
         return None
     if isinstance(transform, Transform):
         keyed = transform
-        if pool is None:
-            return lambda batch, keys: keyed.apply(batch, keys)
-        lend = pool.lease
-        return lambda batch, keys: keyed.apply(batch, keys, empty=lend)
+        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator)
     if isinstance(transform, Mapping):
-        each = []
+        functions = []
         for name, function in transform.items():
             if not callable(function):
                 raise TransformError(f"transform= gives {type(function).__name__} for {name!r}; expected a callable")
-            # fields= may have given a tuple's leaf a name that the batch, a list, does not know
-            each.append((name if schema is None else schema.fields[schema.field_index(name)].path, function))
+            # fields= may have named a leaf of a tuple: the batch, a list, does not have that name
+            functions.append((name if schema is None else schema.fields[schema.field_index(name)].path, function))
 
         def on_fields(batch: Any, _: object) -> Any:
-            for path, function in each:
+            for path, function in functions:
                 field = find(batch, path)
                 batch = replace(batch, field, function(field.tensor))
             return batch

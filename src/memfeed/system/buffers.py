@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+HUGE_PAGES_FROM_BYTES = 4 << 20  # as NumPy has it
 IDLE = 4  # idle buffers kept per pool; what is lent out is not bounded, so list(loader) works
 
 # what numpy can lay over a buffer at once; other dtypes (bfloat16, float8) are viewed by torch, which takes longer
@@ -101,5 +102,13 @@ class Fresh:
     """New memory every time, owned by the caller: for single reads, and the reference for ``Pool``."""
 
     def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised CPU tensor."""
-        return torch.empty(tuple(shape), dtype=dtype)
+        """Allocate an uninitialised CPU tensor, from 4 MiB on in huge pages where Linux has them.
+
+        NumPy asks for huge pages (madvise) and torch does not. Fresh memory costs more than a transform: crop, flip and
+        normalise of 64 images of 3 x 224 x 224 took 12 ms into memory of torch.empty, 4.4 ms into this, and 3.3 ms into
+        a buffer used before.
+        """
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes < HUGE_PAGES_FROM_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.from_numpy(np.empty(size_bytes, np.uint8)).view(dtype).view(tuple(shape))

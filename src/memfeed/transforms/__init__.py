@@ -1,24 +1,27 @@
 """Transforms of whole batches, keyed by row: the same parameters for any batch size, rank count or resume point.
 
-Named as in torchvision. Neighbours in a Compose run fused on the CPU, in as few passes over the pixels as they allow.
+The names are those of torchvision. Neighbours in a Compose are fused: as few passes over the pixels as they allow.
 """
 
 from memfeed.transforms.compose import Compose
 from memfeed.transforms.mix import CutMix, MixUp
-from memfeed.transforms.ops.color import ColorJitter, Gray, Jitter, RandomGrayscale
+from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
 from memfeed.transforms.ops.crop import CenterCrop, RandomCrop
-from memfeed.transforms.ops.erase import Erased, RandomErasing
+from memfeed.transforms.ops.erase import RandomErasing
 from memfeed.transforms.ops.flip import RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.normalize import Normalize, ToDtype
+from memfeed.transforms.ops.pointwise import Pointwise
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
 from memfeed.transforms.params.affine import Affine
+from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Geometry, Imagewise
+from memfeed.transforms.params.jitter import Gray, Jitter
+from memfeed.transforms.params.mapped import Mapped
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 from memfeed.transforms.per_sample import PerSample
-from memfeed.transforms.pointwise import Mapped, Pointwise
 from memfeed.transforms.transform import ImageTransform, Transform
 
 __all__ = [

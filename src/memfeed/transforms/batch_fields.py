@@ -1,4 +1,4 @@
-"""Finding one field in a batch of any structure, and putting another tensor in its place."""
+"""Find a field in a batch of any structure, and replace its tensor."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from memfeed.errors import FieldError, TransformError
 
 Entry: TypeAlias = "str | int"
 On: TypeAlias = "Entry | tuple[Entry | tuple[Entry, ...], ...] | None"
-"""How a user names a field: a key, a position, or a path of these; or several, in a tuple. None: the one field that
-looks like images."""
+"""How a user names a field: a key, a position, or a path of these; or several fields, in a tuple. None: the only field
+that looks like images."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchField:
-    """One tensor of a batch and the way to it.
+    """One tensor of a batch and the path to it.
 
     Args:
-        path: the way, through containers and tensor collections.
+        path: keys and positions, through containers and tensor collections.
         names: `path` with the names of namedtuple fields in place of their positions.
-        tensor: what lies there.
-        leaf: the number of the leaf of the containers it is in.
-        key: its key within that leaf where this is a TensorDict or tensorclass, else empty.
+        tensor: the tensor at that path.
+        leaf_index: the index of the leaf that holds it, among the leaves of the batch's containers.
+        key: the key within that leaf if the leaf is a TensorDict or tensorclass, else empty.
     """
 
     path: tuple[Any, ...]
     names: tuple[Any, ...]
     tensor: torch.Tensor
-    leaf: int
+    leaf_index: int
     key: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The field as `on=` takes it, and what is there."""
+        """Return the name that `on=` takes, with dtype and shape."""
         name = repr(self.names[0]) if len(self.names) == 1 else repr(self.names)
         return f"{name} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
 
 
 def find(batch: Any, on: On) -> BatchField:
-    """The field that `on` names.
+    """Return the field that `on` names.
 
     Raises:
-        FieldError: no such field.
+        FieldError: the batch has no such field.
         TransformError: `on` is None, and no field or several look like images [n, c, h, w] with 1 to 4 channels.
     """
     fields = list(tensors(batch))
@@ -67,7 +67,7 @@ def find(batch: Any, on: On) -> BatchField:
 
 
 def find_all(batch: Any, on: On) -> list[BatchField]:
-    """The fields that `on` names: several where it is a tuple whose first entry is a field itself. See `find`."""
+    """Return the fields that `on` names: several if it is a tuple whose first entry is a field itself. See `find`."""
     if isinstance(on, tuple) and len(on) > 1:
         first = on[0] if isinstance(on[0], tuple) else (on[0],)
         if any(first in (field.path, field.names) for field in tensors(batch)):
@@ -76,31 +76,31 @@ def find_all(batch: Any, on: On) -> list[BatchField]:
 
 
 def replace(batch: Any, field: BatchField, tensor: torch.Tensor) -> Any:
-    """A batch of the same structure with `tensor` in the place of `field`; containers are new, other tensors shared."""
+    """Return a batch with `tensor` as `field`. Its containers are new, and the other tensors are shared."""
     leaves, structure = _flatten(batch)[1:]
-    leaf = leaves[field.leaf]
+    leaf = leaves[field.leaf_index]
     if field.key:
         leaf = leaf.clone(recurse=False)  # new nested TensorDicts, unlocked, with the same tensors
         leaf.set(field.key, tensor)
     else:
         leaf = tensor
-    leaves[field.leaf] = leaf
+    leaves[field.leaf_index] = leaf
     return structure.unflatten(leaves)
 
 
 def tensors(batch: Any) -> Iterator[BatchField]:
-    """Every tensor of a batch."""
+    """Yield every tensor of a batch."""
     accessors, leaves, _ = _flatten(batch)
-    for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
+    for leaf_index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
         path = tuple(entry.entry for entry in accessor)
         names = tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in accessor)
         if isinstance(leaf, torch.Tensor):
-            yield BatchField(path, names, leaf, number, ())
+            yield BatchField(path, names, leaf, leaf_index, ())
         elif is_tensor_collection(leaf):
             for key, tensor in leaf.items(include_nested=True, leaves_only=True):
                 keys = key if isinstance(key, tuple) else (key,)
                 if isinstance(tensor, torch.Tensor):
-                    yield BatchField(path + keys, names + keys, tensor, number, keys)
+                    yield BatchField(path + keys, names + keys, tensor, leaf_index, keys)
 
 
 def _flatten(batch: Any) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:

@@ -9,28 +9,29 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
-from memfeed.transforms.planning import Step
+from memfeed.transforms.operation import Operation, Step
 from memfeed.transforms.transform import Transform
 
 
 class Compose(Transform):
-    """Apply transforms in order, neighbours fused where they allow it.
+    """Apply transforms in order, and fuse neighbours that allow it.
 
-    On the CPU, consecutive crops, flips, casts and normalisations become one copy of each sample's window straight from
-    the source into the output, and one pass over the output; on CUDA they become one kernel. `reference` is the same,
-    one transform after another.
+    On the CPU, consecutive crops, flips, casts and normalisations become one copy of each sample's window from the
+    source into the output, and one pass over the output. On CUDA they become one kernel. `reference` gives the same
+    images, one transform after another.
 
-    Two transforms of one class draw from different streams (the class's name and its number among its like), and
-    leaving out or adding one of another class changes no draws. A Compose in a Compose counts as its parts.
+    Two transforms of one class draw from different streams (the name of the class and the index among the transforms of
+    that class). To add or remove a transform of another class changes no draws. A Compose in a Compose counts as its
+    parts.
 
     Args:
         transforms: to apply, in order.
         on: the field, see `Transform`, for those transforms that name none themselves.
-        memory_format: of the images that come out: `torch.contiguous_format`, or `torch.channels_last`, which
-            convolutions on a GPU like best. That of the outermost Compose counts.
+        memory_format: of the images that come out: `torch.contiguous_format`, or `torch.channels_last`, with which
+            convolutions on a GPU are fastest. That of the outermost Compose counts.
 
     Raises:
-        TransformError: a part that is no Transform, or another memory format.
+        TransformError: a part that is not a Transform, or another memory format.
 
     >>> augment = Compose([RandomCrop(224), RandomHorizontalFlip(), Normalize(mean, std)])  # doctest: +SKIP
     >>> images = augment.apply(images, Keys(seed=0, epoch=0, rows=ids))  # doctest: +SKIP
@@ -68,7 +69,8 @@ class Compose(Transform):
         return steps
 
 
-def _flatten(transform: Transform, outer: On) -> Iterable[tuple[Transform, On]]:
+def _flatten(transform: Operation, outer: On) -> Iterable[tuple[Operation, On]]:
+    """Return the transforms in a transform, each with its field."""
     on = outer if transform.on is None else transform.on
     if not isinstance(transform, Compose):
         return [(transform, on)]

@@ -1,8 +1,8 @@
-"""Mixing the samples of a batch with each other, labels included."""
+"""Transforms that mix the samples of a batch, labels included: MixUp and CutMix."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, t
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
-Draw: TypeAlias = np.random.Generator
 
 
 class Mix(Transform):
-    """Mixes each sample with the one before it in the batch; a subclass says how the images are."""
+    """Mix each sample with the one before it in the batch. A subclass mixes the images."""
+
+    _shown = ("alpha", "num_classes")
 
     of_whole_batches = True
 
@@ -29,43 +30,41 @@ class Mix(Transform):
         if num_classes is not None and num_classes < 1:
             raise TransformError(f"num_classes={num_classes!r}; expected a positive int")
 
-    def mix_images(self, image: torch.Tensor, share: float, draw: Draw) -> tuple[torch.Tensor, float]:
-        """The images [n, c, h, w] mixed, and the share that each has of itself."""
+    def mix_images(
+        self, image: torch.Tensor, share: float, generator: np.random.Generator
+    ) -> tuple[torch.Tensor, float]:
+        """Return the mixed images [n, c, h, w], and the share that each keeps of itself."""
         raise NotImplementedError
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
-        """A batch with images and labels mixed. What is drawn depends on seed, epoch and the rows in the batch."""
+        """Return a batch with mixed images and labels. The draws depend on seed, epoch and the rows in the batch."""
         image, label = self._fields(batch, on)
-        draw = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))
-        mixed = self._mixed(image.tensor, label.tensor, draw, f"field {label}")
+        generator = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))
+        mixed = self._mix(image.tensor, label.tensor, generator, f"field {label}")
         result: B = replace(replace(batch, image, mixed[0]), label, mixed[1])
         return result
 
     def forward(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Images [n, c, h, w] and labels (int64 [n], or float [n, classes]) mixed, drawn from torch's global generator.
+        """Mix images [n, c, h, w] and labels (int64 [n], or float [n, classes]), with torch's global generator.
 
         Returns:
             Images of the same shape, and float labels [n, classes].
         """
         seed = int(torch.randint(2**62, (), device="cpu"))
-        return self._mixed(image, label, np.random.Generator(np.random.SFC64(seed)), "the labels")
+        return self._mix(image, label, np.random.Generator(np.random.SFC64(seed)), "the labels")
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return f"alpha={self.alpha}, num_classes={self.num_classes}"
-
-    def _mixed(
-        self, image: torch.Tensor, label: torch.Tensor, draw: Draw, name: str
+    def _mix(
+        self, image: torch.Tensor, label: torch.Tensor, generator: np.random.Generator, name: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not len(image):
             return image, self._one_hot(label, name)
-        images, share = self.mix_images(image, float(draw.beta(self.alpha, self.alpha)), draw)
+        images, share = self.mix_images(image, float(generator.beta(self.alpha, self.alpha)), generator)
         labels = self._one_hot(label, name)
         return images, labels * share + labels.roll(1, 0) * (1 - share)
 
     def _one_hot(self, label: torch.Tensor, name: str) -> torch.Tensor:
         if label.ndim == 2 and label.dtype.is_floating_point:
-            return label  # mixed before, or smoothed
+            return label  # mixed by an earlier transform, or smoothed
         if label.ndim != 1 or label.dtype.is_floating_point or label.dtype is torch.bool:
             raise TransformError(
                 f"{name} is {label.dtype} {list(label.shape)}; expected class numbers [n], or their shares, float "
@@ -108,23 +107,25 @@ class Mix(Transform):
 
 
 class MixUp(Mix):
-    """Blend each sample with another of the batch, and their labels alike (Zhang et al., arXiv:1710.09412).
+    """Blend each sample with another of the batch, and their labels by the same share (Zhang et al., arXiv:1710.09412).
 
-    The share is one for the batch, from Beta(alpha, alpha). Labels become float [n, num_classes].
+    One share is drawn per batch, from Beta(alpha, alpha). Labels become float [n, num_classes].
 
     Args:
-        alpha: of the distribution; 1 makes any share as likely, less makes most batches hardly mixed.
+        alpha: of the distribution; with 1 any share is equally likely, with less most batches change little.
         num_classes: of labels that are class numbers.
-        on: images and labels, ("image", "label"). None: the one field that looks like images, and the one that looks
-            like labels, integers [n] or floats [n, classes].
+        on: images and labels, ("image", "label"). None: the only field that looks like images, and the only one that
+            looks like labels, integers [n] or floats [n, classes].
 
     Raises:
-        TransformError: alpha is not positive; later, integer images, labels outside the classes, or no telling which
-            fields are meant.
+        TransformError: alpha is not positive; later, integer images, labels outside the classes, or several fields
+            that can be meant.
     """
 
-    def mix_images(self, image: torch.Tensor, share: float, draw: Draw) -> tuple[torch.Tensor, float]:
-        """Blend; whole numbers have no room for that."""
+    def mix_images(
+        self, image: torch.Tensor, share: float, generator: np.random.Generator
+    ) -> tuple[torch.Tensor, float]:
+        """Blend float images. Raise TransformError for integers, which have no values between."""
         if not image.dtype.is_floating_point:
             raise TransformError(
                 f"images are {image.dtype}; expected floats to blend; put ToDtype or Normalize before it"
@@ -133,12 +134,12 @@ class MixUp(Mix):
 
 
 class CutMix(Mix):
-    """Paste a box of another sample of the batch into each, labels by area (Yun et al., arXiv:1905.04899).
+    """Paste a box of another sample of the batch into each, and mix labels by area (Yun et al., arXiv:1905.04899).
 
-    Size and place of the box are one for the batch. Labels become float [n, num_classes].
+    One box is drawn per batch. Labels become float [n, num_classes].
 
     Args:
-        alpha: of the distribution Beta(alpha, alpha) of the area; 1 makes any as likely.
+        alpha: of the distribution Beta(alpha, alpha) of the area; with 1 any is equally likely.
         num_classes: of labels that are class numbers.
         on: images and labels, see `MixUp`.
 
@@ -146,10 +147,12 @@ class CutMix(Mix):
         TransformError: as `MixUp`; images may be integers.
     """
 
-    def mix_images(self, image: torch.Tensor, share: float, draw: Draw) -> tuple[torch.Tensor, float]:
-        """Paste the box, cut off at the edges; the share is that of the pixels."""
+    def mix_images(
+        self, image: torch.Tensor, share: float, generator: np.random.Generator
+    ) -> tuple[torch.Tensor, float]:
+        """Paste the box, cut off at the edges. The share is that of the pixels."""
         h, w = image.shape[2:]
-        x, y = int(draw.integers(w)), int(draw.integers(h))
+        x, y = int(generator.integers(w)), int(generator.integers(h))
         half = 0.5 * (1 - share) ** 0.5
         left, right = max(x - int(half * w), 0), min(x + int(half * w), w)
         top, bottom = max(y - int(half * h), 0), min(y + int(half * h), h)

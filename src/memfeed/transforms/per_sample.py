@@ -1,4 +1,4 @@
-"""Functions of one sample, as albumentations has them, in a batch."""
+"""The transform PerSample: call a function of one sample, as albumentations has, on a batch."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ B = TypeVar("B")
 
 
 class PerSample(Transform):
-    """Call a function on each sample by itself: slow, but any function will do.
+    """Call a function on each sample by itself: slow, but it can be any function.
 
-    One that draws random numbers draws the same for the same key, wherever and whenever.
+    A function that draws random numbers always draws the same for the same key.
 
     Args:
-        fn: takes one sample's tensor of each field and gives as many back, of equal shape for all samples: the image
-            [c, h, w] alone where `on` names one field. It is called with the global generators of `random`, NumPy and
-            torch seeded by the sample's key, and they are put back afterwards. Or an albumentations transform or
-            Compose, which gets the fields by name (the first is its "image", others are masks), channels last, as
-            arrays, and is seeded by its own `set_random_seed`; it may end with ToTensorV2 or not.
+        fn: takes one sample's tensor of each field and returns as many, of equal shape for all samples. If `on` names
+            one field, that is the image [c, h, w]. The global generators of `random`, NumPy and torch are seeded by the
+            sample's key during the call, and restored after it. Or an albumentations transform or Compose, which gets
+            the fields by name (the first is its "image", others are masks), channels last, as arrays, and is seeded by
+            its own `set_random_seed`; it may end with ToTensorV2 or not.
         on: the field or fields, see `Transform`.
 
     Raises:
-        TransformError: later, samples whose results differ in shape, or as many results as there are fields are not
-            given. What `fn` raises comes with the row as a note.
+        TransformError: `fn` is not callable; later, results that differ in shape between samples, or not one result per
+            field. An error of `fn` gets a note with the row.
     """
 
-    thread_safe = False  # the user's code, and the global generators
+    thread_safe = False  # it runs the user's code and sets the global generators
     of_whole_batches = True
 
     def __init__(self, fn: Callable[..., Any], *, on: On = None) -> None:
@@ -50,24 +50,24 @@ class PerSample(Transform):
         self._prepared: dict[tuple[str, ...], Any] = {}
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
-        """See `Transform.change_batch`."""
+        """Call the function on each sample; see `Operation.change_batch`."""
         fields = find_all(batch, on)
         seeds = (uniform(keys, stream)[:, 0] * 2**32).astype(np.int64).tolist()
         results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
-        for number, field in enumerate(fields):
-            made = [result[number] for result in results]
-            shapes = {tuple(tensor.shape) for tensor in made}
+        for index, field in enumerate(fields):
+            values = [result[index] for result in results]
+            shapes = {tuple(tensor.shape) for tensor in values}
             if len(shapes) > 1:
                 raise TransformError(
                     f"field {field}: found results of shapes {sorted(shapes)}; expected one shape for all samples of a "
                     "batch; crop or resize to one size at the end"
                 )
-            if made:
-                batch = replace(batch, field, torch.stack(made).to(field.tensor.device))
+            if values:
+                batch = replace(batch, field, torch.stack(values).to(field.tensor.device))
         return batch
 
     def extra_repr(self) -> str:
-        """The function, for repr."""
+        """Return the function, for repr."""
         return str(self.fn)
 
     def _call(self, fields: Sequence[BatchField], sample: int, seed: int, row: int) -> Sequence[torch.Tensor]:
@@ -97,43 +97,43 @@ class PerSample(Transform):
     ) -> list[torch.Tensor]:
         names = ["image", *(str(field.names[-1]) for field in fields[1:])]
         prepared: Any = self._prepared.get(tuple(names))
-        if prepared is None:  # a copy: the user's own gets no targets
+        if prepared is None:  # a copy, so that the user's object gets no targets
             prepared = self._prepared[tuple(names)] = copy.deepcopy(self.fn)
             prepared.add_targets({name: "mask" for name in names[1:] if name != "mask"})
         prepared.set_random_seed(seed)
         given = {name: _to_array(tensor) for name, tensor in zip(names, tensors, strict=True)}
-        made = prepared(**given)
-        return [_to_tensor(made[name], tensor) for name, tensor in zip(names, tensors, strict=True)]
+        results = prepared(**given)
+        return [_to_tensor(results[name], tensor) for name, tensor in zip(names, tensors, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": {}}
 
 
 def _to_array(tensor: torch.Tensor) -> Any:
-    """Channels last: [h, w, c], or [h, w] for a mask of one channel or none."""
+    """Return an array with channels last, [h, w, c], or [h, w] if there is one channel or no channel dim."""
     if tensor.ndim == 3:
         tensor = tensor[0] if len(tensor) == 1 else tensor.permute(1, 2, 0)
     return np.array(tensor.numpy(), order="C")
 
 
-def _to_tensor(made: Any, given: torch.Tensor) -> torch.Tensor:
-    """Channels first again, as many dims as `given` had."""
-    if not isinstance(made, torch.Tensor):
-        made = torch.from_numpy(np.ascontiguousarray(made))
-        made = made.permute(2, 0, 1) if made.ndim == 3 else made
-    elif made.ndim == 3 and given.ndim == 3 and len(made) != len(given) and made.shape[2] == len(given):
-        made = made.permute(2, 0, 1)  # ToTensorV2 leaves masks channels last
-    if made.ndim == given.ndim - 1:
-        made = made[None]
-    elif made.ndim == given.ndim + 1 and len(made) == 1:
-        made = made[0]
-    result: torch.Tensor = made.contiguous()
+def _to_tensor(values: Any, given: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with channels first, with as many dims as `given`."""
+    if not isinstance(values, torch.Tensor):
+        values = torch.from_numpy(np.ascontiguousarray(values))
+        values = values.permute(2, 0, 1) if values.ndim == 3 else values
+    elif values.ndim == 3 and given.ndim == 3 and len(values) != len(given) and values.shape[2] == len(given):
+        values = values.permute(2, 0, 1)  # ToTensorV2 leaves masks channels last
+    if values.ndim == given.ndim - 1:
+        values = values[None]
+    elif values.ndim == given.ndim + 1 and len(values) == 1:
+        values = values[0]
+    result: torch.Tensor = values.contiguous()
     return result
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The global generators on the CPU seeded within the block, and as they were after it."""
+    """Seed the global CPU generators within the block, and restore them after it."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed)

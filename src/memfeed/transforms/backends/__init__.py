@@ -1,1 +1,1 @@
-"""How a plan of parameters is computed: fused on the CPU, one Triton kernel on CUDA."""
+"""Backends that carry out a plan of parameters: CPU code, and one Triton kernel for CUDA."""

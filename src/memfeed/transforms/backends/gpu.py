@@ -1,4 +1,4 @@
-"""Whether there is a kernel for a GPU."""
+"""Load the Triton kernel, if it works on the GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from memfeed.transforms.params.affine import Affine
 
 @cache
 def gpu_kernel(device: torch.device) -> ModuleType | None:
-    """The module `kernel`, tried on this device; None where Triton is not there, or warns that it does not work.
+    """Return the module `kernel` if it runs on `device`. Return None without Triton, or with a warning if it fails.
 
-    Triton is imported here and not before: it takes a while, and on the CPU nobody needs it.
+    Triton is imported here and not before, because the import is slow and the CPU path does not need it.
     """
     if find_spec("triton") is None:
         return None
@@ -24,7 +24,7 @@ def gpu_kernel(device: torch.device) -> ModuleType | None:
         from memfeed.transforms.backends import kernel
 
         kernel.launch(torch.zeros(1, 1, 1, 1, device=device), None, Affine(torch.float16), torch.contiguous_format)
-    except Exception as error:  # of any kind: Triton's, a compiler's that it calls, the driver's
+    except Exception as error:  # any kind: from Triton, from a compiler that it calls, from the driver
         warnings.warn(
             f"Triton does not work on {device} ({type(error).__name__}: {error}); expected to compile the kernel of "
             "memfeed.transforms with it; transforms run there one by one, which is slower; Triton needs a C compiler",

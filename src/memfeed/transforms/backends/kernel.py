@@ -1,6 +1,6 @@
-"""The fast road on a GPU: a window, a cast and a normalisation in one kernel, written in Triton.
+"""The fused GPU path: a window, a cast and a normalisation in one Triton kernel.
 
-Imported when images on a GPU come, and only where Triton is there.
+Imported with the first images on a GPU, and only if Triton is installed.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from memfeed.transforms.params.affine import Affine, Scaled
 from memfeed.transforms.params.geometry import Imagewise, filled
 from memfeed.transforms.params.window import Window
 
-COLUMNS = 32  # of the tile of a program: the usual widths are multiples of it, so that no thread idles
-TILE = 2048  # values of a tile, all channels together
-MAX_SPAN = 2**31  # elements from the first to the last of an image; beyond, 32 bits do not count them
+COLUMNS = 32  # per tile of one program; usual image widths are multiples of it, so that no thread is idle
+TILE_VALUES = 2048  # per tile, all channels together
+MAX_SPAN = 2**31  # elements from the first to the last of an image: the kernel counts them with 32 bits
 
 COPIED = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
-COMPUTED = (torch.float16, torch.bfloat16, torch.float32)  # what float32 is precise enough for
+COMPUTED = (torch.float16, torch.bfloat16, torch.float32)  # dtypes for which float32 is precise enough
 
 
 def fused(
     image: torch.Tensor, changes: Sequence[Imagewise], affine: Affine | None, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Change images [n, c, h, w], then apply `affine`; `image` itself where there is nothing to do.
+    """Change images [n, c, h, w], then apply `affine`. Return `image` itself if there is nothing to do.
 
-    A window and the Affine after it take one kernel, which reads each pixel that is needed once and writes each pixel
-    of the output once; so does either alone. What else there is to do is done by torch, each change in its plain form.
+    A window and the Affine after it take one kernel run, as does either alone. It reads each needed pixel once and
+    writes each pixel of the output once. Torch carries out the other changes, each in its plain form.
 
     Args:
-        image: of any strides, on a GPU. It is only read.
+        image: GPU images of any strides. They are only read.
         changes: to carry out first, in order.
         affine: to apply then.
-        memory_format: of what the kernel writes: `torch.contiguous_format` or `torch.channels_last`.
+        memory_format: of the kernel's output: `torch.contiguous_format` or `torch.channels_last`.
     """
     window: Window | None = None
     for change in [*changes, *([] if affine is None else [Scaled(affine)])]:
         if isinstance(change, Scaled):
-            image, window = _together(image, window, change.affine, memory_format), None
+            image, window = _run_or_fall_back(image, window, change.affine, memory_format), None
             continue
         if window is not None:
-            image, window = _together(image, window, None, memory_format), None
+            image, window = _run_or_fall_back(image, window, None, memory_format), None
         if isinstance(change, Window):
             window = change
         else:
             image = change.all(image)
-    return image if window is None else _together(image, window, None, memory_format)
+    return image if window is None else _run_or_fall_back(image, window, None, memory_format)
 
 
-def _together(
+def _run_or_fall_back(
     image: torch.Tensor, window: Window | None, affine: Affine | None, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """By the kernel where it fits; else by torch."""
+    """Run the kernel if it fits, else torch."""
     if affine == Affine(image.dtype):
         affine = None
     if window is None and affine is None:
@@ -71,7 +71,7 @@ def _together(
 
 
 def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> bool:
-    """Whether the kernel gives what torch gives."""
+    """Return True if the kernel gives the result that torch gives."""
     if image.dtype not in COPIED or not (affine is None or affine.dtype in COMPUTED):
         return False
     _, c, h, w = image.shape
@@ -79,7 +79,7 @@ def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> b
     out = c * h * w if window is None else c * window.height * window.width
     if max(span, out) >= MAX_SPAN:
         return False
-    # The fill travels as float32, which not every int32, int64 or float64 survives.
+    # The kernel gets the fill as float32, which changes some values of int32, int64 and float64.
     fill = torch.empty(0) if window is None else _fill(image, window)
     return torch.equal(fill.to(torch.float32).to(fill.dtype), fill)
 
@@ -87,7 +87,7 @@ def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> b
 def launch(
     image: torch.Tensor, window: Window | None, affine: Affine | None, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Run the kernel; see `fused`. To be called where it `fits`."""
+    """Run the kernel; see `fused`. Call it only if it `fits`."""
     n, c, h, w = image.shape
     window = Window.whole(image.shape) if window is None else window
     scaled = affine is not None and affine.scale is not None
@@ -100,7 +100,7 @@ def launch(
     if not output.numel():
         return output
     channels = triton.next_power_of_2(c)
-    rows = max(1, TILE // (COLUMNS * channels))
+    rows = max(1, TILE_VALUES // (COLUMNS * channels))
     tiles = triton.cdiv(window.height, rows) * triton.cdiv(window.width, COLUMNS)
     with torch.cuda.device_of(image):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         _kernel[(n * tiles,)](
@@ -123,13 +123,13 @@ def launch(
             rounded=scaled and image.dtype not in (torch.uint8, torch.int8),
             scaled=scaled,
             last=memory_format is torch.channels_last,
-            enable_fp_fusion=True,  # what Triton 3.9 does, with a warning, and 3.10 no longer
+            enable_fp_fusion=True,  # the default of Triton 3.9, which warns, but not of 3.10
         )
     return output
 
 
 def _parameters(image: torch.Tensor, window: Window, affine: Affine | None) -> torch.Tensor:
-    """All that the kernel looks up, int32 [4 * n + 3 * c], in one tensor and so in one copy to the device.
+    """Pack what the kernel looks up in one tensor, int32 [4 * n + 3 * c], for a single copy to the device.
 
     Top, left, hflip and vflip of each image, then the bits of a float32 scale, shift and fill of each channel.
     """
@@ -139,14 +139,14 @@ def _parameters(image: torch.Tensor, window: Window, affine: Affine | None) -> t
     if affine is not None and affine.scale is not None and affine.shift is not None:
         scale, shift = affine.scale, affine.shift
     floats = np.concatenate([scale, shift, _fill(image, window).float().numpy()]).astype(np.float32)
-    places = np.concatenate([window.top, window.left, window.hflip, window.vflip]).astype(np.int32)
-    packed = torch.from_numpy(np.concatenate([places, floats.view(np.int32)]))
-    # The copy from page-locked memory does not keep the caller waiting; torch holds on to that memory until it is done.
+    positions = np.concatenate([window.top, window.left, window.hflip, window.vflip]).astype(np.int32)
+    packed = torch.from_numpy(np.concatenate([positions, floats.view(np.int32)]))
+    # The caller does not wait for a copy from page-locked memory. Torch keeps that memory until the copy is complete.
     return packed.pin_memory().to(image.device, non_blocking=True) if image.is_cuda else packed
 
 
 def _fill(image: torch.Tensor, window: Window) -> torch.Tensor:
-    """The fill of each channel, [c], of the dtype of the images, on the CPU."""
+    """Return the fill of each channel, [c], in the dtype of the images, on the CPU."""
     return filled(window.fill, (image.shape[1],), torch.empty(0, dtype=image.dtype))
 
 
@@ -174,12 +174,12 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     scaled: tl.constexpr,
     last: tl.constexpr,
 ):
-    """A tile of one output image: all channels of rows x columns pixels.
+    """Compute a tile of one output image: all channels of rows x columns pixels.
 
-    The block is [channels, rows, columns]: of dims whose order in memory it does not know, Triton lays the last along
-    the threads, which so read pixels side by side. Where channels_last wants channels side by side, it passes the
-    values between threads, and writes in the order of the memory. Places are sums of a part for each dim, which a
-    thread works out once and not for each value; they are added to pointers, of 64 bits, where no sum overflows.
+    The block is [channels, rows, columns]. Triton does not know the order of these dims in memory, so it assigns the
+    last one to neighbouring threads, which then read neighbouring pixels. For channels_last it exchanges values between
+    threads, and writes in memory order. An offset is a sum of one part per dim, so that a thread computes a part once
+    and not per value. The parts are added to 64-bit pointers, where no sum overflows.
     """
     across = (width + columns - 1) // columns
     tiles = across * ((height + rows - 1) // rows)
@@ -193,7 +193,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     channel = tl.arange(0, channels)[:, None, None]
     row = (tile // across * rows + tl.arange(0, rows))[None, :, None]
     column = (tile % across * columns + tl.arange(0, columns))[None, None, :]
-    wanted = (channel < c) & (row < height) & (column < width)
+    is_needed = (channel < c) & (row < height) & (column < width)
 
     y = top + tl.where(vflip != 0, height - 1 - row, row)
     x = left + tl.where(hflip != 0, width - 1 - column, column)
@@ -201,12 +201,12 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     source += y * row_stride + (channel * channel_stride + x * column_stride)
     floats = parameters + 4 * n + channel
     if padded:
-        inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
+        is_inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
         fill = tl.load(floats + 2 * c, mask=channel < c, other=0).to(tl.float32, bitcast=True)
-        values = tl.load(source, mask=wanted & inside, other=0)
-        values = tl.where(inside, values, fill.to(values.dtype))
+        values = tl.load(source, mask=is_needed & is_inside, other=0)
+        values = tl.where(is_inside, values, fill.to(values.dtype))
     else:
-        values = tl.load(source, mask=wanted, other=0)
+        values = tl.load(source, mask=is_needed, other=0)
     if cast:
         values = values.to(tl.float32)
         if rounded:
@@ -222,4 +222,4 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
         target += row * (width * c) + (column * c + channel)
     else:
         target += row * width + (channel * (height * width) + column)
-    tl.store(target, values, mask=wanted)
+    tl.store(target, values, mask=is_needed)

@@ -1,1 +1,1 @@
-"""The transforms themselves: each turns draws into parameters."""
+"""Transforms: each turns random numbers into parameters of a batch."""

@@ -1,4 +1,4 @@
-"""Crops."""
+"""Transforms that crop: RandomCrop and CenterCrop."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.params.window import Window
-from memfeed.transforms.planning import Uniform
 from memfeed.transforms.transform import ImageTransform
 
 
 class RandomCrop(ImageTransform):
-    """Cut a window of `size` at a random place, drawn per sample; images of that very size stay whole.
+    """Cut a window of `size` at a random position, drawn per sample. Images of exactly that size stay whole.
 
     Args:
         size: (height, width) in pixels, or one int for both.
         padding: pixels to add to the images first: one int for all sides, (left and right, top and bottom), or (left,
             top, right, bottom). None for none.
-        pad_if_needed: pad images smaller than `size` by as much as they miss, on both sides.
-        fill: of the padding, one number or one per channel, in units of the images.
+        pad_if_needed: pad images smaller than `size` by the missing pixels, on both sides.
+        fill: value of the padding, one number or one per channel, in units of the images.
         on: the field, see `Transform`.
 
     Raises:
-        TransformError: a size that is not positive, or later larger than the padded images; negative padding.
+        TransformError: a size that is not positive, negative padding; later, a size larger than the padded images.
     """
 
     def __init__(
@@ -45,52 +45,50 @@ class RandomCrop(ImageTransform):
         self.size, self.padding = check_size(size), _padding(padding)
         self.pad_if_needed, self.fill = pad_if_needed, fill
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Window:
-        """Draw the place: each of the (h - height + 1) x (w - width + 1) windows is as likely."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window:
+        """Draw the corner: each of the (h - height + 1) x (w - width + 1) windows is equally likely."""
         (height, width), (h, w) = self.size, shape[2:]
         left, top, right, bottom = self.padding
         if self.pad_if_needed:
             down, across = max(0, height - h - top - bottom), max(0, width - w - left - right)
             left, top, right, bottom = left + across, top + down, right + across, bottom + down
         room = _room(self.size, (h + top + bottom, w + left + right))
-        # The product stays below room + 1, see keyed.integers.
+        # The product stays below room + 1, see memfeed.random.integers.
         corners = (uniform(2) * (room[0] + 1, room[1] + 1)).astype(np.int64) - (top, left)
         return _window(shape, self.size, corners[:, 0], corners[:, 1], self.fill)
 
     def extra_repr(self) -> str:
-        """The parameters, for repr."""
+        """Return the parameters, for repr."""
         padding = f", padding={self.padding}" if any(self.padding) else ""
         return f"size={self.size}{padding}" + ", pad_if_needed=True" * self.pad_if_needed
 
 
 class CenterCrop(ImageTransform):
-    """Cut a window of `size` from the middle, where torchvision cuts it.
+    """Cut a window of `size` from the middle, at the position that torchvision takes.
 
     Args:
         size: (height, width) in pixels, or one int for both.
         on: the field, see `Transform`.
 
     Raises:
-        TransformError: a size that is not positive, or later larger than the images (torchvision would pad).
+        TransformError: a size that is not positive; later, a size larger than the images (torchvision would pad).
     """
+
+    _shown = ("size",)
 
     def __init__(self, size: int | Sequence[int], *, on: On = None) -> None:
         super().__init__(on=on)
         self.size = check_size(size)
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Window:
-        """Halve the room, rounded as torchvision rounds: to the even number."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window:
+        """Center the window. Half pixels are rounded to the even number, as in torchvision."""
         down, right = _room(self.size, (shape[2], shape[3]))
         n = shape[0]
         return _window(shape, self.size, np.full(n, round(down / 2)), np.full(n, round(right / 2)))
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return f"size={self.size}"
-
 
 def _room(size: tuple[int, int], image: tuple[int, int]) -> tuple[int, int]:
-    """How far a window can move, down and to the right."""
+    """Return how many pixels a window can move, down and to the right. Raise TransformError if it is too large."""
     (height, width), (h, w) = size, image
     if height > h or width > w:
         raise TransformError(
@@ -106,7 +104,7 @@ def _window(shape: torch.Size, size: tuple[int, int], top: NDArray[Any], left: N
 
 
 def check_size(size: int | Sequence[int]) -> tuple[int, int]:
-    """(height, width) in pixels, from what a user gave. Raises TransformError."""
+    """Return (height, width) in pixels from a user's `size`. Raise TransformError."""
     sizes = (size, size) if isinstance(size, int) else tuple(size)
     if len(sizes) == 1:  # torchvision takes (224,) for (224, 224)
         sizes = sizes * 2
@@ -116,7 +114,7 @@ def check_size(size: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _padding(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom."""
+    """Return the padding at left, top, right and bottom, in pixels."""
     sides = (0,) if padding is None else (padding,) if isinstance(padding, int) else tuple(padding)
     if len(sides) not in (1, 2, 4) or not all(isinstance(side, int) and side >= 0 for side in sides):
         raise TransformError(

@@ -1,10 +1,9 @@
-"""Random boxes painted over."""
+"""The transform RandomErasing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,56 +11,12 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
-from memfeed.transforms.params.geometry import Fill, Imagewise
-from memfeed.transforms.planning import Uniform
+from memfeed.transforms.operation import DrawUniform
+from memfeed.transforms.params.box import Erased
+from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.transform import ImageTransform, check_probability
 
-TRIES = 10  # as torchvision
-
-
-@dataclass(frozen=True, eq=False)
-class Erased(Imagewise):
-    """A box of each of n images, painted over.
-
-    Args:
-        top: first row of each box, int64 [n], in pixels.
-        left: first column, likewise.
-        box_height: rows of each box, int64 [n]; 0 where nothing is painted.
-        box_width: columns, likewise.
-        fill: one number, or one per channel; None for noise.
-        seeds: of the noise, int64 [n].
-    """
-
-    top: NDArray[np.int64]
-    left: NDArray[np.int64]
-    box_height: NDArray[np.int64]
-    box_width: NDArray[np.int64]
-    fill: Fill | None
-    seeds: NDArray[np.int64]
-
-    def output_shape(self, shape: torch.Size) -> torch.Size:
-        """What images of `shape` become: of the same shape."""
-        return shape
-
-    def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
-        """One image [c, h, w]; itself where nothing is painted."""
-        height, width = int(self.box_height[sample]), int(self.box_width[sample])
-        if not height or not width:
-            return image
-        top, left = int(self.top[sample]), int(self.left[sample])
-        image = image.clone()
-        image[:, top : top + height, left : left + width] = self._paint(image, sample, height, width)
-        return image
-
-    def all(self, image: torch.Tensor) -> torch.Tensor:
-        """All images [n, c, h, w]."""
-        return torch.stack([self.one(one, sample) for sample, one in enumerate(image)]) if len(image) else image
-
-    def _paint(self, image: torch.Tensor, sample: int, height: int, width: int) -> torch.Tensor:
-        if self.fill is not None:
-            return torch.as_tensor(self.fill, device=image.device).to(image.dtype).reshape(-1, 1, 1)
-        generator = torch.Generator().manual_seed(int(self.seeds[sample]))
-        return torch.randn(len(image), height, width, generator=generator).to(image.device, image.dtype)
+TRIES = 10  # of boxes per image, as in torchvision
 
 
 class RandomErasing(ImageTransform):
@@ -71,12 +26,13 @@ class RandomErasing(ImageTransform):
         p: from 0 (never) to 1 (always).
         scale: least and largest share of the area of the image.
         ratio: least and largest height / width.
-        value: what is painted: one number, one per channel, or "random" for normal noise of its own in each pixel,
-            which needs float images. In units of the images as they are then: after Normalize, 0 is the mean.
+        value: to paint: one number, one per channel, or "random" for normal noise, drawn for each pixel, which needs
+            float images. In units of the images at that step: after Normalize, 0 is the mean.
         on: the field, see `Transform`.
 
     Raises:
-        TransformError: p is no probability; scales or ratios that are not in order.
+        TransformError: p is not a probability; scales or ratios that are not in order; later, integer images with
+            value="random".
     """
 
     def __init__(
@@ -99,11 +55,11 @@ class RandomErasing(ImageTransform):
         if isinstance(value, str) and value != "random":
             raise TransformError(f'value={value!r}; expected a number, one per channel, or "random"')
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Erased:
-        """Draw whether, and area, ratio and place; others, ten times at most, where the box is too large."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Erased:
+        """Draw the samples to change, then area, ratio and position. Draw a too large box again, up to ten times."""
         _, _, h, w = shape
-        noise = isinstance(self.value, str)
-        if noise and not dtype.is_floating_point:
+        is_noise = isinstance(self.value, str)
+        if is_noise and not dtype.is_floating_point:
             raise TransformError(f'images are {dtype}; expected floats for value="random"; put ToDtype before it')
         drawn = uniform(6)
         seeds = (drawn[:, 3] * 2**53).astype(np.int64)
@@ -116,11 +72,11 @@ class RandomErasing(ImageTransform):
             box[again] = np.where(np.any(fits, axis=1)[:, None], boxes[np.arange(len(again)), fits.argmax(1)], 0)
         corner = (drawn[:, 1:3] * ((h, w) - box + 1)).astype(np.int64)
         return Erased(
-            corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], None if noise else self.value, seeds  # type: ignore[arg-type]
+            corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], None if is_noise else self.value, seeds  # type: ignore[arg-type]
         )  # fmt: skip
 
     def _boxes(self, h: int, w: int, drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Height and width for a drawn area and ratio, int64 [..., 2], and whether the image has room for it."""
+        """Return height and width for a drawn area and ratio, int64 [..., 2], and True for each box that fits."""
         area = (h * w) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratio = np.exp(low + drawn[..., 1] * (high - low))
@@ -128,5 +84,5 @@ class RandomErasing(ImageTransform):
         return boxes, np.all(boxes < (h, w), axis=-1)
 
     def extra_repr(self) -> str:
-        """The parameters, for repr."""
+        """Return the parameters, for repr."""
         return f"p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value!r}"

@@ -1,4 +1,4 @@
-"""Casts and normalisation."""
+"""Transforms of values: ToDtype and Normalize."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.params.affine import Affine
-from memfeed.transforms.planning import Uniform
 from memfeed.transforms.transform import Transform
 
 
@@ -34,21 +34,21 @@ class ToDtype(Transform):
         self.dtype = dtype
         self.scale = scale
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Affine:
-        """Nothing to draw."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Affine:
+        """Draw nothing."""
         largest = _largest(dtype) if self.scale else 1
         if largest == 1:
             return Affine(self.dtype)
         return Affine(self.dtype, scale=(1 / largest,) * shape[1], shift=(0.0,) * shape[1])
 
     def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
-        """Cast, then divide."""
+        """Cast images [n, c, h, w], then divide them."""
         largest = _largest(image.dtype) if self.scale else 1
         image = image.to(self.dtype)
         return image if largest == 1 else image / largest
 
     def extra_repr(self) -> str:
-        """The parameters, for repr."""
+        """Return the parameters, for repr."""
         return f"{self.dtype}, scale={self.scale}"
 
 
@@ -56,7 +56,7 @@ class Normalize(Transform):
     """Subtract `mean` and divide by `std`, per channel; both in units of an image in [0, 1].
 
     Integer images become float32 and are divided by the largest value of their dtype first (255 for uint8), so no
-    ToDtype is needed before. Float images are taken as they are and keep their dtype.
+    ToDtype is needed before. Float images are not divided, and keep their dtype.
 
     Args:
         mean: one float per channel.
@@ -67,6 +67,8 @@ class Normalize(Transform):
         TransformError: mean and std differ in length, or are not finite, or a std is 0; later, images with another
             number of channels.
     """
+
+    _shown = ("mean", "std")
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], *, on: On = None) -> None:
         super().__init__(on=on)
@@ -83,8 +85,8 @@ class Normalize(Transform):
                 "use a std of 1 for a channel that is constant"
             )
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Affine:
-        """Nothing to draw."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Affine:
+        """Draw nothing."""
         if shape[1] != len(self.mean):
             raise TransformError(
                 f"images have {shape[1]} channels, mean and std {len(self.mean)} values; "
@@ -98,18 +100,14 @@ class Normalize(Transform):
         )
 
     def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
-        """Scale to [0, 1], subtract, divide."""
+        """Scale images [n, c, h, w] to [0, 1], subtract the mean, divide by the std."""
         largest = _largest(image.dtype)
         image = image.to(params.dtype) / largest
         mean = torch.tensor(self.mean, dtype=image.dtype, device=image.device)
         std = torch.tensor(self.std, dtype=image.dtype, device=image.device)
         return (image - mean[:, None, None]) / std[:, None, None]
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return f"mean={self.mean}, std={self.std}"
-
 
 def _largest(dtype: torch.dtype) -> int:
-    """What an integer image is divided by to lie in [0, 1]; 1 for a float image, which is taken to lie there."""
+    """Return the divisor that maps images of `dtype` to [0, 1]; 1 for floats, which are expected there."""
     return 1 if dtype.is_floating_point else torch.iinfo(dtype).max

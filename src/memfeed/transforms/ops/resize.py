@@ -1,4 +1,4 @@
-"""Resizing, and crops that are resized."""
+"""Transforms that resize: Resize and RandomResizedCrop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.ops.crop import check_size
 from memfeed.transforms.params.resample import Resampled, check_mode
-from memfeed.transforms.planning import Uniform
 from memfeed.transforms.transform import ImageTransform
 
-TRIES = 10  # as torchvision
+TRIES = 10  # of boxes per image, as in torchvision
 
 
 class Resize(ImageTransform):
@@ -26,14 +26,16 @@ class Resize(ImageTransform):
     Args:
         size: (height, width) in pixels, or one int for the shorter side, the other keeping the proportions.
         interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact", or torchvision's InterpolationMode.
-        max_size: what the longer side may be at most, where `size` is an int.
-        antialias: average over what shrinks to one pixel; for bilinear and bicubic.
+        max_size: largest longer side in pixels; only with an int as `size`.
+        antialias: average all pixels that shrink to one; for bilinear and bicubic.
         on: the field, see `Transform`.
 
     Raises:
         TransformError: sizes that are not positive, an unknown interpolation, `max_size` with two sizes or not larger
             than `size`.
     """
+
+    _shown = ("size", "interpolation", "antialias")
 
     def __init__(
         self,
@@ -53,8 +55,8 @@ class Resize(ImageTransform):
                 f"max_size={max_size} with size={size!r}; expected it with one int, and larger than that"
             )
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Resampled:
-        """Nothing to draw."""
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Resampled:
+        """Draw nothing."""
         n, _, h, w = shape
         if len(self.size) == 2:
             height, width = self.size
@@ -66,25 +68,23 @@ class Resize(ImageTransform):
         zero = np.zeros(n, np.int64)
         return Resampled(zero, zero, zero + h, zero + w, height, width, self.interpolation, self.antialias)
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return f"size={self.size}, interpolation={self.interpolation}, antialias={self.antialias}"
-
 
 class RandomResizedCrop(ImageTransform):
-    """Cut a box of random area and aspect ratio at a random place, and resize it, drawn per sample.
+    """Cut a box of random area and aspect ratio at a random position, drawn per sample, and resize it.
 
     Args:
         size: (height, width) in pixels, or one int for both.
         scale: least and largest share of the area of the image.
         ratio: least and largest width / height.
         interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact", or torchvision's InterpolationMode.
-        antialias: average over what shrinks to one pixel; for bilinear and bicubic.
+        antialias: average all pixels that shrink to one; for bilinear and bicubic.
         on: the field, see `Transform`.
 
     Raises:
         TransformError: sizes, scales or ratios that are not positive or not in order, an unknown interpolation.
     """
+
+    _shown = ("size", "scale", "ratio", "interpolation", "antialias")
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ class RandomResizedCrop(ImageTransform):
         self.scale, self.ratio = _interval("scale", scale), _interval("ratio", ratio)
         self.interpolation, self.antialias = check_mode(interpolation), antialias
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Resampled:
-        """Draw area, ratio and place; another area and ratio, ten times at most, where the box is too large.
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Resampled:
+        """Draw area, ratio and position. Draw area and ratio again, up to ten times, if the box is too large.
 
-        After that it is the largest box in the middle whose ratio is allowed, as in torchvision.
+        After that take the largest box with an allowed ratio, as torchvision does.
         """
         h, w = shape[2:]
         drawn = uniform(4)
         box, fits = self._boxes(h, w, drawn[:, 2:])
-        (missing,) = np.nonzero(~fits)
-        if len(missing):
-            tries = uniform(2 + 2 * TRIES, missing)[:, 4:].reshape(-1, TRIES - 1, 2)
+        (too_large,) = np.nonzero(~fits)
+        if len(too_large):
+            tries = uniform(2 + 2 * TRIES, too_large)[:, 4:].reshape(-1, TRIES - 1, 2)
             boxes, fits = self._boxes(h, w, tries)
-            first = boxes[np.arange(len(missing)), fits.argmax(1)]
-            box[missing] = np.where(np.any(fits, axis=1)[:, None], first, self._largest(h, w))
+            first = boxes[np.arange(len(too_large)), fits.argmax(1)]
+            box[too_large] = np.where(np.any(fits, axis=1)[:, None], first, self._largest(h, w))
         corner = (drawn[:, :2] * ((h, w) - box + 1)).astype(np.int64)
         height, width = self.size
         return Resampled(
@@ -122,7 +122,7 @@ class RandomResizedCrop(ImageTransform):
         )
 
     def _boxes(self, h: int, w: int, drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Height and width for a drawn area and aspect ratio, int64 [..., 2], and whether the image has room for it."""
+        """Return height and width for a drawn area and ratio, int64 [..., 2], and True for each box that fits."""
         area = (h * w) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         root = np.exp((0.5 * low) + drawn[..., 1] * (0.5 * (high - low)))
@@ -133,19 +133,12 @@ class RandomResizedCrop(ImageTransform):
         return boxes, (height > 0) & (width > 0) & (height <= h) & (width <= w)
 
     def _largest(self, h: int, w: int) -> tuple[int, int]:
-        """The largest box whose ratio is allowed."""
+        """Return height and width of the largest box with an allowed ratio."""
         if w / h < self.ratio[0]:
             return max(1, min(h, round(w / self.ratio[0]))), w
         if w / h > self.ratio[1]:
             return h, max(1, min(w, round(h * self.ratio[1])))
         return h, w
-
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return (
-            f"size={self.size}, scale={self.scale}, ratio={self.ratio}, interpolation={self.interpolation}, "
-            f"antialias={self.antialias}"
-        )
 
 
 def _interval(name: str, values: Sequence[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Random rotations and affine maps."""
+"""Transforms that rotate: RandomRotation and RandomAffine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.params.resample import check_mode
 from memfeed.transforms.params.warp import MODES, Warped
-from memfeed.transforms.planning import Uniform
 from memfeed.transforms.transform import ImageTransform
 
 Range = float | Sequence[float]
 
 
 class RandomAffine(ImageTransform):
-    """Rotate, move, scale and shear, drawn per sample; the images keep their size.
+    """Rotate, move, scale and shear, drawn per sample. The images keep their size.
 
     Args:
         degrees: the angle is drawn from [-degrees, degrees], or from (least, largest); clockwise.
@@ -30,13 +30,15 @@ class RandomAffine(ImageTransform):
         scale: least and largest factor; None for 1.
         shear: in degrees, along x from [-shear, shear] or (least, largest), with four numbers along y too.
         interpolation: "nearest" or "bilinear", or torchvision's InterpolationMode.
-        fill: what lies outside the images, one number or one per channel, in units of the images.
+        fill: value of pixels outside the images, one number or one per channel, in units of the images.
         center: (x, y) in pixels from the upper left corner; None for the middle.
         on: the field, see `Transform`.
 
     Raises:
         TransformError: ranges that are not in order, shares outside [0, 1], scales that are not positive.
     """
+
+    _shown = ("degrees", "translate", "scale", "shear", "interpolation", "fill")
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class RandomAffine(ImageTransform):
         if self.scale is not None and self.scale[0] <= 0:
             raise TransformError(f"scale={scale!r}; expected positive factors; e.g. (0.9, 1.1)")
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Warped:
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Warped:
         """Draw angle, moves (whole pixels), scale and shears."""
         n, _, h, w = shape
         drawn = uniform(6)
@@ -79,29 +81,24 @@ class RandomAffine(ImageTransform):
         matrix = inverse_matrix(angle, moves, scale, shears, _middle(self.center, h, w))
         return Warped(matrix, h, w, self.interpolation, self.fill)
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return (
-            f"degrees={self.degrees}, translate={self.translate}, scale={self.scale}, shear={self.shear}, "
-            f"interpolation={self.interpolation}, fill={self.fill}"
-        )
-
 
 class RandomRotation(ImageTransform):
-    """Rotate by an angle drawn per sample; the images keep their size.
+    """Rotate by an angle drawn per sample. The images keep their size.
 
     Args:
         degrees: the angle is drawn from [-degrees, degrees], or from (least, largest); counter-clockwise.
         interpolation: "nearest" or "bilinear", or torchvision's InterpolationMode.
         center: (x, y) in pixels from the upper left corner; None for the middle.
-        fill: what lies outside the images, one number or one per channel, in units of the images.
+        fill: value of pixels outside the images, one number or one per channel, in units of the images.
         on: the field, see `Transform`.
 
-    torchvision's `expand` is not offered: the images of a batch would differ in size.
+    There is no `expand`, as torchvision has: the images of a batch would differ in size.
 
     Raises:
         TransformError: degrees that are not in order.
     """
+
+    _shown = ("degrees", "interpolation", "fill")
 
     def __init__(
         self,
@@ -116,7 +113,7 @@ class RandomRotation(ImageTransform):
         self.degrees = _range("degrees", degrees)
         self.interpolation, self.fill, self.center = check_mode(interpolation, MODES), fill, center
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: Uniform) -> Warped:
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Warped:
         """Draw the angle."""
         n, _, h, w = shape
         zero = np.zeros(n)
@@ -126,10 +123,6 @@ class RandomRotation(ImageTransform):
         )  # fmt: skip
         return Warped(matrix, h, w, self.interpolation, self.fill)
 
-    def extra_repr(self) -> str:
-        """The parameters, for repr."""
-        return f"degrees={self.degrees}, interpolation={self.interpolation}, fill={self.fill}"
-
 
 def inverse_matrix(
     angle: NDArray[np.float64],
@@ -138,9 +131,10 @@ def inverse_matrix(
     shears: tuple[NDArray[np.float64], NDArray[np.float64]],
     center: tuple[float, float],
 ) -> NDArray[np.float64]:
-    """From a place in the output to that in the image, float64 [n, 2, 3]; angles in degrees, clockwise.
+    """Return maps from a point in the output to that in the image, float64 [n, 2, 3]; angles in degrees, clockwise.
 
-    The map forwards shears along x, then along y, scales, rotates about `center` and moves, as in torchvision.
+    The map from image to output shears along x, then along y, scales, rotates about `center` and moves, as in
+    torchvision.
     """
     turn, along_x, along_y = np.radians(angle), np.radians(shears[0]), np.radians(shears[1])
     cos, sin, bend = np.cos(turn - along_y) / np.cos(along_y), np.sin(turn - along_y) / np.cos(along_y), np.tan(along_x)

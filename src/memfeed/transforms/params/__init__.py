@@ -1,1 +1,1 @@
-"""Parameters of a batch's transforms: what was drawn, and what it does to pixels, points and values."""
+"""Parameters of a batch's transforms: what was drawn, and how it changes pixels, points and values."""

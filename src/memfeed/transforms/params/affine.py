@@ -15,8 +15,8 @@ class Affine:
 
     Args:
         dtype: of the output.
-        scale: one float per channel; None where there is only the cast.
-        shift: one float per channel; None exactly where `scale` is.
+        scale: one float per channel; None for a cast alone.
+        shift: one float per channel; None exactly if `scale` is.
     """
 
     dtype: torch.dtype
@@ -24,12 +24,12 @@ class Affine:
     shift: tuple[float, ...] | None = None
 
     @property
-    def halves(self) -> bool:
-        """Whether it computes for a dtype of 16 bits, which is done in float32 and rounded once."""
+    def is_half(self) -> bool:
+        """True if it computes values of 16 bits. These are computed in float32 and rounded once."""
         return self.scale is not None and self.dtype in (torch.float16, torch.bfloat16)
 
     def then(self, after: Affine) -> Affine:
-        """This one and `after` in one; both have the same dtype."""
+        """Join this one and `after`, of the same dtype, into one."""
         if self.scale is None or self.shift is None:
             return after
         if after.scale is None or after.shift is None:
@@ -43,20 +43,16 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Scaled(Imagewise):
-    """An Affine done to each image by itself, where something comes after it that computes with its values."""
+    """An Affine applied to each image by itself, because a later change computes with its values."""
 
     affine: Affine
 
-    def output_shape(self, shape: torch.Size) -> torch.Size:
-        """What images of `shape` become: of the same shape."""
-        return shape
-
     def output_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The Affine's."""
+        """Return the dtype of the Affine."""
         return self.affine.dtype
 
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
-        """One image [c, h, w]."""
+        """Scale one image [c, h, w]."""
         if self.affine.scale is None or self.affine.shift is None:
             return image.to(self.affine.dtype)
         cast = image.to(self._computed)
@@ -65,7 +61,7 @@ class Scaled(Imagewise):
         return output.to(self.affine.dtype)
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """All images [n, c, h, w], on any device."""
+        """Scale all images [n, c, h, w], on any device."""
         if self.affine.scale is None or self.affine.shift is None:
             return image.to(self.affine.dtype)
         values = (self.affine.scale, self.affine.shift)
@@ -74,8 +70,8 @@ class Scaled(Imagewise):
 
     @property
     def _computed(self) -> torch.dtype:
-        """What to compute in: bfloat16 would round three times, to a result 0.02 off where 0.005 is meant."""
-        return torch.float32 if self.affine.halves else self.affine.dtype
+        """Return the dtype to compute in. bfloat16 would round three times: an error of 0.02 instead of 0.005."""
+        return torch.float32 if self.affine.is_half else self.affine.dtype
 
 
 def scale_and_shift(

@@ -1,4 +1,4 @@
-"""What can be done image by image, and what of that only moves pixels, and takes masks and boxes along."""
+"""Changes that treat each image by itself, and those among them that only move pixels."""
 
 from __future__ import annotations
 
@@ -12,38 +12,43 @@ Fill: TypeAlias = "float | Sequence[float]"
 
 
 class Imagewise(abc.ABC):
-    """What is done to each of n images by itself. Its randomness is drawn already."""
+    """A change of n images, each by itself, whose random numbers are drawn already."""
 
-    @abc.abstractmethod
     def output_shape(self, shape: torch.Size) -> torch.Size:
-        """What images of `shape` [n, c, h, w] become."""
+        """Return the shape [n, c, height, width] that images of `shape` [n, c, h, w] get. By default the same."""
+        return shape
 
     def output_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What images of `dtype` become: of the same, unless a subclass says so."""
+        """Return the dtype that images of `dtype` get. By default the same."""
         return dtype
 
     @abc.abstractmethod
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
-        """One image [c, h, w] of the batch, its number `sample`; may be a view of it. For the CPU."""
+        """Change one CPU image [c, h, w], at index `sample` of the batch. The result may be a view of it."""
 
     @abc.abstractmethod
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """All images [n, c, h, w], on any device, with gradients: the plain form, which `one` is compared with."""
+        """Change all images [n, c, h, w], on any device, with gradients: the plain form, which tests compare with."""
 
 
 class Geometry(Imagewise):
-    """Where the pixels of n images go, whatever their values; it says the same to every field."""
+    """A change that moves pixels, whatever their values. Other fields of the batch can follow it."""
 
     @abc.abstractmethod
     def nearest(self) -> Geometry:
-        """The same for masks, whose values must not be mixed: by nearest neighbour, with 0 outside."""
+        """Return this change for masks: by nearest neighbour, because values must not be mixed, with 0 outside."""
 
     @abc.abstractmethod
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Where points [m, 2] of samples [m] go: (x, y), float64, the upper left corner of an image at (0, 0)."""
+        """Map points `xy` of the images `sample` to where this change moves them.
+
+        Args:
+            xy: (x, y) in pixels, float64 [m, 2]; (0, 0) is the upper left corner of an image.
+            sample: the index in the batch of each point's image, int64 [m].
+        """
 
 
 def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """A tensor [c, ...] of one number, or one per channel, of the dtype and on the device of `like`."""
+    """Return a tensor [c, ...] of one number, or one per channel, with the dtype and device of `like`."""
     values = torch.as_tensor(fill, device=like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
     return values.expand(*shape).clone()

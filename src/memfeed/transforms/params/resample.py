@@ -1,4 +1,4 @@
-"""Resizing: a box of each image, in another number of pixels."""
+"""Resizing: a box of each image, scaled to one size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memfeed.errors import TransformError
 from memfeed.transforms.params.geometry import Geometry
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
-_BY_TORCH = {torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +24,12 @@ class Resampled(Geometry):
     Args:
         top: first row of each box, int64 [n], in pixels.
         left: first column, likewise.
-        box_height: rows of each box, int64 [n].
-        box_width: columns, likewise.
-        height: rows of every output.
-        width: columns of every output.
-        mode: "nearest", "nearest-exact", "bilinear" or "bicubic", as `torch.nn.functional.interpolate` knows them.
-        antialias: average over what shrinks to one pixel; for bilinear and bicubic.
+        box_height: pixel rows of each box, int64 [n].
+        box_width: pixel columns, likewise.
+        height: pixel rows of every output.
+        width: pixel columns of every output.
+        mode: "nearest", "nearest-exact", "bilinear" or "bicubic", as in `torch.nn.functional.interpolate`.
+        antialias: average all pixels that shrink to one; for bilinear and bicubic.
     """
 
     top: NDArray[np.int64]
@@ -42,46 +42,48 @@ class Resampled(Geometry):
     antialias: bool = True
 
     def output_shape(self, shape: torch.Size) -> torch.Size:
-        """What images of `shape` [n, c, h, w] become: [n, c, height, width]."""
+        """Return [n, c, height, width] for images of `shape` [n, c, h, w]."""
         return torch.Size((*shape[:2], self.height, self.width))
 
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
-        """One image [c, h, w], by the code that torchvision resizes with."""
+        """Resize the box of one image [c, h, w], with the function that torchvision uses."""
         top, left = int(self.top[sample]), int(self.left[sample])
         piece = image[:, top : top + int(self.box_height[sample]), left : left + int(self.box_width[sample])]
         if piece.shape[1:] == (self.height, self.width):
             return piece
         if self.mode == "nearest":
-            return piece[:, _nearest(piece.shape[1], self.height)[:, None], _nearest(piece.shape[2], self.width)]
-        # Torch (2.6 to 2.15) mistakes the layout of what comes out one pixel wide: wrong pixels, or an error for uint8.
-        narrow = self.width == 1
-        known = _BY_TORCH if piece.is_cpu and not narrow else _BY_TORCH - {torch.uint8}  # no GPU knows uint8
-        dtype = piece.dtype if piece.dtype in known else torch.float32
-        made = interpolate(
-            (piece.mT if narrow else piece)[None].to(dtype),
-            (1, self.height) if narrow else (self.height, self.width),
+            rows, columns = _nearest_sources(piece.shape[1], self.height), _nearest_sources(piece.shape[2], self.width)
+            return piece[:, rows[:, None], columns]
+        # Torch (2.6 to 2.15) mistakes the layout of an output one pixel wide: wrong pixels, or an error for uint8.
+        is_narrow = self.width == 1
+        # Torch resizes uint8 on the CPU only.
+        supported = _TORCH_DTYPES if piece.is_cpu and not is_narrow else _TORCH_DTYPES - {torch.uint8}
+        dtype = piece.dtype if piece.dtype in supported else torch.float32
+        resized = interpolate(
+            (piece.mT if is_narrow else piece)[None].to(dtype),
+            (1, self.height) if is_narrow else (self.height, self.width),
             mode=self.mode,
             align_corners=None if self.mode == "nearest-exact" else False,
             antialias=self.antialias and self.mode in ("bilinear", "bicubic"),
         )[0]
-        made = made.mT if narrow else made
+        resized = resized.mT if is_narrow else resized
         if self.mode == "bicubic" and not piece.dtype.is_floating_point and dtype.is_floating_point:
             limits = torch.iinfo(piece.dtype)
-            made = made.clamp(limits.min, limits.max)
-        return made if dtype is piece.dtype else made.round().to(piece.dtype)
+            resized = resized.clamp(limits.min, limits.max)
+        return resized if dtype is piece.dtype else resized.round().to(piece.dtype)
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """All images [n, c, h, w], one after another, on any device."""
+        """Resize the boxes of all images [n, c, h, w], one after another, on any device."""
         if not len(image):
             return image.new_empty(self.output_shape(image.shape))
         return torch.stack([self.one(one, sample) for sample, one in enumerate(image)])
 
     def nearest(self) -> Resampled:
-        """The same for masks."""
+        """Return this change for masks: by nearest neighbour."""
         return self if self.mode.startswith("nearest") else replace(self, mode="nearest")
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Where points [m, 2] of samples [m] go; see `Geometry`."""
+        """Map points; see `Geometry`."""
         left, top, w, h = (
             torch.from_numpy(a)[sample] for a in (self.left, self.top, self.box_width, self.box_height)
         )  # fmt: skip
@@ -89,14 +91,14 @@ class Resampled(Geometry):
 
 
 def check_mode(interpolation: Any, known: tuple[str, ...] = MODES) -> str:
-    """The name of an interpolation, given as such or as torchvision's InterpolationMode."""
+    """Return the name of an interpolation, or of torchvision's InterpolationMode. Raise TransformError for others."""
     mode = getattr(interpolation, "value", interpolation)
     if mode not in known:
         raise TransformError(f"interpolation={interpolation!r}; expected one of {', '.join(known)}")
     return str(mode)
 
 
-def _nearest(size: int, wanted: int) -> torch.Tensor:
-    """Which of `size` pixels each of `wanted` is, as torch's "nearest" has it: rounded down, in float32."""
-    scale = torch.tensor(size / wanted, dtype=torch.float32)
-    return (torch.arange(wanted, dtype=torch.float32) * scale).long().clamp_(max=size - 1)
+def _nearest_sources(size: int, output_size: int) -> torch.Tensor:
+    """Return the pixel that each of `output_size` pixels shows, as torch's "nearest": rounded down, in float32."""
+    scale = torch.tensor(size / output_size, dtype=torch.float32)
+    return (torch.arange(output_size, dtype=torch.float32) * scale).long().clamp_(max=size - 1)

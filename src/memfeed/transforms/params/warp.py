@@ -1,4 +1,4 @@
-"""Rotation, translation, scale and shear as one description: an affine map for each image."""
+"""Rotation, translation, scale and shear as one description: an affine map per image."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Warped(Geometry):
     """An affine map of each of n images, which keep their size.
 
     Args:
-        matrix: float64 [n, 2, 3]; gives for (x, y, 1) of an output pixel the place in the image that it shows, both in
+        matrix: float64 [n, 2, 3]; maps (x, y, 1) of an output pixel to the point of the image that it shows, both in
             pixels from the middle.
-        height: rows of the images.
-        width: columns of the images.
+        height: pixel rows of the images.
+        width: pixel columns of the images.
         mode: "nearest" or "bilinear".
-        fill: what lies outside the images, one number or one per channel.
+        fill: value of pixels outside the images, one number or one per channel.
     """
 
     matrix: NDArray[np.float64]
@@ -33,12 +33,8 @@ class Warped(Geometry):
     mode: str = "nearest"
     fill: Fill = 0
 
-    def output_shape(self, shape: torch.Size) -> torch.Size:
-        """What images of `shape` [n, c, h, w] become: of the same shape."""
-        return shape
-
     def then(self, after: Warped) -> Warped | None:
-        """The one map that does this and then `after`, sampling once; None where they sample in different ways."""
+        """Join this map and `after` into one, which samples once. Return None if they sample in different ways."""
         if (self.mode, self.fill) != (after.mode, after.fill):
             return None
         linear = self.matrix[:, :, :2]
@@ -47,19 +43,19 @@ class Warped(Geometry):
         return replace(self, matrix=matrix)
 
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
-        """One image [c, h, w]."""
+        """Sample one image [c, h, w]."""
         return self._sample(image[None], self.matrix[sample : sample + 1])[0]
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """All images [n, c, h, w], on any device."""
+        """Sample all images [n, c, h, w], on any device."""
         return self._sample(image, self.matrix)
 
     def nearest(self) -> Warped:
-        """The same for masks."""
+        """Return this map for masks: by nearest neighbour, with 0 outside."""
         return replace(self, mode="nearest", fill=0)
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """Where points [m, 2] of samples [m] go; see `Geometry`."""
+        """Map points; see `Geometry`."""
         matrix = torch.from_numpy(self.matrix)
         middle = torch.tensor([self.width / 2, self.height / 2], dtype=torch.float64)
         moved = (xy - middle - matrix[sample, :, 2])[:, :, None]
@@ -75,23 +71,23 @@ class Warped(Geometry):
         x = torch.arange(w, dtype=dtype, device=device) - (w - 1) / 2
         y = torch.arange(h, dtype=dtype, device=device) - (h - 1) / 2
         m = torch.from_numpy(matrix).to(device, dtype)[:, :, :, None, None]
-        places = m[:, :, 0] * x + m[:, :, 1] * y[:, None] + m[:, :, 2]  # [n, 2, h, w]: x, y
-        if self.mode == "nearest":  # by index, so that any dtype keeps its values
-            column, row = ((places[:, i] + (most - 1) / 2).round().long() for i, most in ((0, w), (1, h)))
-            inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
+        points = m[:, :, 0] * x + m[:, :, 1] * y[:, None] + m[:, :, 2]  # [n, 2, h, w]: x, y
+        if self.mode == "nearest":  # by index, so that values of any dtype stay exact
+            column, row = ((points[:, i] + (size - 1) / 2).round().long() for i, size in ((0, w), (1, h)))
+            is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
             index = (row.clamp(0, h - 1) * w + column.clamp(0, w - 1)).view(n, 1, h * w).expand(n, c, h * w)
             picked = image.reshape(n, c, h * w).gather(2, index).view(n, c, h, w)
-            return torch.where(inside[:, None], picked, filled(self.fill, (c, 1, 1), image))
-        grid = torch.stack([places[:, 0] * (2 / w), places[:, 1] * (2 / h)], 3)
+            return torch.where(is_inside[:, None], picked, filled(self.fill, (c, 1, 1), image))
+        grid = torch.stack([points[:, 0] * (2 / w), points[:, 1] * (2 / h)], 3)
         source = image.to(dtype)
         if np.any(self.fill):
             source = torch.cat([source, source.new_ones(n, 1, h, w)], 1)
-        made = grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+        sampled = grid_sample(source, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
         if np.any(self.fill):
-            made, share = made[:, :c], made[:, c:]
-            made = made + (1 - share) * filled(self.fill, (c, 1, 1), made)
-        return made if image.dtype.is_floating_point and dtype is image.dtype else _cast(made, image.dtype)
+            sampled, share = sampled[:, :c], sampled[:, c:]
+            sampled = sampled + (1 - share) * filled(self.fill, (c, 1, 1), sampled)
+        return sampled if image.dtype.is_floating_point and dtype is image.dtype else _cast(sampled, image.dtype)
 
 
-def _cast(made: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return made.to(dtype) if dtype.is_floating_point else made.round().to(dtype)
+def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)

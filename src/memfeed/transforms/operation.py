@@ -1,0 +1,102 @@
+"""The operation of one transform: the methods that a subclass of `Transform` writes, and its step in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memfeed.errors import TransformError
+from memfeed.random import Keys
+from memfeed.transforms.batch_fields import On
+
+B = TypeVar("B")
+
+
+class DrawUniform(Protocol):
+    """Draws random numbers for the samples of a batch."""
+
+    def __call__(self, draws: int, samples: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Return random numbers in [0, 1), float64 [n, draws].
+
+        Keyed numbers are the same in a second call. So ask that call for more draws, and use those after the first
+        call's.
+
+        Args:
+            draws: how many numbers per sample.
+            samples: indices in the batch of the samples to draw for, int64 [m]; None for all.
+        """
+
+
+DrawFromStream: TypeAlias = Callable[[str, int, "NDArray[np.int64] | None"], NDArray[np.float64]]
+"""A `DrawUniform` that takes the name of a stream first."""
+
+
+class Operation(torch.nn.Module):
+    """An operation on one field of a batch, without the means to apply it, which `Transform` adds."""
+
+    memory_format = torch.contiguous_format  # of the images that come out
+    thread_safe = True  # False for transforms that change the state of the process, as global generators
+    of_whole_batches = False  # True if `change_batch` is called in place of `make_params` and `transform`
+    _shown: ClassVar[tuple[str, ...]] = ()  # attributes that repr shows
+
+    def __init__(self, *, on: On = None) -> None:
+        super().__init__()
+        self.on = on
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Any:
+        """Decide what to do with images of `shape` [n, c, h, w] and `dtype`.
+
+        Args:
+            shape: of the images.
+            dtype: of the images.
+            uniform: `uniform(draws)` gives random numbers in [0, 1), float64 [n, draws]; see `DrawUniform`.
+
+        Returns:
+            The parameters that `transform` takes. If they are Imagewise, or an Affine, neighbours are fused.
+
+        Raises:
+            TransformError: the images do not fit.
+        """
+        raise NotImplementedError
+
+    def transform(self, image: torch.Tensor, params: Any) -> torch.Tensor:
+        """Apply `params` to images [n, c, h, w], on any device, without writing to them."""
+        raise NotImplementedError
+
+    def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
+        """Change several fields of a batch at once, in place of `make_params` and `transform`.
+
+        Args:
+            batch: as for `apply`.
+            keys: one key per sample.
+            stream: the name of the stream to draw from.
+            on: the fields, as the user named them.
+        """
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Return the parameters, for repr."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._shown)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation of a plan, the field it works on, and the stream that it draws from."""
+
+    operation: Operation
+    on: On
+    stream: str
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawFromStream) -> Any:
+        """Return the operation's parameters for images of this shape and dtype. Errors name the operation."""
+        try:
+            return self.operation.make_params(
+                shape, dtype, lambda draws, samples=None: uniform(self.stream, draws, samples)
+            )
+        except TransformError as error:
+            raise TransformError(f"{self.operation}: {error}") from None
