@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_batches import keys
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
@@ -27,18 +28,6 @@ def photos(n=6, c=3, h=12, w=10, dtype=torch.uint8):
     images = torch.randint(0, 256, (n, c, h, w), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[:, :, :3] = images[:, :1, :3]  # gray ones too, which have no hue
     return images.to(dtype) / 255 if dtype.is_floating_point else images.to(dtype)
-
-
-def keys(n=6, seed=0, epoch=0):
-    return Keys(seed, epoch, torch.arange(n))
-
-
-@pytest.fixture
-def functional():
-    pytest.importorskip("torchvision")
-    from torchvision.transforms.v2 import functional
-
-    return functional
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,4 +1,4 @@
-"""The GPU kernel where there is no GPU: interpreted, compiled but not run, and passed over."""
+"""The GPU kernel without a GPU: interpreted, compiled but not run, and skipped if it does not work."""
 
 import os
 import subprocess

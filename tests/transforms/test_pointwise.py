@@ -1,4 +1,4 @@
-"""Pointwise: on the fused road as on the plain one, before and after what it stands beside, and what it refuses."""
+"""Pointwise: on the fused path as on the plain one, before and after what it stands beside, and what it refuses."""
 
 import copy
 import pickle
@@ -157,7 +157,7 @@ def test_it_is_compiled_where_that_pays_and_repr_says_what_became_of_it(compiler
     assert repr(transform) == f"Pointwise(gamma, {how} on cpu)"
 
 
-@pytest.mark.parametrize("road", ["apply", "reference"])
+@pytest.mark.parametrize("path", ["apply", "reference"])
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
@@ -173,11 +173,11 @@ def test_it_is_compiled_where_that_pays_and_repr_says_what_became_of_it(compiler
         (lambda x: x.add_(1), ["wrote to its argument", "makes a new tensor"]),
     ],
 )
-def test_what_is_not_done_value_by_value(road, fn, words):
+def test_what_is_not_done_value_by_value(path, fn, words):
     images = photos()
     transform = Pointwise(fn)
     with pytest.raises(TransformError) as caught:
-        getattr(transform, road)(images, keys())
+        getattr(transform, path)(images, keys())
     for word in ["Pointwise(", *words]:
         assert word in str(caught.value)
     assert torch.equal(images, photos())

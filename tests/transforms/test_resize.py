@@ -1,0 +1,71 @@
+"""Resize and RandomResizedCrop: against torchvision and Pillow, and what is drawn."""
+
+import numpy as np
+import pytest
+import torch
+from image_batches import keys, params, pictures
+
+from memfeed.transforms import RandomResizedCrop, Resize
+
+DTYPES = [torch.uint8, torch.int16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_resized_crops_are_torchvisions(functional, mode, dtype):
+    from torchvision.transforms import InterpolationMode
+
+    images = pictures(8, 3, 40, 33, dtype)
+    transform = RandomResizedCrop((16, 24), interpolation=InterpolationMode(mode))
+    drawn = params(transform, images)
+    expected = [
+        functional.resized_crop(
+            image, int(top), int(left), int(h), int(w), [16, 24], InterpolationMode(mode), antialias=True
+        )
+        for image, top, left, h, w in zip(
+            images, drawn.top, drawn.left, drawn.box_height, drawn.box_width, strict=True
+        )
+    ]  # fmt: skip
+    assert torch.equal(transform.apply(images, keys(8)), torch.stack(expected))
+
+
+@pytest.mark.parametrize("size", [7, (9, 30), [12]])
+@pytest.mark.parametrize("max_size", [None, 15])
+def test_resize_is_torchvisions(functional, size, max_size):
+    images = pictures(2, 3, 40, 33)
+    if max_size is not None and size != 7:
+        size = 7
+    expected = functional.resize(images, size if isinstance(size, int) else list(size), max_size=max_size)
+    assert torch.equal(Resize(size, max_size=max_size).apply(images, keys(2)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32])
+@pytest.mark.parametrize("size", [(1, 1), (7, 1), (40, 1), (1, 7)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_resized_to_one_pixel(channels, size, dtype):
+    """Against Pillow: torch itself raises, or mistakes the layout of what is one pixel wide (torch 2.6 to 2.15)."""
+    image = pytest.importorskip("PIL.Image")
+    images = pictures(2, channels)
+    found = Resize(size).apply(images.to(dtype), keys(2))
+    assert found.dtype == dtype
+    for one, resized in zip(images.flatten(0, 1), found.flatten(0, 1), strict=True):
+        expected = np.array(image.fromarray(one.numpy()).resize(size[::-1], image.Resampling.BILINEAR))
+        assert abs(resized.double().numpy() - expected).max() <= 1
+    layout = images.to(dtype).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(Resize(size).apply(layout, keys(2)), found)
+
+
+def test_boxes_of_resized_crops():
+    drawn = params(RandomResizedCrop(8), pictures(500, 1, 64, 48))
+    h, w = drawn.box_height.astype(float), drawn.box_width.astype(float)
+    assert (drawn.top >= 0).all()
+    assert (drawn.left >= 0).all()
+    assert (drawn.top + h <= 64).all()
+    assert (drawn.left + w <= 48).all()
+    assert 0.07 < (h * w / (64 * 48)).min() < 0.1
+    assert 0.72 < (w / h).min() < (w / h).max() < 1.38
+    area = h * w / (64 * 48)
+    assert 0.4 < np.median(area[w < 48]) < 0.6, "areas are uniform"
+    wide = params(RandomResizedCrop(8, scale=(0.9, 1.0)), pictures(3, 1, 10, 100))
+    assert (wide.box_height == 10).all()
+    assert (wide.box_width == 13).all(), "the largest box in the middle whose ratio is allowed"
