@@ -68,11 +68,11 @@ def _brightness(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
 
 def _contrast(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     gray = _gray(image).mean(dim=(-3, -2, -1), keepdim=True)
-    return _like(image * factor + gray * (1 - factor), image)
+    return _like((image * factor).add_(gray * (1 - factor)), image)
 
 
 def _saturation(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    return _like(image * factor + _gray(image) * (1 - factor), image)
+    return _like((image * factor).add_(_gray(image) * (1 - factor)), image)
 
 
 def _hue(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -112,8 +112,8 @@ def _gray(image: torch.Tensor) -> torch.Tensor:
     if image.shape[-3] == 1:
         return image if image.dtype.is_floating_point else image.to(torch.float32)
     r, g, b = _channels(image)
-    gray: torch.Tensor = r * 0.2989 + g * 0.587 + b * 0.114
-    return gray if image.dtype.is_floating_point else gray.floor()
+    gray: torch.Tensor = (r * 0.2989).add_(g * 0.587).add_(b * 0.114)
+    return gray if image.dtype.is_floating_point else gray.floor_()
 
 
 def _like(values: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
