@@ -260,6 +260,24 @@ RandomResizedCrop (antialiased), flip and normalise; torchvision is given the bo
 {targets(result)}"""
 
 
+def weight(result: Result) -> str:
+    rows = []
+    for name, found in result["works"].items():
+        (ours, time), *others = found["median_cpu_seconds"].items()
+        rows.append([name, ours, milliseconds(time), ""])
+        for other, taken in others:
+            low, high = found["ranges_of_ratios"][other]
+            times = f"{found['ratios_to_ours'][other]:.2f} ({low:.2f} to {high:.2f})"
+            rows.append(["", other, milliseconds(taken), times])
+    return f"""## The weight of transforms
+
+{result["input"]["dtype"]} {result["input"]["shape"]} on the CPU with given parameters, in CPU time of one thread: memfeed,
+and torchvision v2 and kornia ({result["input"]["kornia"]}) called per sample. The last column says how many times longer
+than the first line of each part, with the range of all rounds. kornia's time includes the casts from uint8 and back.
+
+{table(["", "", "time", "times the first"], rows)}"""
+
+
 def to_device(result: Result) -> str:
     about, parts = result["input"], []
     for name, found in result["works"].items():
@@ -362,6 +380,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "columnar": columnar,
     "verify": verify,
     "transforms": transforms,
+    "weight": weight,
     "device-cuda": device,
     "device-cpu": device,
     "to_device-cuda": to_device,

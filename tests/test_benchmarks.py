@@ -87,6 +87,15 @@ def test_report(quick, tmp_path):
     assert (tmp_path / "others.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_weight(tmp_path):
+    pytest.importorskip("torchvision")
+    pytest.importorskip("kornia", reason="kornia is not installed: it comes with the extra 'dev'")
+    run("weight", "--quick", "--json", tmp_path / "weight.json")
+    check_result(tmp_path / "weight.json", "weight", "works")
+    run("report", "--results", tmp_path, "--docs", tmp_path)
+    assert "The weight of transforms" in (tmp_path / "benchmarks.md").read_text()
+
+
 @pytest.mark.real_data
 def test_tutorial(photos, tmp_path):
     skip_without_disk(gettempdir())
