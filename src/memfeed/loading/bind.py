@@ -20,17 +20,10 @@ Bound = Callable[[Any, Any], Any]
 def bind(transform: UserTransform, schema: Schema | None = None, allocator: Lender | None = None) -> Bound | None:
     """Return one function of (batch, keys) for a user's ``transform``; None for None.
 
-    A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else. Any other
-    callable gets the batch. ``{field: callable}`` calls each callable with the tensor of its field.
-
-    Args:
-        transform: as the user gave it.
-        schema: of the store, whose field names a mapping may use; None to use those of the batch.
-        allocator: gives the memory of the output of a ``memfeed.transforms`` transform; None for fresh memory.
-
-    Raises:
-        TransformError: ``transform`` is of another kind.
-        FieldError: a mapping names a field that ``schema`` does not have.
+    A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, and memory from
+    ``allocator``. Any other callable gets the batch. ``{field: callable}`` calls each callable with the tensor of its
+    field, which may have the name that ``schema`` gives it. Raise TransformError for anything else, and FieldError for
+    a field that ``schema`` does not have.
     """
     if transform is None:
         return None

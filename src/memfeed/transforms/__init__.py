@@ -13,12 +13,11 @@ from memfeed.transforms.ops.normalize import Normalize, ToDtype
 from memfeed.transforms.ops.pointwise import Pointwise
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
-from memfeed.transforms.params.affine import Affine
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.jitter import Gray, Jitter
-from memfeed.transforms.params.mapped import Mapped
 from memfeed.transforms.params.resample import Resampled
+from memfeed.transforms.params.values import Affine, Mapped
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 from memfeed.transforms.per_sample import PerSample

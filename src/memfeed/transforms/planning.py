@@ -8,8 +8,8 @@ from typing import TypeAlias
 import torch
 
 from memfeed.transforms.operation import DrawFromStream, Step
-from memfeed.transforms.params.affine import Affine, Scaled
 from memfeed.transforms.params.geometry import Geometry, Imagewise
+from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 

@@ -19,8 +19,8 @@ from memfeed.transforms.backends.gpu import gpu_kernel
 from memfeed.transforms.batch_fields import On, find_all, replace
 from memfeed.transforms.followers import follow
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
-from memfeed.transforms.params.affine import Affine
 from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.params.values import Affine
 from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain
 
 B = TypeVar("B")

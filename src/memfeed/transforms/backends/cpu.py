@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from memfeed.system.buffers import Fresh, Lender
-from memfeed.transforms.params.affine import Affine, scale_and_shift
 from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.params.values import Affine, scale_and_shift
 
 
 def fused(

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from memfeed.transforms.params.affine import Affine
+from memfeed.transforms.params.values import Affine
 
 
 @cache

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from memfeed.transforms.params.affine import Affine, Scaled
 from memfeed.transforms.params.geometry import Imagewise, filled
+from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
 COLUMNS = 32  # per tile of one program; usual image widths are multiples of it, so that no thread is idle

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
@@ -55,7 +53,7 @@ class RandomCrop(ImageTransform):
         room = _room(self.size, (h + top + bottom, w + left + right))
         # The product stays below room + 1, see memfeed.random.integers.
         corners = (uniform(2) * (room[0] + 1, room[1] + 1)).astype(np.int64) - (top, left)
-        return _window(shape, self.size, corners[:, 0], corners[:, 1], self.fill)
+        return Window.whole(shape, top=corners[:, 0], left=corners[:, 1], height=height, width=width, fill=self.fill)
 
     def extra_repr(self) -> str:
         """Return the parameters, for repr."""
@@ -83,8 +81,8 @@ class CenterCrop(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window:
         """Center the window. Half pixels are rounded to the even number, as in torchvision."""
         down, right = _room(self.size, (shape[2], shape[3]))
-        n = shape[0]
-        return _window(shape, self.size, np.full(n, round(down / 2)), np.full(n, round(right / 2)))
+        top, left = np.full(shape[0], round(down / 2)), np.full(shape[0], round(right / 2))
+        return Window.whole(shape, top=top, left=left, height=self.size[0], width=self.size[1])
 
 
 def _room(size: tuple[int, int], image: tuple[int, int]) -> tuple[int, int]:
@@ -97,10 +95,6 @@ def _room(size: tuple[int, int], image: tuple[int, int]) -> tuple[int, int]:
             "resize the images when caching them, pad them, or ask for a smaller crop"
         )
     return h - height, w - width
-
-
-def _window(shape: torch.Size, size: tuple[int, int], top: NDArray[Any], left: NDArray[Any], fill: Fill = 0) -> Window:
-    return Window.whole(shape, top=top, left=left, height=size[0], width=size[1], fill=fill)
 
 
 def check_size(size: int | Sequence[int]) -> tuple[int, int]:

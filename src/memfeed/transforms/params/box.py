@@ -41,10 +41,6 @@ class Erased(Imagewise):
         image[:, top : top + height, left : left + width] = self._paint(image, sample, height, width)
         return image
 
-    def all(self, image: torch.Tensor) -> torch.Tensor:
-        """Paint over the boxes of all images [n, c, h, w], one image after another."""
-        return torch.stack([self.one(one, sample) for sample, one in enumerate(image)]) if len(image) else image
-
     def _paint(self, image: torch.Tensor, sample: int, height: int, width: int) -> torch.Tensor:
         if self.fill is not None:
             return torch.as_tensor(self.fill, device=image.device).to(image.dtype).reshape(-1, 1, 1)

@@ -72,12 +72,6 @@ class Resampled(Geometry):
             resized = resized.clamp(limits.min, limits.max)
         return resized if dtype is piece.dtype else resized.round().to(piece.dtype)
 
-    def all(self, image: torch.Tensor) -> torch.Tensor:
-        """Resize the boxes of all images [n, c, h, w], one after another, on any device."""
-        if not len(image):
-            return image.new_empty(self.output_shape(image.shape))
-        return torch.stack([self.one(one, sample) for sample, one in enumerate(image)])
-
     def nearest(self) -> Resampled:
         """Return this change for masks: by nearest neighbour."""
         return self if self.mode.startswith("nearest") else replace(self, mode="nearest")

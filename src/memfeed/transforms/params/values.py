@@ -1,7 +1,8 @@
-"""Casts and normalisation as one description: a dtype, and a scale and a shift per channel."""
+"""Changes of values: casts and normalisation as one description, and any function of single values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,31 @@ class Scaled(Imagewise):
     def _computed(self) -> torch.dtype:
         """Return the dtype to compute in. bfloat16 would round three times: an error of 0.02 instead of 0.005."""
         return torch.float32 if self.affine.is_half else self.affine.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped(Imagewise):
+    """A function applied to each value of n images.
+
+    Args:
+        fn: takes images and returns a tensor of the same shape.
+        dtype: of the tensors that `fn` returns.
+    """
+
+    fn: Callable[[torch.Tensor], torch.Tensor]
+    dtype: torch.dtype
+
+    def output_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype that `fn` returns."""
+        return self.dtype
+
+    def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
+        """Call the function with one image [c, h, w]."""
+        return self.fn(image)
+
+    def all(self, image: torch.Tensor) -> torch.Tensor:
+        """Call the function with all images [n, c, h, w], on any device."""
+        return self.fn(image)
 
 
 def scale_and_shift(
