@@ -269,11 +269,12 @@ def weight(result: Result) -> str:
             low, high = found["ranges_of_ratios"][other]
             times = f"{found['ratios_to_ours'][other]:.2f} ({low:.2f} to {high:.2f})"
             rows.append(["", other, milliseconds(taken), times])
+    about = result["input"]
     return f"""## The weight of transforms
 
-{result["input"]["dtype"]} {result["input"]["shape"]} on the CPU with given parameters, in CPU time of one thread: memfeed,
-and torchvision v2 and kornia ({result["input"]["kornia"]}) called per sample. The last column says how many times longer
-than the first line of each part, with the range of all rounds. kornia's time includes the casts from uint8 and back.
+{about["dtype"]} {about["shape"]} on the CPU with given parameters, in CPU time of one thread: memfeed, and torchvision
+v2 and kornia {about["kornia"]} called per sample. The last column compares a time with the first one of its part: the
+median of all rounds, and their range. kornia's time includes the casts from uint8 and back.
 
 {table(["", "", "time", "times the first"], rows)}"""
 

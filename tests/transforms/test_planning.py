@@ -161,3 +161,14 @@ def test_sixteen_bits_are_rounded_once(dtype):
     assert found.dtype is dtype
     ulp = torch.finfo(dtype).eps
     torch.testing.assert_close(found.float(), exact, rtol=ulp, atol=ulp * 2**-4)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_batch_in_huge_pages(layout):
+    """From 4 MiB on, memory comes from another allocator."""
+    steps = [RandomCrop(120), ToDtype(torch.bfloat16, scale=True), RandomHorizontalFlip()]
+    transform, images = Compose(steps, memory_format=layout), photos(64, 3, 128, 128)
+    got = transform.apply(images, keys(64))
+    assert got.nbytes > 4 << 20
+    assert got.is_contiguous(memory_format=layout)
+    assert torch.equal(got, transform.reference(images, keys(64)))
