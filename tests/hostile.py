@@ -32,7 +32,7 @@ import numpy as np
 import xxhash
 
 import memfeed
-from memfeed.cli.inspect import _fields, _values, inspect
+from memfeed.cli.inspect_command import _fields_table, _values_table, inspect
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.fields import DTYPES
 
@@ -591,8 +591,8 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     def tables() -> None:
         with contextlib.suppress(StoreError):  # a model's weights have no rows
             len(store)
-            _values(store, range(min(2, len(store))))
-        _fields(store)
+            _values_table(store, range(min(2, len(store))))
+        _fields_table(store)
 
     yield "tables", tables
     if not shown:

@@ -114,9 +114,9 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache"], "OUT"),
         (["cache", "out.mf"], "expected `memfeed cache module:factory OUT`"),
         (["cache", "cli_sets:make", "out.mf", "--workers", "-1"], "--workers"),
-        (["cache", "cli_sets", "out.mf"], "expected module:factory"),
-        (["cache", "cli_sets:", "out.mf"], "expected module:factory"),
-        (["cache", "cli-sets:make", "out.mf"], "expected module:factory"),
+        (["cache", "cli_sets", "out.mf"], "expected module:name"),
+        (["cache", "cli_sets:", "out.mf"], "expected module:name"),
+        (["cache", "cli-sets:make", "out.mf"], "expected module:name"),
         (["cache", "no_module_of_this_name:make", "out.mf"], "found no module 'no_module_of_this_name'"),
         (["cache", "cli_sets:absent", "out.mf"], "found no 'absent' in cli_sets"),
         (["cache", "cli_broken:make", "out.mf"], "importing cli_broken raised ModuleNotFoundError"),
@@ -162,7 +162,7 @@ def test_what_nobody_foresaw_is_one_line_too(
 
     monkeypatch.setattr(memfeed, "open", fail)
     assert main(["inspect", "x"]) == 2
-    said = "memfeed: error: ZeroDivisionError: by zero (memfeed --debug COMMAND shows the traceback)\n"
+    said = "memfeed: error: ZeroDivisionError: by zero (run memfeed --debug COMMAND to see the traceback)\n"
     assert capsys.readouterr().err == said
 
 
@@ -207,10 +207,10 @@ def test_cache_names_its_own_options_for_a_stale_store(capsys: pytest.CaptureFix
 
 def test_cache_leaves_out_what_raises(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "cli_sets:Broken", "out.mf", "--no-progress", "--on-error", "skip"]) == 0
-    assert "left out: 1 samples" in capsys.readouterr().out
+    assert "samples skipped: 1" in capsys.readouterr().out
     assert memfeed.open("out.mf").skipped == (5,)
     assert main(["inspect", "out.mf"]) == 0
-    assert "left out: 1 samples of the dataset, numbers 5" in capsys.readouterr().out
+    assert "samples skipped: 1, dataset indices 5" in capsys.readouterr().out
 
 
 def test_images_keep_their_aspect(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -375,7 +375,7 @@ def test_inspect_draws_what_a_transform_makes(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--augment", "cli_augment"], "expected module:factory"),
+        (["--augment", "cli_augment"], "expected module:name"),
         (["--augment", "cli_augment:nothing"], "found no 'nothing'"),
         (["--augment", "cli_augment:bad"], "found Bad as transform=; expected a memfeed.transforms transform"),
         (["--augment", "cli_augment:augment", "--rows", "0"], "found --augment and no rows to show"),

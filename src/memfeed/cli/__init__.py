@@ -1,4 +1,4 @@
-"""The command line: ``memfeed cache``, ``inspect``, ``verify``, ``demo``."""
+"""The command line: ``memfeed cache``, ``inspect``, ``verify``, ``demo``. One module per command, and ``app``."""
 
 from memfeed.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The commands put together, and how the program ends: 0, 2 after an error said in one line, 130 after Ctrl-C."""
+"""The program ``memfeed``: its commands, and its exit status (0, 2 after an error, 130 after Ctrl-C)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli import cache, demo, inspect, verify
-from memfeed.cli.errors import report, show_warning
+from memfeed.cli.cache_command import cache
+from memfeed.cli.demo_command import demo
+from memfeed.cli.inspect_command import inspect
+from memfeed.cli.messages import print_error, print_warning
+from memfeed.cli.verify_command import verify
 
 
 @dataclass
 class _Options:
-    """The global options; click keeps it in the context."""
+    """The global options; click keeps them in its context."""
 
     debug: bool = False
 
@@ -27,14 +30,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decode a PyTorch dataset once into a memory-mapped store, then train from it at the speed of memory.",
 )
-app.command("cache")(cache.cache)
-app.command("inspect")(inspect.inspect)
-app.command("verify")(verify.verify)
-app.command("demo")(demo.demo)
+for _command in (cache, inspect, verify, demo):
+    app.command()(_command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"memfeed {memfeed.__version__}")
         raise typer.Exit
 
@@ -42,9 +43,9 @@ def _print_version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     context.obj.debug = debug
@@ -53,18 +54,18 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and gives its exit status; ``arguments`` are the process's own if left out."""
+    """Run the command line and return its exit status. None takes the arguments of the process."""
     options = _Options()
-    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+        warnings.showwarning = print_warning
         try:
-            # not standalone: typer would print its usage errors in a box, and end the process itself
-            status = app(given, prog_name="memfeed", standalone_mode=False, obj=options)
+            # not standalone: typer would print its usage errors in a box and end the process
+            status = app(words, prog_name="memfeed", standalone_mode=False, obj=options)
         except (KeyboardInterrupt, typer.Abort):
             status = 130
         except Exception as error:
-            report(error, debug=options.debug)
+            print_error(error, debug=options.debug)
             status = 2
     if status == 130:
         typer.echo("memfeed: interrupted", err=True)

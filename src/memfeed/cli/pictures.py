@@ -1,4 +1,4 @@
-"""Images of a store as small PNG files, to look at."""
+"""The images of a store as small PNG files."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from memfeed.store.store import Store
 from memfeed.system.extras import require
 
 LONG_SIDE = 256
-"""Larger images are scaled down to this."""
+"""Pixels. Larger images are scaled down to this."""
 
 
 def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterator[Path]:
-    """Writes every image-like field of these rows, as ``FIELD-ROW.png``; yields each path once it is there.
+    """Write the images of these rows as ``FIELD-ROW.png``, and yield each path once the file is written.
 
-    Image-like is uint8 [1, h, w], [3, h, w], [4, h, w] or [h, w]. Raises SchemaError if no field is,
+    Images are uint8 [1, h, w], [3, h, w], [4, h, w] or [h, w]. Raises SchemaError if no field holds images,
     ModuleNotFoundError without Pillow.
     """
     require("vision", "PIL")
     from PIL import Image
 
-    wanted = [number for number, field in enumerate(store.schema) if looks_like_images(field)]
-    if not wanted:
+    indices = [index for index, field in enumerate(store.schema) if may_hold_images(field)]
+    if not indices:
         raise SchemaError(
             f"{store.path}: found no image-like field among {store.schema.names()}; "
             "expected one of uint8 [c, h, w] with 1, 3 or 4 channels, or [h, w]: leave --pictures out"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    names = _file_names([store.schema.fields[number].name for number in wanted])
+    names = _file_names([store.schema.fields[index].name for index in indices])
     for row in rows:
-        for number, name in zip(wanted, names, strict=True):
-            pixels = _pixels(read_row(store.columns[number], row))
+        for index, name in zip(indices, names, strict=True):
+            pixels = _pixels(read_row(store.columns[index], row))
             if pixels is None:
                 continue
             picture = Image.fromarray(pixels.numpy())
@@ -48,15 +48,15 @@ def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterat
             yield path
 
 
-def looks_like_images(field: Field) -> bool:
-    """Whether the rows of a field may be images."""
+def may_hold_images(field: Field) -> bool:
+    """Return True if the dtype and shape of a field are those of images."""
     if field.dtype != "uint8" or field.kind not in ("fixed", "jagged", "list"):
         return False
     return len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[0] in (None, 1, 3, 4))
 
 
 def _pixels(value: Any) -> torch.Tensor | None:
-    """[h, w] or [h, w, c] for Pillow; None for a row that is no image after all."""
+    """Return [h, w] or [h, w, c] for Pillow; None if this row is no image."""
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     if value.ndim == 2:
@@ -67,7 +67,7 @@ def _pixels(value: Any) -> torch.Tensor | None:
 
 
 def _file_names(fields: list[str]) -> list[str]:
-    """Field names as file names: safe, and no two alike."""
+    """Return a safe file name for each field; no two are equal."""
     names: list[str] = []
     for field in fields:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", field)[:100].lstrip(".") or "field"

@@ -1,4 +1,4 @@
-"""What went wrong, in one line on stderr."""
+"""Errors and warnings of the command line: one line each, on stderr."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ OPTIONS = {
     "fields=": "--fields",
     "dtypes=": "--dtype",
 }
-"""Arguments that messages name, as this program spells them."""
+"""Arguments of `memfeed.cache` that error messages name, and the options that set them."""
 
 
 class UsageError(MemfeedError, ValueError):
-    """Something on the command line cannot be used as it stands."""
+    """The command line asks for something that cannot be done."""
 
 
-def report(error: Exception, *, debug: bool) -> None:
-    """Prints the error; with ``debug`` its traceback first."""
+def print_error(error: Exception, *, debug: bool) -> None:
+    """Print the error in one line; with ``debug`` print its traceback first."""
     if debug:
         traceback.print_exception(error)
     line = printable(" ".join(_text(error).split()))
     typer.echo(f"memfeed: error: {line}", err=True)
 
 
-def show_warning(
+def print_warning(
     message: Warning | str,
     category: type[Warning],
     filename: str,
@@ -45,24 +45,23 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Takes the place of `warnings.showwarning`: one line, and no place in our own code."""
+    """Print the warning in one line. Replaces `warnings.showwarning`, which adds a line of our source code."""
     print(f"memfeed: warning: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 
 def _text(error: Exception) -> str:
-    usage = getattr(error, "format_message", None)  # typer's usage errors; their class is another in each version
+    usage = getattr(error, "format_message", None)  # typer's usage errors; their class differs between versions
     if usage is not None:
-        return f"{usage()} (memfeed --help and memfeed COMMAND --help say what there is)"
+        return f"{usage()} (run memfeed --help, or memfeed COMMAND --help)"
+    text = str(error)
     if isinstance(error, MemfeedError):
-        text = str(error)
         for argument, option in OPTIONS.items():
             text = text.replace(argument, option)
         return text
-    text = str(error)
-    if "Traceback (most recent call last)" in text:  # a DataLoader worker's error carries its traceback as text
+    if "Traceback (most recent call last)" in text:  # an error of a DataLoader worker holds its traceback as text
         text = text.strip().splitlines()[-1]
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError | ImportError | ValueError) and text:
         return text
-    return f"{type(error).__name__}: {text} (memfeed --debug COMMAND shows the traceback)"
+    return f"{type(error).__name__}: {text} (run memfeed --debug COMMAND to see the traceback)"

@@ -1,0 +1,95 @@
+"""``memfeed cache``: convert a dataset of the user, or a tree of images, to a store."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import memfeed
+from memfeed.cli.messages import UsageError
+from memfeed.cli.user_code import load_dataset
+from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
+from memfeed.schema.fields import DTYPES
+
+MOST_CLASSES = 20
+
+
+class OnError(str, Enum):
+    """The values of ``--on-error``."""
+
+    SKIP = "skip"
+    RAISE = "raise"
+
+
+def cache(
+    places: Annotated[
+        list[str], typer.Argument(metavar="[MODULE:FACTORY] OUT", help="The dataset to read, the store to write.")
+    ],
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read images, one directory per class. Leave out MODULE:FACTORY.")
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="With --images: 256 (the short side), or 256x192 (height x width)."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes. Default: as measured.")] = None,
+    on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
+    fields: Annotated[str | None, typer.Option(metavar="A,B,...", help="Names for the leaves of a tuple.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
+    ] = None,
+    allow_random: Annotated[bool, typer.Option("--allow-random", help="Accept random samples, drawn once.")] = False,
+    copy_existing: Annotated[
+        bool, typer.Option("--copy-existing", help="Copy data that is memory-mapped already.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Recompute only the damaged rows of a store.")] = False,
+    check: Annotated[bool, typer.Option(help="Compare an existing store with the dataset.")] = True,
+    progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
+) -> None:
+    """Convert a dataset to a store, once.
+
+    MODULE is in the current directory or installed. FACTORY is the dataset, or a function that returns it.
+    """
+    if len(places) != (2 if images is None else 1):
+        raise UsageError(
+            f"found {' '.join(places)!r}; expected `memfeed cache module:factory OUT`, "
+            "or `memfeed cache --images DIR OUT`"
+        )
+    if images is None and resize is not None:
+        raise UsageError("found --resize without --images; expected both: resize in the dataset itself")
+    dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
+    names = tuple(name.strip() for name in fields.split(",")) if fields else None
+    store = memfeed.cache(
+        dataset,
+        places[-1],
+        fields=FIELDS if names is None and images is not None else names,
+        dtypes=dict(_parse_dtype(text) for text in dtype) if dtype else None,
+        workers=workers,
+        on_error=on_error.value,
+        allow_random=allow_random,
+        copy_existing=copy_existing,
+        check=check,
+        overwrite=overwrite,
+        repair=repair,
+        progress=progress,
+    )
+    typer.echo(repr(store))
+    if images is not None:
+        shown = [f"{label} {name}" for label, name in enumerate(dataset.classes[:MOST_CLASSES])]
+        typer.echo(f"  classes: {', '.join(shown)}{', ...' if len(dataset.classes) > MOST_CLASSES else ''}")
+    if store.skipped:
+        typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {store.path} lists them)")
+
+
+def _parse_dtype(text: str) -> tuple[str, torch.dtype]:
+    field, _, name = text.rpartition("=")
+    if not field or name not in DTYPES:
+        raise UsageError(
+            f"found --dtype {text!r}; expected field=dtype, for example mask=uint8, with one of {', '.join(DTYPES)}"
+        )
+    return field, DTYPES[name]

@@ -1,0 +1,72 @@
+"""Datasets and transforms of the user, found by ``module:name``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memfeed.cli.messages import UsageError
+
+
+def load_dataset(text: str) -> Any:
+    """Return the dataset that ``module:name`` names. A function or class of that name is called without arguments.
+
+    Raises UsageError if there is no such name, or if the user's code raises.
+    """
+    found = _find(text)
+    return _call(text, found) if callable(found) else found
+
+
+def load_transform(text: str) -> Any:
+    """Return the transform that ``module:name`` names. A function that needs no argument is called to make one.
+
+    Raises UsageError if there is no such name, or if the user's code raises.
+    """
+    found = _find(text)
+    if not callable(found) or isinstance(found, torch.nn.Module):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return found  # it needs an argument: it is the transform itself, and takes a batch
+    return _call(text, found)
+
+
+def _find(text: str) -> Any:
+    module, colon, name = text.partition(":")
+    if not (colon and name and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
+        raise UsageError(f"found {text!r}; expected module:name, for example my_data:make_train for my_data.py")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise _wrap(f"importing {module}", error) from error
+        raise UsageError(
+            f"found no module {error.name!r} in {here} and none installed; expected the module that defines {name}"
+        ) from None
+    except Exception as error:
+        raise _wrap(f"importing {module}", error) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{text}: found no {part!r} in {module} ({found.__file__}); expected a name in it")
+        found = getattr(found, part)
+    return found
+
+
+def _call(text: str, factory: Any) -> Any:
+    try:
+        return factory()
+    except Exception as error:
+        raise _wrap(f"calling {text}", error) from error
+
+
+def _wrap(action: str, error: Exception) -> UsageError:
+    return UsageError(f"{action} raised {type(error).__name__}: {error}")
