@@ -15,22 +15,20 @@ from PIL import Image
 from rich.console import Console
 
 from memfeed.cli import main
-from memfeed.demo import Lap, Result, run
+from memfeed.demo import EpochTiming, Result, run
+from memfeed.demo.chart import last_crossing, repeated, save_chart
 from memfeed.demo.photos import CLASSES, make_photos
-from memfeed.demo.picture import save_picture
-from memfeed.demo.table import table
-from memfeed.demo.timeline import course, overtaking
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/hymenoptera_data/train"
 
 
 def result(plain_seconds: float = 4.0, fed_seconds: float = 1.0, cache_seconds: float = 5.0) -> Result:
-    def lap(seconds: float, waited: float) -> Lap:
-        return Lap(((0.0, 0), (seconds / 2, 60), (seconds, 100)), waited)
+    def epoch(seconds: float, waited: float) -> EpochTiming:
+        return EpochTiming(((0.0, 0), (seconds / 2, 60), (seconds, 100)), waited)
 
     return Result(
-        dataloader=lap(plain_seconds, 0.75 * plain_seconds),
-        memfeed=lap(fed_seconds, 0.1 * fed_seconds),
+        dataloader=epoch(plain_seconds, 0.75 * plain_seconds),
+        memfeed=epoch(fed_seconds, 0.1 * fed_seconds),
         cache_seconds=cache_seconds,
         store_bytes=2_000_000,
         image_bytes=1_000_000,
@@ -42,7 +40,7 @@ def result(plain_seconds: float = 4.0, fed_seconds: float = 1.0, cache_seconds: 
 
 def printed(shown: Result) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(table(shown))
+    console.print(shown.table())
     return console.export_text()
 
 
@@ -72,9 +70,9 @@ def test_photos_are_like_photographs_and_the_same_again(tmp_path: Path) -> None:
 # --- the arithmetic
 
 
-def test_a_lap_knows_its_rate_and_wait() -> None:
-    lap = result().dataloader
-    assert (lap.samples, lap.seconds, lap.rate, lap.wait_share) == (100, 4.0, 25.0, 0.75)
+def test_an_epoch_knows_its_rate_and_wait() -> None:
+    epoch = result().dataloader
+    assert (epoch.samples, epoch.seconds, epoch.rate, epoch.wait_share) == (100, 4.0, 25.0, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -98,25 +96,25 @@ def test_the_table_says_what_was_measured() -> None:
     assert "never" in printed(result(1.0, 2.0))
 
 
-def test_the_course_repeats_the_lap_and_overtaking_is_where_it_crosses() -> None:
+def test_an_epoch_is_repeated_and_memfeed_is_ahead_after_the_last_crossing() -> None:
     shown = result()
-    plain, fed = course(shown.dataloader, 0.0, 10.0), course(shown.memfeed, 5.0, 10.0)
-    assert plain[0].tolist() == [0, 2, 4, 6, 8, 10, 12]
-    assert plain[1].tolist() == [0, 60, 100, 160, 200, 260, 300]
-    assert fed[0][:3].tolist() == [5, 5.5, 6]
-    crossing = overtaking(plain, fed, 10.0)
+    slow, fast = repeated(shown.dataloader, 0.0, 10.0), repeated(shown.memfeed, 5.0, 10.0)
+    assert slow[0].tolist() == [0, 2, 4, 6, 8, 10, 12]
+    assert slow[1].tolist() == [0, 60, 100, 160, 200, 260, 300]
+    assert fast[0][:3].tolist() == [5, 5.5, 6]
+    crossing = last_crossing(slow, fast, 10.0)
     assert crossing is not None
     assert crossing[0] == pytest.approx(20 / 3, abs=0.005)  # 160 + 80 (t - 6.5) = 160 + 20 (t - 6)
     assert crossing[1] == pytest.approx(520 / 3, abs=0.1)
-    assert overtaking(fed, plain, 10.0) is None
+    assert last_crossing(fast, slow, 10.0) is None
 
 
 @pytest.mark.parametrize("shown", [result(), result(1.0, 2.0), result(4.0, 3.9), result(4.0, 0.01, 0.001)])
 def test_every_outcome_can_be_drawn(shown: Result, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
-    save_picture(shown, tmp_path / "race.png")
+    save_chart(shown, tmp_path / "demo.png")
     assert dict(matplotlib.rcParams) == before
-    with Image.open(tmp_path / "race.png") as image:
+    with Image.open(tmp_path / "demo.png") as image:
         image.load()
         assert image.size == (1560, 832)
 
@@ -124,25 +122,25 @@ def test_every_outcome_can_be_drawn(shown: Result, tmp_path: Path) -> None:
 # --- whole runs
 
 
-def test_a_small_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     states = (torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate(), torch.get_num_threads())
     with open(tmp_path / "table.txt", "w") as file:
-        raced = run(
-            count=24, out=tmp_path / "race.png", workers=0, progress=False, console=Console(file=file, width=100)
+        measured = run(
+            count=24, out=tmp_path / "demo.png", workers=0, progress=False, console=Console(file=file, width=100)
         )
-    for lap in (raced.dataloader, raced.memfeed):
-        assert lap.samples == 24
-        assert len(lap.marks) == 1 + 24 // raced.batch_size
-        assert list(lap.marks) == sorted(lap.marks)
-        assert 0 < lap.wait_seconds < lap.seconds
-    assert raced.store_bytes == 24 * (3 * 256 * 256 + 8)
-    assert raced.cache_seconds > 0
+    for epoch in (measured.dataloader, measured.memfeed):
+        assert epoch.samples == 24
+        assert len(epoch.steps) == 1 + 24 // measured.batch_size
+        assert list(epoch.steps) == sorted(epoch.steps)
+        assert 0 < epoch.wait_seconds < epoch.seconds
+    assert measured.store_bytes == 24 * (3 * 256 * 256 + 8)
+    assert measured.cache_seconds > 0
     text = (tmp_path / "table.txt").read_text()
-    assert f"{raced.dataloader.rate:,.0f}" in text
-    assert f"{raced.memfeed.wait_share:.0%}" in text
-    with Image.open(tmp_path / "race.png") as image:
+    assert f"{measured.dataloader.rate:,.0f}" in text
+    assert f"{measured.memfeed.wait_share:.0%}" in text
+    with Image.open(tmp_path / "demo.png") as image:
         image.load()
     assert list((tmp_path / "scratch").iterdir()) == []
     assert torch.equal(states[0], torch.get_rng_state())

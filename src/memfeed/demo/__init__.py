@@ -1,10 +1,10 @@
-"""The demo: one epoch of a small CNN from `DataLoader(ImageFolder)`, and the same epoch from memfeed.
+"""The demo: time one epoch of a small CNN from `DataLoader(ImageFolder)` and from memfeed.
 
-``photos`` makes the images, ``race`` runs and measures, ``result`` holds the numbers, ``table`` and ``picture`` show
-them.
+``photos`` makes the images, ``compare`` trains on them, ``training`` times one epoch, ``result`` holds the times and
+prints them, ``chart`` draws them.
 """
 
-from memfeed.demo.result import Lap, Result
-from memfeed.demo.run import run
+from memfeed.demo.compare import run
+from memfeed.demo.result import EpochTiming, Result
 
-__all__ = ["Lap", "Result", "run"]
+__all__ = ["EpochTiming", "Result", "run"]
