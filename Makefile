@@ -1,15 +1,16 @@
-# Two commands for a newcomer: `make demo` and `make test`. Both need python3 and nothing else.
+# Start with `make demo` and `make test`. Both need only python3.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# With that python, two files of tests at a time; those of the GPU, which would fill its memory for each other, one by one.
+# Run the tests with the given python. First those that need a GPU, one at a time, because each fills its memory; without a
+# GPU they are skipped. Then all others, two files at a time, so that the last line counts the tests that ran.
 define run-tests
-	$(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
 	$(1) -m pytest tests/cuda
+	$(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
 endef
 
-.PHONY: demo test test-cuda torture lint types contract check bench bench-tutorial test-oldest clean
+.PHONY: demo test test-cuda torture lint types contract rooms check bench test-oldest clean
 
 demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
@@ -17,11 +18,12 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(call run-tests,$(BIN)/python)
 
-# What needs an NVIDIA GPU: streams, races, graphs, the end of memory, the kernel.
+# Only the tests that need an NVIDIA GPU.
 test-cuda: $(INSTALLED)
 	$(BIN)/python -m pytest tests/cuda
 
-# Kills at random moments, and long runs. MINUTES for all scenarios together; TORTURE="--only kill_build --seed 7".
+# Long runs that kill processes at random moments. MINUTES is the time of all scenarios together. To run one scenario:
+# TORTURE="--only kill_build --seed 7".
 MINUTES ?= 10
 torture: $(INSTALLED)
 	$(BIN)/python tests/run_torture.py --minutes $(MINUTES) $(TORTURE)
@@ -42,9 +44,14 @@ types: $(INSTALLED)
 contract: $(INSTALLED)
 	$(BIN)/lint-imports
 
+# Draw the rooms of src/memfeed and the imports between them: docs/rooms.svg.
+rooms: $(INSTALLED)
+	$(BIN)/python docs/draw_rooms.py
+
 check: lint types contract test
 
-# Needs a quiet machine. Writes JSON with the machine in it to benchmarks/results/, and the charts of docs/ from that.
+# Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
+# from these files report.py writes docs/benchmarks.md and its charts.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py
@@ -60,22 +67,22 @@ bench: $(INSTALLED)
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
 	$(BIN)/python benchmarks/report.py
 
-# The oldest torch and tensordict that pyproject.toml allows, in an environment of their own.
+# All tests with the oldest torch and tensordict that pyproject.toml allows, in an environment of their own.
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
 	$(call run-tests,.venv-oldest/bin/python)
 
-# Other loading libraries, for benchmarks/peers, in an environment of their own: they hold back numpy. FFCV is compiled,
-# against Debian's OpenCV and libjpeg-turbo; apt-get runs only where these are not there yet.
+# Install the other loading libraries of benchmarks/peers in an environment of their own, because they need an older numpy.
+# FFCV is compiled against OpenCV and libjpeg-turbo of Debian; apt-get installs these if they are missing.
 PEERS_BIN := .venv-peers/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .PHONY: peers bench-others
 peers: .venv-peers/.installed
 
-# memfeed and all of them, in turns: six minutes, 10 GB on the disk while it runs.
+# Compare memfeed with these libraries. Takes six minutes, and 10 GB of disk space while it runs.
 bench-others: peers
 	$(PEERS_BIN)/python benchmarks/others.py
 

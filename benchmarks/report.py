@@ -1,4 +1,4 @@
-"""Writes docs/benchmarks.md and its charts from the JSON files in benchmarks/results/; nothing there is typed by hand.
+"""Write docs/benchmarks.md and its charts from the JSON files in benchmarks/results/ and the reasons in missed.py.
 
 python benchmarks/report.py
 """
@@ -12,16 +12,17 @@ from typing import Any
 
 import charts
 from measure import RESULTS, listed
+from missed import reasons
 
 DOCS = Path(__file__).parents[1] / "docs"
 Result = dict[str, Any]
 
 PREFACE = """# Benchmarks
 
-Written by `benchmarks/report.py` from the JSON files in `benchmarks/results/`; `make bench` measures anew and writes
-both. Within a benchmark the contenders ran in turns, in one run, after being shown to give
-equal results; times are medians, ratios are medians of the rounds' ratios. Compare the ratios: absolute times are those
-of one machine, named under each title.
+`benchmarks/report.py` writes this page from the JSON files in `benchmarks/results/`. `make bench` runs all benchmarks and
+writes both. Each benchmark first checks that all programs give equal results, then runs them in turns. Times are medians;
+ratios are medians of the ratios of each round. Compare ratios: times depend on the machine, which is named under each
+title. Below a table of targets stands why a target is missed, where that was measured.
 """
 
 
@@ -31,13 +32,18 @@ def table(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def targets(result: Result) -> str:
+    """Return the table of targets, and below it the reason for each missed one."""
     rows = []
     for check in result["checks"]:
         sign = "≥" if check["at_least"] else "≤"
         verdict = "reached" if check["passed"] else "**missed**"
         found = f"{check['found']:,.2f} {check['unit']}"
         rows.append([check["what"], found, f"{sign} {check['limit']:.3g} {check['unit']}", verdict])
-    return table(["target", "found", "asked", ""], rows)
+    why = [
+        f"- **{names}**: {reason or 'the cause has not been measured'}.\n"
+        for names, reason in reasons(result["benchmark"], result["checks"])
+    ]
+    return table(["", "found", "target", ""], rows) + ("\nMissed, because:\n\n" + "".join(why) if why else "")
 
 
 def milliseconds(seconds: float) -> str:
@@ -60,8 +66,8 @@ def convert(result: Result) -> str:
     ]
     return f"""## Conversion
 
-{about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]: writing a store,
-checksums and commit included, against one epoch of the plain DataLoader over the same dataset, which writes nothing.
+{about["images"]:,} {what} decoded and resized to uint8 [3, {about["side"]}, {about["side"]}]. `memfeed.cache`
+writes a store, with checksums and commit. The DataLoader reads the same dataset for one epoch and writes nothing.
 
 {table(["", "time without fsync", "CPU time", "images/s", "fsync"], rows)}
 {targets(result)}"""
@@ -73,8 +79,8 @@ def columnar(result: Result) -> str:
     return f"""## Columns in memory to a store
 
 A TensorDict of {about["tensors"]} tensors, {about["dtype"]} {about["shape"]}, {about["bytes"] / 1e6:,.0f} MB in all.
-memfeed's time includes the checksums of every byte and the commit. fsync is counted apart, for
-all of them alike: it returned at once while they ran, and was called for all that was written afterwards.
+memfeed's time includes the checksums of every byte and the commit. fsync is timed apart for all programs: it did nothing
+while they ran, and was called afterwards for every file they wrote.
 
 {table(["", "time without fsync", "fsync"], rows)}
 {targets(result)}"""
@@ -84,8 +90,8 @@ def verify(result: Result) -> str:
     rows = [[name, f"{rate:.2f}"] for name, rate in result["gigabytes_per_second"].items()]
     return f"""## Verifying a store
 
-Every byte against its checksum ({result["input"]["bytes"] / 1e6:,.0f} MB), and a plain read of the same files from
-front to back into one buffer. Cold: the files were dropped from the page cache before each run.
+`verify` compares every byte ({result["input"]["bytes"] / 1e6:,.0f} MB) with its checksum; `read` reads the same files in
+order into one buffer. Cold: the files were removed from the page cache before each run.
 
 {table(["", "GB/s"], rows)}
 {targets(result)}"""
@@ -104,7 +110,8 @@ def torture(result: Result) -> str:
     ]
     return f"""## Torture
 
-What the long runs of `make torture` did to stores and builds, and what was lost ([reliability.md](reliability.md)).
+The long runs of `make torture`: how often each scenario disturbed stores and builds, and how many rows or stores were
+lost ([reliability.md](reliability.md)).
 
 {table(["scenario", "minutes", "seed", "counts", "losses"], rows)}"""
 
@@ -126,9 +133,9 @@ def loader(result: Result) -> str:
         parts.append(f"**{name}**: {found['about']}\n\n{table(['', 'epoch', 'rows/s', 'GB/s', TIMES], rows)}")
     return f"""## Warm epochs
 
-Shuffled epochs, page cache warm. "One buffer" marks the bare loops that any loader comes down to: they fill one buffer
-over and over, and give nothing to keep. A loop that holds a batch while the next is made needs two buffers, and "two
-buffers" is what that alone costs in the processor's caches. The slides are "The fast train loops".
+Shuffled epochs, page cache warm. The bare loops with "one buffer" only copy rows: they fill one buffer again and again,
+so the caller cannot keep a batch. A loop that holds a batch while the next one is made needs two buffers; "two buffers"
+shows how much time that alone takes, because less data stays in the processor's caches.
 
 ![Rows per second](loader.png)
 
@@ -158,15 +165,15 @@ def cold(result: Result) -> str:
         ]
         for name, one in orders.items()
     ]
-    how = "a control group" if bounded["cgroup"] else "memfeed's own belief only: no control group could be made"
+    how = "a control group" if bounded["cgroup"] else "a limit that only memfeed knows: no control group could be made"
     return f"""## Cold epochs
 
-Shuffled epochs of a store just opened, the page cache emptied before each; the disk is a virtual machine's, and its
-speed changes from minute to minute. Every loop reads the same files.
+Shuffled epochs of a store just opened. Its files were removed from the page cache before each epoch. The disk belongs to
+a virtual machine, and its speed changes from minute to minute. All loops read the same files.
 
 {chr(10).join(parts)}
 A store of {orders["read"]["bytes"] / 1e6:,.0f} MB with {bounded["limit_bytes"] / 1e6:,.0f} MB of memory, page cache
-included (by {how}); "read" is reading the file from front to back; resident memory counts mapped pages too:
+included (limited by {how}). "read" reads the file in order. Resident memory includes mapped pages:
 
 {table(["", "GB/s", "of reading in order", "most resident"], rows)}
 {targets(result)}"""
@@ -195,11 +202,11 @@ From `Loader(...)` to the first batch of a store just opened, int64 rows in spar
 A batch after that:
 
 {table(["order", *[f"{n} rows" for n in sizes]], later)}
-Anonymous and shared memory of a fresh process over an epoch, pages of mapped files apart:
+Anonymous and shared memory of a new process during an epoch, without the pages of mapped files:
 
-{table(["store", "its size", "after the imports", "most", "two batches", "beyond both"], memory)}
-Two processes that read a rank's part each, warm, together {two["read"]:.2f} times the rate of one; two that only copy
-the rows in order, {two["copy"]:.2f} times.
+{table(["store", "its size", "after the imports", "largest", "two batches", "beyond both"], memory)}
+Two processes that each read the rows of one rank (page cache warm) are together {two["read"]:.2f} times as fast as one.
+Two processes that only copy rows in order are {two["copy"]:.2f} times as fast.
 
 {targets(result)}"""
 
@@ -226,13 +233,13 @@ def tutorial(result: Result) -> str:
             sections.append(table(columns, rows))
     return f"""## The tensorclass tutorial
 
-The four measurements of tensordict's ImageNet tutorial on its own photographs. The DataLoader decodes and transforms
-each photograph (train: RandomResizedCrop, flip, normalise); memfeed reads the store and, for train, crops, flips and
-normalises each batch. Train is shuffled on both sides. The tutorial keeps its normalised val floats in a uint8 memmap,
-which destroys them; here they are float32, value for value, at four times the bytes. Whole epochs are timed: *warm* is
-the median of the epochs after the first; *first* is the first epoch of a new loader, the start of workers included;
-*cold* comes after the page cache was emptied of the photographs or the store (the disk below it is a virtual machine's
-and may have a cache of its own).
+The four measurements of tensordict's ImageNet tutorial, on its own photographs. The DataLoader decodes and transforms
+each photograph (train: RandomResizedCrop, flip, normalise). memfeed reads the store and, for train, crops, flips and
+normalises each batch. Both shuffle train. The tutorial stores its normalised val floats in a uint8 memmap, which changes
+their values; here they are stored as float32, unchanged, in four times the bytes. Whole epochs are timed. *Warm* is the
+median of the epochs after the first. *First* is the first epoch of a new loader, with the start of its workers. *Cold* is
+an epoch after the photographs or the store were removed from the page cache (the disk belongs to a virtual machine and may
+have its own cache).
 
 ![Images per second](tutorial.png)
 
@@ -251,10 +258,10 @@ def transforms(result: Result) -> str:
     return f"""## Transforms
 
 Crop to {about["crop"]}, flip and normalise of {about["dtype"]} {about["shape"]} on the CPU, one batch. "Slice and cast"
-neither flips nor normalises: it is the floor.
+does less: it neither flips nor normalises.
 
 {table(["", "time", "images/s"], rows)}
-RandomResizedCrop (antialiased), flip and normalise; torchvision is given the boxes, and does not draw them:
+RandomResizedCrop (antialiased), flip and normalise. torchvision gets the boxes and does not draw them:
 
 {table(["", "time", "images/s"], resized)}
 {targets(result)}"""
@@ -289,16 +296,16 @@ def to_device(result: Result) -> str:
         what = f"{found['leaves']} tensors, {found['bytes'] / 1e6:,.1f} MB"
         parts.append(f"**{name}**: {what}\n\n{table(['', 'time', TIMES], rows)}")
     how = (
-        "No GPU was there: the tree is in CPU memory and stays there, so that **these are times of the walk through it "
-        "alone**, and say nothing of copies (torch.save and torch.load copy in any case)."
+        "There was no GPU: the tree is in CPU memory and stays there. **These are times of the walk through the tree "
+        "only**, without copies (torch.save and torch.load always copy)."
         if about["walk_only"]
-        else f"From pageable memory to {about['device']}; a time ends when everything has arrived."
+        else f"From pageable memory to {about['device']}. A time ends when all data has arrived."
     )
     return f"""## To a device
 
 Trees of dicts, lists and tuples. {how}
-TensorDict.from_dict(...).to takes a list for a value that is no tensor: of {result["tensors_in_a_list"]} tensors in
-a list in a dict it leaves {result["tensordict_leaves_behind"]} where they were. Its time is for less work.
+TensorDict.from_dict(...).to does not look into lists: of {result["tensors_in_a_list"]} tensors in a list in a dict it
+does not move {result["tensordict_leaves_behind"]}. It does less work in its time.
 
 {chr(10).join(parts)}
 {targets(result)}"""
@@ -314,14 +321,14 @@ def device(result: Result) -> str:
     where = (
         f"To {about['device']}."
         if cuda
-        else "**No GPU was there**: the same contenders on the CPU, where nothing crosses and no target applies. It "
-        "shows what the loader costs beside a model."
+        else "**There was no GPU**: the same programs on the CPU, where nothing is transferred and no target applies. The "
+        "figures show how much time the loader takes beside a model."
     )
     return f"""## From each placement{", on a GPU" if cuda else ""}
 
-{where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, against bare
-copies and a bare gather of as many bytes; {about["images"]} images of uint8 [3, 256, 256] cropped, flipped and
-normalised to bfloat16, channels last; epochs of a small ResNet on 32 x 32 images, fed by the loader, and by one batch
+{where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with copies
+and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised to
+bfloat16, channels last. Epochs of a small ResNet on 32 x 32 images, with batches of the loader, and with one batch used
 again and again.
 
 {chr(10).join(tables)}
@@ -353,20 +360,20 @@ def others(result: Result) -> str:
     )
     return f"""## Other loading libraries
 
-Shuffled epochs, page cache warm, each contender in a process of its own. Before it is timed each has to give every
-row once, with its label; then they run in turns.
+Shuffled epochs, page cache warm, each library in its own process. Before it is timed, each must give every row once, with
+its label. Then they run in turns.
 
 ![Rows per second](others.png)
 
 {chr(10).join(parts)}{left_out}
-Every peer has the rows in its own format, raw and on the local disk (tf.data, which reads files only in order, and the
-plain DataLoader hold them in memory), and is set up as its documentation says for that; where its documentation leaves
-a choice, the fastest of what was tried on two cores, as the files of `benchmarks/peers` tell. SPDL, Grain and tf.data
-have no format for rows: they move row numbers, and rows are gathered by NumPy or TensorFlow, a batch at a time. Most of
-the peers are made for more than this, as decoding, streaming from remote storage or many nodes, none of which is looked
-at here. LitData and WebDataset do not shuffle over all rows, which is less work for them, and no substitute for a
-permutation. memfeed reads mapped files: these figures are for rows that are in the page cache. The index_select loop
-reads the same mapped columns; like FFCV, which has a few buffers that it fills again, it gives no batch to keep.
+Every library has the rows in its own format, uncompressed, on the local disk. tf.data, which reads files only in order,
+and the plain DataLoader have them in memory. Each is set up as its documentation says. Where the documentation leaves a
+choice, the fastest of the settings that were tried on two cores is used; see `benchmarks/peers`. SPDL, Grain and tf.data
+have no format for rows: they pass row numbers, and NumPy or TensorFlow gathers the rows of a batch. Most libraries are
+made for more than this, for example decoding, remote storage or many nodes; none of that is measured here. LitData and
+WebDataset do not shuffle over all rows, which is less work and does not replace a permutation. memfeed reads mapped
+files; these figures are for rows in the page cache. The index_select loop reads the same mapped columns. The caller
+cannot keep its batches, nor those of FFCV: both fill a few buffers again and again.
 
 {targets(result) if result["checks"] else ""}"""
 
@@ -392,7 +399,7 @@ CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts
 
 
 def report(results: Path, docs: Path) -> None:
-    """Every result that is there, as one page with its charts."""
+    """Write the page and the charts of all results in ``results`` to the directory ``docs``."""
     page = [PREFACE]
     for name, section in SECTIONS.items():
         source = results / f"{name}.json"
@@ -401,7 +408,7 @@ def report(results: Path, docs: Path) -> None:
         result = charts.read(source)
         title, _, rest = section(result).partition("\n\n")
         if result["quick"]:
-            rest = "*From a quick run, which shows that the benchmark works: the figures mean nothing.*\n\n" + rest
+            rest = "*From a quick run, which only shows that the benchmark works. Ignore its figures.*\n\n" + rest
         page.append(f"{title}\n\n*{charts.machine_line(result)}*\n\n{rest}")
         if name in CHARTS:
             CHARTS[name](source, docs / f"{name}.png")

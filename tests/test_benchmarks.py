@@ -1,4 +1,4 @@
-"""Each benchmark runs in its short form and writes its JSON; what it measures is not looked at."""
+"""Each benchmark runs in its short form and writes its JSON; the figures are not checked. Reasons for missed targets."""
 
 import json
 import runpy
@@ -10,6 +10,9 @@ from tempfile import gettempdir
 
 import pytest
 
+from measure import RESULTS
+from missed import reasons
+from report import targets
 from support import skip_without_disk
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -17,11 +20,11 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def _no_thread_left():
-    """In the place of the one for all tests: tensordict's memmap leaves its threads to the garbage collector."""
+    """Replace the fixture of all tests: tensordict's memmap leaves its threads to the garbage collector."""
 
 
 def run(name: str, *arguments: object) -> None:
-    """Runs one in this process, which has imported torch already."""
+    """Run a benchmark in this process, which has imported torch already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
         runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
@@ -54,7 +57,7 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """Runs one in its short form, once for all tests; gives the path of its result."""
+    """Run each benchmark in its short form, once for all tests. Return the path of its result."""
     directory = tmp_path_factory.mktemp("benchmarks")
 
     @cache
@@ -94,6 +97,19 @@ def test_weight(tmp_path):
     check_result(tmp_path / "weight.json", "weight", "works")
     run("report", "--results", tmp_path, "--docs", tmp_path)
     assert "The weight of transforms" in (tmp_path / "benchmarks.md").read_text()
+def test_every_missed_target_has_a_reason():
+    for path in RESULTS.glob("*.json"):
+        for name, reason in reasons(path.stem, json.loads(path.read_text()).get("checks", [])):
+            assert reason, f"{path.name}: {name} is missed; write the measured cause to benchmarks/missed.py"
+
+
+def test_a_reason_stands_below_the_table():
+    check = {"what": "to draw 256 of flips", "found": 21.0, "limit": 20, "at_least": False, "unit": "us"}
+    missed = {"benchmark": "transforms", "checks": [{**check, "passed": False}]}
+    assert "| **missed** |\n\nMissed, because:\n\n- **to draw 256 of flips**: drawing" in targets(missed)
+    assert "because" not in targets({**missed, "checks": [{**check, "passed": True}]})
+    unknown = {"benchmark": "loader", "checks": [{**check, "passed": False}]}
+    assert "- **to draw 256 of flips**: the cause has not been measured." in targets(unknown)
 
 
 @pytest.mark.real_data

@@ -1,0 +1,80 @@
+"""The reasons why targets are missed, for the tables of docs/benchmarks.md. Only causes that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+REASONS = {
+    "loader": {
+        "tiny: numpy loop takes": (
+            "of an epoch, drawing the exact permutation takes 2.1 ms and making 1,000 batches 1.9 ms; the numpy loop "
+            "takes 3.7 ms for everything. In runs in which a second core was free to draw the next permutation during "
+            "the epoch, the target was reached (1.33 to 1.59)"
+        ),
+        "tiny, TensorDict: numpy loop takes": (
+            "the same as for tiny, and 1,000 TensorDicts take 3.1 ms more than 1,000 tensors (8.0 ms and 4.9 ms in one "
+            "run). Runs gave 0.36 to 0.71"
+        ),
+        "small images: bare loop": (
+            "the cause is not known. Whole epochs gave 0.80 to 0.89; in turns batch by batch, memfeed reached 0.90"
+        ),
+        "small images: DataLoader(TensorDict memmap)": (
+            "the bare loop itself was only 11 times as fast in one run. Runs gave 6.2 to 8.6"
+        ),
+        "small images: DataLoader takes": (
+            "the bare loop itself was only 22 times as fast in one run. Runs gave 11 to 19"
+        ),
+        "large images: bare loop": (
+            "the bare loop fills one buffer of 12.5 MB again and again, which stays in the processor's cache. A loader "
+            "needs two, because it makes a batch while the caller holds the one before. Of the bare loop with two "
+            "buffers memfeed reaches 0.95, and 0.98 to 1.00 if the caller drops each batch"
+        ),
+        "documents: np.concatenate loop": (
+            "torch's constructor of nested tensors takes 27 us per batch, and its objects cause garbage collections. "
+            "In turns batch by batch, memfeed reached 0.84 to 0.93; whole epochs gave 0.63 to 0.86"
+        ),
+    },
+    "scale": {
+        "two reading processes": (
+            "the two cores of this machine behave like two threads of one core: two processes that only copy gain "
+            "1.45, not 2. The gain changes from run to run: the two runs after a missed one reached their targets, with "
+            "1.32 (target 1.27) and 1.71 (target 1.43)"
+        ),
+    },
+    "convert": {
+        "cache / DataLoader epoch, 0 workers": (
+            "without workers DataLoader sends no samples between processes, so the conversion saves no time there, and "
+            "nothing decodes while the process writes. `workers=None` never chooses 0 for more than a second of work"
+        ),
+    },
+    "columnar": {
+        "faster than torch.save": (
+            "memfeed also computes a checksum of every byte and makes 130 files instead of one. A loop that only writes "
+            "these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not used "
+            "before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
+        ),
+    },
+    "transforms": {
+        "resized crop, flip, normalise: torchvision v2": (
+            "the cause is not known. Runs gave 1.1 to 2.3; four runs within a minute gave 1.66, 2.28, 2.32 and 1.84"
+        ),
+        "to draw 256 of": (
+            "drawing parameters takes 10 to 20 NumPy calls of 2 to 5 us each. Less than 20 us needs a compiled loop. "
+            "RandomResizedCrop and RandomErasing also draw again for the boxes that do not fit"
+        ),
+    },
+}
+"""Benchmark -> the beginning of a target's name -> why it is missed."""
+
+
+def reasons(benchmark: str, checks: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield (targets, reason) for the missed targets: each reason once, "" for targets without a known one."""
+    missed = [check["what"] for check in checks if not check["passed"]]
+    for beginning, reason in REASONS.get(benchmark, {}).items():
+        matches = [name for name in missed if name.startswith(beginning)]
+        missed = [name for name in missed if name not in matches]
+        if matches:
+            yield (matches[0] if len(matches) == 1 else f"{beginning} ... ({len(matches)} targets)"), reason
+    for name in missed:
+        yield name, ""
