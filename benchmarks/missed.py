@@ -38,8 +38,8 @@ REASONS = {
     "scale": {
         "two reading processes": (
             "the two cores of this machine behave like two threads of one core: two processes that only copy gain "
-            "1.45, not 2. The gain changes from run to run: the two runs after a missed one reached their targets, with "
-            "1.32 (target 1.27) and 1.71 (target 1.43)"
+            "1.45, not 2. The gain changes from run to run: the two runs after a missed one reached their "
+            "targets, with 1.32 (target 1.27) and 1.71 (target 1.43)"
         ),
     },
     "convert": {
@@ -50,8 +50,8 @@ REASONS = {
     },
     "columnar": {
         "faster than torch.save": (
-            "memfeed also computes a checksum of every byte and makes 130 files instead of one. A loop that only writes "
-            "these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not used "
+            "memfeed also computes a checksum of every byte and makes 130 files instead of one. A loop that only "
+            "writes these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not used "
             "before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
         ),
     },

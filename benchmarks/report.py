@@ -19,11 +19,11 @@ Result = dict[str, Any]
 
 PREFACE = """# Benchmarks
 
-`benchmarks/report.py` writes this page from the JSON files in `benchmarks/results/`. `make bench` runs all benchmarks and
-writes both. Each benchmark first checks that all programs give equal results, then runs them in turns. Times are medians;
-ratios are medians of the ratios of each round. Compare ratios: times depend on the machine, which is named under each
-title. Below a table of targets stands why a target is missed, where that was measured.
-"""
+`benchmarks/report.py` writes this page from the JSON files in `benchmarks/results/`. `make bench` runs all
+benchmarks and writes both. Each benchmark first checks that all programs give equal results, then runs them in
+turns. Times are medians; ratios are medians of the ratios of each round. Compare ratios: times depend on the
+machine, which is named under each title. Below a table of targets stands why a target is missed, where that was
+measured."""
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
@@ -79,8 +79,8 @@ def columnar(result: Result) -> str:
     return f"""## Columns in memory to a store
 
 A TensorDict of {about["tensors"]} tensors, {about["dtype"]} {about["shape"]}, {about["bytes"] / 1e6:,.0f} MB in all.
-memfeed's time includes the checksums of every byte and the commit. fsync is timed apart for all programs: it did nothing
-while they ran, and was called afterwards for every file they wrote.
+memfeed's time includes the checksums of every byte and the commit. fsync is timed apart for all programs: it
+did nothing while they ran, and was called afterwards for every file they wrote.
 
 {table(["", "time without fsync", "fsync"], rows)}
 {targets(result)}"""
@@ -90,8 +90,8 @@ def verify(result: Result) -> str:
     rows = [[name, f"{rate:.2f}"] for name, rate in result["gigabytes_per_second"].items()]
     return f"""## Verifying a store
 
-`verify` compares every byte ({result["input"]["bytes"] / 1e6:,.0f} MB) with its checksum; `read` reads the same files in
-order into one buffer. Cold: the files were removed from the page cache before each run.
+`verify` compares every byte ({result["input"]["bytes"] / 1e6:,.0f} MB) with its checksum; `read` reads the same files in order into one
+buffer. Cold: the files were removed from the page cache before each run.
 
 {table(["", "GB/s"], rows)}
 {targets(result)}"""
@@ -168,8 +168,8 @@ def cold(result: Result) -> str:
     how = "a control group" if bounded["cgroup"] else "a limit that only memfeed knows: no control group could be made"
     return f"""## Cold epochs
 
-Shuffled epochs of a store just opened. Its files were removed from the page cache before each epoch. The disk belongs to
-a virtual machine, and its speed changes from minute to minute. All loops read the same files.
+Shuffled epochs of a store just opened. Its files were removed from the page cache before each epoch. The disk
+belongs to a virtual machine, and its speed changes from minute to minute. All loops read the same files.
 
 {chr(10).join(parts)}
 A store of {orders["read"]["bytes"] / 1e6:,.0f} MB with {bounded["limit_bytes"] / 1e6:,.0f} MB of memory, page cache
@@ -233,13 +233,13 @@ def tutorial(result: Result) -> str:
             sections.append(table(columns, rows))
     return f"""## The tensorclass tutorial
 
-The four measurements of tensordict's ImageNet tutorial, on its own photographs. The DataLoader decodes and transforms
-each photograph (train: RandomResizedCrop, flip, normalise). memfeed reads the store and, for train, crops, flips and
-normalises each batch. Both shuffle train. The tutorial stores its normalised val floats in a uint8 memmap, which changes
-their values; here they are stored as float32, unchanged, in four times the bytes. Whole epochs are timed. *Warm* is the
-median of the epochs after the first. *First* is the first epoch of a new loader, with the start of its workers. *Cold* is
-an epoch after the photographs or the store were removed from the page cache (the disk belongs to a virtual machine and may
-have its own cache).
+The four measurements of tensordict's ImageNet tutorial, on its own photographs. The DataLoader decodes and
+transforms each photograph (train: RandomResizedCrop, flip, normalise). memfeed reads the store and, for train,
+crops, flips and normalises each batch. Both shuffle train. The tutorial stores its normalised val floats in a
+uint8 memmap, which changes their values; here they are stored as float32, unchanged, in four times the bytes.
+Whole epochs are timed. *Warm* is the median of the epochs after the first. *First* is the first epoch of a new
+loader, with the start of its workers. *Cold* is an epoch after the photographs or the store were removed from
+the page cache (the disk belongs to a virtual machine and may have its own cache).
 
 ![Images per second](tutorial.png)
 
@@ -321,13 +321,13 @@ def device(result: Result) -> str:
     where = (
         f"To {about['device']}."
         if cuda
-        else "**There was no GPU**: the same programs on the CPU, where nothing is transferred and no target applies. The "
-        "figures show how much time the loader takes beside a model."
+        else "**There was no GPU**: the same programs on the CPU, where nothing is transferred and no target applies. "
+        "The figures show how much time the loader takes beside a model."
     )
     return f"""## From each placement{", on a GPU" if cuda else ""}
 
-{where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with copies
-and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised to
+{where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with
+copies and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised to
 bfloat16, channels last. Epochs of a small ResNet on 32 x 32 images, with batches of the loader, and with one batch used
 again and again.
 
@@ -360,20 +360,21 @@ def others(result: Result) -> str:
     )
     return f"""## Other loading libraries
 
-Shuffled epochs, page cache warm, each library in its own process. Before it is timed, each must give every row once, with
-its label. Then they run in turns.
+Shuffled epochs, page cache warm, each library in its own process. Before it is timed, each must give every row
+once, with its label. Then they run in turns.
 
 ![Rows per second](others.png)
 
 {chr(10).join(parts)}{left_out}
-Every library has the rows in its own format, uncompressed, on the local disk. tf.data, which reads files only in order,
-and the plain DataLoader have them in memory. Each is set up as its documentation says. Where the documentation leaves a
-choice, the fastest of the settings that were tried on two cores is used; see `benchmarks/peers`. SPDL, Grain and tf.data
-have no format for rows: they pass row numbers, and NumPy or TensorFlow gathers the rows of a batch. Most libraries are
-made for more than this, for example decoding, remote storage or many nodes; none of that is measured here. LitData and
-WebDataset do not shuffle over all rows, which is less work and does not replace a permutation. memfeed reads mapped
-files; these figures are for rows in the page cache. The index_select loop reads the same mapped columns. The caller
-cannot keep its batches, nor those of FFCV: both fill a few buffers again and again.
+Every library has the rows in its own format, uncompressed, on the local disk. tf.data, which reads files only
+in order, and the plain DataLoader have them in memory. Each is set up as its documentation says. Where the
+documentation leaves a choice, the fastest of the settings that were tried on two cores is used; see
+`benchmarks/peers`. SPDL, Grain and tf.data have no format for rows: they pass row numbers, and NumPy or
+TensorFlow gathers the rows of a batch. Most libraries are made for more than this, for example decoding, remote
+storage or many nodes; none of that is measured here. LitData and WebDataset do not shuffle over all rows, which
+is less work and does not replace a permutation. memfeed reads mapped files; these figures are for rows in the
+page cache. The index_select loop reads the same mapped columns. The caller cannot keep its batches, nor those
+of FFCV: both fill a few buffers again and again.
 
 {targets(result) if result["checks"] else ""}"""
 

@@ -1,4 +1,4 @@
-"""Each benchmark runs in its short form and writes its JSON; the figures are not checked. Reasons for missed targets."""
+"""Each benchmark runs in its short form and writes its JSON. A target that is missed has a reason."""
 
 import json
 import runpy
