@@ -51,8 +51,8 @@ REASONS = {
     "columnar": {
         "faster than torch.save": (
             "memfeed also computes a checksum of every byte and makes 130 files instead of one. A loop that only "
-            "writes these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not used "
-            "before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
+            "writes these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not "
+            "used before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
         ),
     },
     "transforms": {

@@ -23,7 +23,8 @@ PREFACE = """# Benchmarks
 benchmarks and writes both. Each benchmark first checks that all programs give equal results, then runs them in
 turns. Times are medians; ratios are medians of the ratios of each round. Compare ratios: times depend on the
 machine, which is named under each title. Below a table of targets stands why a target is missed, where that was
-measured."""
+measured.
+"""
 
 
 def table(columns: list[str], rows: list[list[str]]) -> str:
@@ -90,8 +91,8 @@ def verify(result: Result) -> str:
     rows = [[name, f"{rate:.2f}"] for name, rate in result["gigabytes_per_second"].items()]
     return f"""## Verifying a store
 
-`verify` compares every byte ({result["input"]["bytes"] / 1e6:,.0f} MB) with its checksum; `read` reads the same files in order into one
-buffer. Cold: the files were removed from the page cache before each run.
+`verify` compares every byte ({result["input"]["bytes"] / 1e6:,.0f} MB) with its checksum;
+`read` reads the same files in order into one buffer. Cold: the files were removed from the page cache before each run.
 
 {table(["", "GB/s"], rows)}
 {targets(result)}"""
@@ -327,9 +328,9 @@ def device(result: Result) -> str:
     return f"""## From each placement{", on a GPU" if cuda else ""}
 
 {where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with
-copies and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised to
-bfloat16, channels last. Epochs of a small ResNet on 32 x 32 images, with batches of the loader, and with one batch used
-again and again.
+copies and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised
+to bfloat16, channels last. Epochs of a small ResNet on 32 x 32 images, with batches of the loader, and with one batch
+used again and again.
 
 {chr(10).join(tables)}
 {table(["", "time"], times)}

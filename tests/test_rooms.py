@@ -1,0 +1,30 @@
+"""docs/rooms.svg shows the imports as they are, and a circle of imports is an error."""
+
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOMS = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "draw_rooms.py"))
+
+
+def test_the_picture_is_up_to_date():
+    rooms = ROOMS["find_rooms"]()
+    assert ROOMS["PICTURE"].read_text() == ROOMS["draw"](rooms, ROOMS["find_arrows"](rooms)), "run `make rooms`"
+
+
+def test_a_use_of_a_public_name_is_an_arrow_to_its_room():
+    arrows = ROOMS["find_arrows"](ROOMS["find_rooms"]())
+    assert arrows["demo", "loading"] == 1  # memfeed.Loader
+    assert arrows["convert", "building"] > 1
+
+
+def test_a_circle_is_an_error():
+    with pytest.raises(ValueError, match="found a circle of imports, a -> b -> a|b -> a -> b"):
+        ROOMS["sorted_rooms"](Counter({("a", "b"): 1, ("b", "a"): 2, ("b", "c"): 1}))
+
+
+def test_an_arrow_is_direct_if_no_other_path_leads_there():
+    arrows = Counter({("a", "b"): 1, ("b", "c"): 1, ("a", "c"): 1, ("a", "d"): 1})
+    assert ROOMS["direct_arrows"](arrows) == {("a", "b"), ("b", "c"), ("a", "d")}
