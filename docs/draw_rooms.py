@@ -100,7 +100,7 @@ def layers() -> list[list[str]]:
 
 
 def draw(rooms: dict[str, str], arrows: Arrows) -> str:
-    """Return the picture as SVG. Its description lists the arrows with their counts."""
+    """Return the picture as SVG. Its description lists the arrows."""
     corners = {
         room: (MARGIN + LANE_WIDTH * (0 if room in LEFT else 2 if room in RIGHT else 1), MARGIN + LAYER_HEIGHT * row)
         for row, layer in enumerate(layers())
@@ -109,15 +109,10 @@ def draw(rooms: dict[str, str], arrows: Arrows) -> str:
     if set(corners) != set(rooms):
         raise ValueError(f"found rooms {sorted(rooms)}; expected those of the contract, {sorted(corners)}")
     direct = direct_arrows(arrows)
-    paths = [
-        _arrow(arrow, corners, arrows[arrow], arrow in direct) for arrow in sorted(arrows, key=direct.__contains__)
-    ]
+    paths = [_arrow(arrow, corners, arrow in direct) for arrow in sorted(sorted(arrows), key=direct.__contains__)]
     width, height = 2 * MARGIN + 2 * LANE_WIDTH + BOX_WIDTH, MARGIN + LAYER_HEIGHT * len(layers()) + 30
-    legend = (
-        f"{len(rooms)} rooms, {len(arrows)} arrows. An arrow points to what a room imports. "
-        "Grey: dark arrows lead there too. Dashed: a single import."
-    )
-    listed = "\n".join(f"{source} imports {target}: {count}" for (source, target), count in sorted(arrows.items()))
+    legend = f"{len(rooms)} rooms, {len(arrows)} arrows to what a room imports. Grey: dark arrows lead there too."
+    listed = "\n".join(f"{source} imports {target}" for source, target in sorted(arrows))
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -146,7 +141,7 @@ def _box(room: str, text: str, corner: Point) -> str:
     return "".join(parts)
 
 
-def _arrow(arrow: tuple[str, str], corners: dict[str, Point], count: int, is_direct: bool) -> str:
+def _arrow(arrow: tuple[str, str], corners: dict[str, Point], is_direct: bool) -> str:
     """Return the curve from one box to another that runs under the fewest boxes and is short."""
     (x0, y0), (x1, y1) = corners[arrow[0]], corners[arrow[1]]
     others = [corner for room, corner in corners.items() if room not in arrow]
@@ -165,13 +160,12 @@ def _arrow(arrow: tuple[str, str], corners: dict[str, Point], count: int, is_dir
         best = min(best, (cost, [a, b, c, d]))
     a, b, (cx, cy), (dx, dy) = best[1]
     colour, weight = (DARK, 2) if is_direct else (PALE, 1.3)
-    dashes = ' stroke-dasharray="6 4"' if count == 1 else ""
     length = math.hypot(dx - cx, dy - cy)
     ux, uy = 9 * (dx - cx) / length, 9 * (dy - cy) / length  # along the arrow's head
     head = ((dx, dy), (dx - ux - uy / 2, dy - uy + ux / 2), (dx - ux + uy / 2, dy - uy - ux / 2))
     curve = "M{} C{} {} {}".format(*map(_text, (a, b, (cx, cy), (dx - ux / 2, dy - uy / 2))))
     return (
-        f'<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{weight}"{dashes}/>'
+        f'<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{weight}"/>'
         f'<polygon points="{" ".join(map(_text, head))}" fill="{colour}"/>'
     )
 

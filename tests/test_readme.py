@@ -28,7 +28,7 @@ def test_the_readme_runs(tmp_path):
 
 
 def test_every_file_the_documents_point_to_is_there():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} points to {target}"
 
@@ -45,3 +45,12 @@ def test_every_test_that_a_promise_names_is_there():
         assert not function or re.search(rf"^(def|class) {function}\b", source, re.MULTILINE), name
         count += 1
     assert count > 40
+
+
+def test_every_file_that_contributing_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = set(re.findall(r"`([\w./]+(?:\.py|\.md|/))`", text))
+    assert len(names) > 25
+    bases = (ROOT, ROOT / "src" / "memfeed", ROOT / "tests", ROOT / "tests" / "transforms")
+    missing = sorted(name for name in names if not any((base / name).exists() for base in bases))
+    assert not missing, f"CONTRIBUTING.md names {missing}"
