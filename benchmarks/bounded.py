@@ -1,9 +1,9 @@
-"""Runs one epoch of a store in this fresh process, with less memory than the store; ``cold.py`` starts it.
+"""Run one epoch of a store in this new process, with less memory than the store. ``cold.py`` starts it.
 
     python benchmarks/bounded.py STORE ORDER BATCH_SIZE LIMIT_BYTES CGROUP
 
-ORDER is "in order", "blocks", "uniform", or "read": the file from front to back. Without a control group, the
-limit is only what memfeed believes.
+ORDER is "in order", "blocks", "uniform", or "read": the file in order. Without a control group only memfeed
+knows the limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ORDERS: dict[str, bool | str] = {"in order": False, "blocks": "blocks", "uniform
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is there now, pages of mapped files included."""
+    """Return the resident memory of this process, with the pages of mapped files."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

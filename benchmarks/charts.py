@@ -33,13 +33,13 @@ STYLE = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a benchmark wrote."""
+    """Return the results of a benchmark."""
     result: dict[str, Any] = json.loads(path.read_text())
     return result
 
 
 def machine_line(result: dict[str, Any]) -> str:
-    """The machine in one line."""
+    """Describe the machine in one line."""
     m = result["machine"]
     gpu = f"{m['gpu']}, " if "gpu" in m else ""
     return (
@@ -49,7 +49,7 @@ def machine_line(result: dict[str, Any]) -> str:
 
 
 def tutorial(source: Path, target: Path) -> None:
-    """Images/s of the DataLoader, by workers, and of memfeed: train and val, batches of 8 and 64, warm and cold."""
+    """Draw images/s of the DataLoader, by workers, and of memfeed: train and val, two batch sizes, warm and cold."""
     result = read(source)
     sizes = result["input"]["batch_sizes"]
     with plt.rc_context(STYLE):
@@ -118,7 +118,7 @@ def _short(contender: str) -> str:
 
 
 def loader(source: Path, target: Path) -> None:
-    """Rows a second of every contender, a panel for each work."""
+    """Draw the rows per second of every program, one panel per workload."""
     result = read(source)
     works = result["works"]
     with plt.rc_context(STYLE):
@@ -165,7 +165,7 @@ def _loader_panel(axis: Any, name: str, found: dict[str, Any]) -> None:
 
 
 def others(source: Path, target: Path) -> None:
-    """Rows/s of memfeed, plain PyTorch and the other libraries, a panel for each work; the axes are logarithmic."""
+    """Draw rows/s of memfeed, plain PyTorch and the other libraries, one panel per workload, on logarithmic axes."""
     result = read(source)
     works, exact = result["works"], result["exact_shuffle"]
     rates = [part["rows_per_second"] for part in works.values()]

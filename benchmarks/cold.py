@@ -1,7 +1,7 @@
-"""Epochs from the disk: the page cache is emptied before each, and a store may be larger than the memory allowed.
+"""Time epochs from the disk: the page cache is emptied before each, and one store is larger than the memory allowed.
 
-memfeed.Loader against the bare index_select loop over the same mapped file, whose page faults read one place after the
-other, and against reading as many bytes of the file in order, which asks the disk for nothing but what it likes best.
+Compares memfeed.Loader with the index_select loop over the same mapped file, whose page faults read one place after
+the other, and with reading as many bytes of the file in order, which is fastest for a disk.
 
     python benchmarks/cold.py
 """
@@ -32,7 +32,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def write_images(path: Path, rows: int, side: int) -> None:
-    """Images whose first bytes and label are their number."""
+    """Write images whose first bytes and label are their row number."""
     step = 500
     rng = np.random.default_rng(0)
     with memfeed.Writer(path, like=(torch.zeros(3, side, side, dtype=torch.uint8), 0), length=rows) as writer:
@@ -48,7 +48,7 @@ def numbers_of(pictures: torch.Tensor) -> torch.Tensor:
 
 
 class Cold:
-    """Contenders over some rows of a store, each from an empty page cache."""
+    """The programs to compare, over some rows of a store, each from an empty page cache."""
 
     def __init__(self, path: Path, batch: int, rows: np.ndarray | None) -> None:
         self.path, self.batch, self.rows = path, batch, rows
@@ -59,14 +59,14 @@ class Cold:
         self.file = path / "0.memmap"
 
     def loader(self, epoch: int = 0) -> memfeed.Loader:
-        """A loader on the store, opened anew."""
+        """Open the store again and return a loader on it."""
         store = memfeed.open(self.path)
         loader = memfeed.Loader(store if self.rows is None else store.subset(self.rows), self.batch, shuffle=True)
         loader.set_epoch(epoch)
         return loader
 
     def ours(self) -> float:
-        """Seconds of an epoch of memfeed."""
+        """Return the seconds of an epoch of memfeed."""
         drop_pages(self.path)
 
         def run() -> None:
@@ -76,7 +76,7 @@ class Cold:
         return seconds_of(run)
 
     def faults(self) -> float:
-        """Seconds of the bare loop."""
+        """Return the seconds of the bare loop."""
         drop_pages(self.path)
         store = memfeed.open(self.path)
         columns = [store.column(0), store.column(1)]
@@ -92,7 +92,7 @@ class Cold:
         return seconds_of(run)
 
     def sigterm_unwinds(self) -> float:
-        """Seconds to read as many bytes from front to back."""
+        """Return the seconds to read as many bytes in order."""
         drop_pages(self.path)
         left, buffer = self.count * self.row_bytes, memoryview(bytearray(1 << 24))
 
@@ -105,7 +105,7 @@ class Cold:
         return seconds_of(run)
 
     def check(self) -> None:
-        """Every row once, each with its own label; and rows are really read from the disk, ahead."""
+        """Check that every row comes once, with its own label, and that rows are read ahead from the disk."""
         drop_pages(self.path)
         loader, seen = self.loader(), []
         for pictures, labels in loader:
@@ -116,7 +116,7 @@ class Cold:
         assert loader.stats()["cold"], "the rows came out of the page cache"
 
     def race(self, rounds: int) -> dict[str, Any]:
-        """All three in turns."""
+        """Time all three in turns."""
         self.check()
         seconds = in_turns({OURS: self.ours, FAULTS: self.faults, IN_ORDER: self.sigterm_unwinds}, rounds)
         return {
@@ -133,7 +133,7 @@ class Cold:
 
 @contextlib.contextmanager
 def limited(limit: int) -> Iterator[Path | None]:
-    """A control group that allows its processes so many bytes, page cache included; None where none can be made."""
+    """Make a control group with this limit in bytes, page cache included. Return None where that is not possible."""
     v1 = CGROUPS / "memory"
     own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     group = next((path for _, names, path in own if names == ("memory" if v1.exists() else "")), "/")
@@ -154,7 +154,7 @@ def limited(limit: int) -> Iterator[Path | None]:
 
 
 def beyond_memory(path: Path, limit: int, batch: int, orders: Sequence[str]) -> dict[str, Any]:
-    """Epochs in a process that may have ``limit`` bytes, by their orders, "read" among them; see bounded.py."""
+    """Time epochs in a process limited to ``limit`` bytes, by order; "read" is one of them. See bounded.py."""
     found: dict[str, Any] = {}
     with limited(limit) as group:
         for order in orders:

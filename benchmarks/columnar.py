@@ -1,8 +1,8 @@
-"""Caching columns that are in memory already: a TensorDict of 64 tensors, 256 MB, against torch.save and memmap.
+"""Store columns that are in memory: a TensorDict of 64 tensors, 256 MB, with memfeed.cache, torch.save and memmap.
 
-All write the same tensors to the same disk in turns, each to a new place. What fsync takes is counted apart: while they
-run it returns at once (torch.save and memmap() never call it, memfeed.cache does before its commit), and is called for
-all of them afterwards. For memfeed the time includes the checksums of every byte and the commit.
+All write the same tensors to the same disk in turns, each to a new directory. fsync is timed apart: it does nothing
+while they run (torch.save and memmap() never call it, memfeed.cache calls it before its commit), and is called for all
+of them afterwards. The time of memfeed includes the checksums of every byte and the commit.
 
     python benchmarks/columnar.py
 """
@@ -24,7 +24,7 @@ TENSORS = 64
 
 
 def columns(rows: int, width: int) -> TensorDict:
-    """Random float32 tensors [rows, width], under one name each."""
+    """Return random float32 tensors [rows, width], by name."""
     generator = torch.Generator().manual_seed(0)
     made = {f"column{i}": torch.rand(rows, width, generator=generator) for i in range(TENSORS)}
     return TensorDict(made, batch_size=[rows])
@@ -53,7 +53,7 @@ def roads() -> dict[str, Callable[[TensorDict, Path], None]]:
 
 
 def check_equal(data: TensorDict, base: Path) -> None:
-    """All that is timed below gives the same tensors back."""
+    """Check that every program that is timed gives the same tensors back."""
     for name, road in roads().items():
         path = base / "checked"
         road(data, path)

@@ -1,9 +1,9 @@
-"""Writing a store against one epoch of the plain DataLoader: both read, decode and resize every photograph once.
+"""Compare writing a store with one epoch of the plain DataLoader: both decode and resize every photograph once.
 
-The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache looks at it, decodes, writes,
-hashes and commits; the DataLoader decodes, collates and hands batches over. Same dataset, same number of workers, in
-turns. What fsync takes is counted apart, see columnar.py. CPU time, of all processes together, is given because it
-depends less on what else the machine does.
+The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache probes it, decodes, writes,
+computes checksums and commits; the DataLoader decodes, collates and returns batches. Same dataset, same number of
+workers, in turns. fsync is timed apart, see columnar.py. The CPU time of all processes together is given too, because it depends
+less on other programs.
 
     python benchmarks/convert.py
 """
@@ -60,7 +60,7 @@ class Photographs(Dataset):
 
 
 def make_photographs(directory: Path, count: int) -> list[Path]:
-    """Smooth random pictures of about 500 x 375 pixels, for machines without the real ones."""
+    """Write smooth random pictures of about 500 x 375 pixels, for machines without the photographs."""
     generator = np.random.default_rng(0)
     for number in range(count):
         coarse = Image.fromarray(generator.integers(0, 256, (24, 32, 3), np.uint8))
@@ -69,7 +69,7 @@ def make_photographs(directory: Path, count: int) -> list[Path]:
 
 
 def check_equal(dataset: Dataset, base: Path) -> None:
-    """The store holds what the DataLoader gives."""
+    """Check that the store holds the samples that the DataLoader gives."""
     store = memfeed.cache(dataset, base / "checked", workers=2, progress=False)
     ours = memfeed.Loader(store, 32)
     for (images, labels), (mine, my_labels) in zip(DataLoader(dataset, 32), ours, strict=True):

@@ -1,9 +1,9 @@
-"""To the device: batches from each placement against bare copies, the augmentation there, and a ResNet that trains.
+"""Time the way to the device: batches from each placement beside plain copies, augmentation there, and a ResNet.
 
-On a CUDA machine the figures have targets. Without one the same contenders run on the CPU, where nothing crosses: that
-shows that the benchmark runs, and what the loader costs beside a model, and no more.
+On a CUDA machine the figures have targets. Without one the same programs run on the CPU, where nothing is transferred:
+that shows only that the benchmark runs, and how much time the loader takes beside a model.
 
-Every contender is shown to give the same rows before it is timed; they take turns, and the ratios come from one run.
+Every program must give the same rows before it is timed. They take turns, and the ratios come from one run.
 
     python benchmarks/device.py [--device cuda]
 """
@@ -49,7 +49,7 @@ def timed(device: torch.device, work: Callable[[], Any]) -> float:
 
 
 def feeding(shape: tuple[int, ...], batch: int, rows: int, device: torch.device, rounds: int, at: Path) -> Seconds:
-    """Seconds for an epoch's rows, from each placement and of the bare limits."""
+    """Time the rows of an epoch from each placement, and the plain copies that limit them."""
     data = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
     store = memfeed.cache((data, torch.arange(rows)), at, progress=False)
     loaders = {
@@ -91,7 +91,7 @@ def feeding(shape: tuple[int, ...], batch: int, rows: int, device: torch.device,
 
 
 def augmenting(device: torch.device, rounds: int, n: int) -> Seconds:
-    """Seconds for uint8 [n, 3, 256, 256] to bfloat16 channels last, of the tutorial's version, and of a plain copy."""
+    """Time uint8 [n, 3, 256, 256] to bfloat16 channels last, the tutorial's version of it, and a plain copy."""
     images = torch.randint(0, 256, (n, 3, 256, 256), dtype=torch.uint8, device=device)
     keys = Keys(seed=0, epoch=0, rows=torch.arange(n))
     made = AUGMENT.apply(images, keys)
@@ -109,7 +109,7 @@ def augmenting(device: torch.device, rounds: int, n: int) -> Seconds:
 
 
 def moved_bytes(n: int) -> int:
-    """Read and written by the augmentation: each pixel of the crops once as uint8, once as bfloat16."""
+    """Return the bytes that the augmentation reads and writes: each pixel of the crops as uint8 and as bfloat16."""
     return n * 3 * 224 * 224 * (1 + 2)
 
 
@@ -117,7 +117,7 @@ def moved_bytes(n: int) -> int:
 
 
 class Block(nn.Module):
-    """Two convolutions around which the input goes."""
+    """Two convolutions and a connection past them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -126,12 +126,12 @@ class Block(nn.Module):
         self.body = nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images [n, width, h, w] to the same shape."""
+        """Map images [n, width, h, w] to the same shape."""
         return x + self.body(x)
 
 
 def small_resnet() -> nn.Module:
-    """A ResNet of nine layers for 32 x 32 images."""
+    """Return a ResNet of nine layers for 32 x 32 images."""
     parts: list[nn.Module] = []
     for before, width, residual in ((3, 64, False), (64, 128, True), (128, 256, False), (256, 256, True)):
         parts += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
@@ -141,7 +141,7 @@ def small_resnet() -> nn.Module:
 
 
 def training(device: torch.device, rounds: int, rows: int, batch: int) -> tuple[Seconds, list[float]]:
-    """Seconds of an epoch fed by the loader and of one that reuses a batch; and the shares of time waited."""
+    """Time an epoch with the loader and one that reuses a batch. Return the seconds and the shares of time waited."""
     data = torch.randint(0, 256, (rows, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (rows,))
     augment = T.Compose(
         [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],

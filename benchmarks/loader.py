@@ -1,9 +1,9 @@
-"""Warm shuffled epochs: memfeed.Loader beside every other way to write the loop.
+"""Time warm shuffled epochs of memfeed.Loader and of every other way to write the loop.
 
-Six works, from 300,000 single numbers to 4,000 images of 196 KB, documents of any length and samples of six fields. For
-each, the loops of the slides "The fast train loops", DataLoader in several forms, and the bare loops that any loader
-comes down to: they write into one buffer, over and over, and give nothing to keep. A loop that holds a batch while the
-next is made needs two, which is another loop to the processor's caches; that one is there too.
+Six workloads, from 300,000 single numbers to 4,000 images of 196 KB, documents of any length and samples of six fields.
+Each is run by the loops of the slides "The fast train loops", by DataLoader in several forms, and by bare loops that
+only copy rows: they write into one buffer again and again, so the caller cannot keep a batch. A loop that holds a batch
+while the next one is made needs two buffers, which use more of the processor's caches; that loop is timed too.
 
     python benchmarks/loader.py
 """
@@ -39,16 +39,16 @@ Epoch = Callable[[], Iterable[Any]]
 
 @dataclass
 class Work:
-    """Rows to go through, and who does it.
+    """The rows of a workload, and the loops that read them.
 
     Args:
-        about: the work in words.
-        rows: how many.
-        batches: how many an epoch has.
-        loops: contenders; a call gives the batches of one shuffled epoch.
-        slow: those that need only a few rounds.
+        about: the workload in words.
+        rows: number of rows.
+        batches: number of batches per epoch.
+        loops: by name; a call gives the batches of one shuffled epoch.
+        slow: the loops that run only a few rounds.
         targets: (other, times): the other must take at least that many times as long.
-        check: asserts that contenders give equal batches.
+        check: asserts that the loops give equal batches.
     """
 
     about: str
@@ -66,7 +66,7 @@ def identity(batch: Any) -> Any:
 
 
 def gathers(columns: list[torch.Tensor], size: int, sets: int = 1) -> Epoch:
-    """The bare loop, which fills so many sets of buffers in turns."""
+    """Return the bare loop, which fills this number of sets of buffers in turns."""
     made = [[torch.empty(size, *c.shape[1:], dtype=c.dtype) for c in columns] for _ in range(sets)]
 
     def epoch() -> Iterator[list[torch.Tensor]]:
@@ -79,7 +79,7 @@ def gathers(columns: list[torch.Tensor], size: int, sets: int = 1) -> Epoch:
 def check_rows(
     loops: dict[str, Epoch], columns: list[torch.Tensor], marks: Callable[[Any], list[torch.Tensor]]
 ) -> None:
-    """Each loop visits every row once, and its leaves belong together. The last column holds the row numbers."""
+    """Check that each loop visits every row once, with all its fields. The last column holds the row numbers."""
     for name, epoch in loops.items():
         seen = []
         for batch in epoch():
@@ -92,7 +92,7 @@ def check_rows(
 
 
 class Whole(Dataset):
-    """A dataset with ``__getitems__``: a batch by one index."""
+    """A dataset with ``__getitems__``: one index gives a batch."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
@@ -108,7 +108,7 @@ class Whole(Dataset):
 
 
 def tiny(base: Path, n: int, size: int, as_tensordict: bool) -> Work:
-    """Single numbers: the slides' question."""
+    """Return the workload of the slides: single numbers."""
     numbers = torch.arange(n)
     array, listed, generator = numbers.numpy(), list(range(n)), np.random.default_rng(0)
     source: Any = TensorDict({"x": numbers}, [n]) if as_tensordict else numbers
@@ -159,7 +159,7 @@ def tiny(base: Path, n: int, size: int, as_tensordict: bool) -> Work:
 
 
 def images(base: Path, n: int, side: int, size: int, least: float, workers: bool) -> Work:
-    """uint8 images and a label, from a store."""
+    """Return a workload of uint8 images and a label, from a store."""
     pictures = torch.randint(0, 256, (n, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(n)
     store = memfeed.cache((pictures, labels), base / f"images{side}.mf", progress=False)
@@ -184,7 +184,7 @@ def images(base: Path, n: int, side: int, size: int, least: float, workers: bool
         TWO: gathers(columns, size, sets=2),
         "copy in order, one buffer": copied,
     }
-    if workers:  # they live on: their start is not what is compared
+    if workers:  # they are kept between epochs: their start is not compared
         busy = DataLoader(dataset, size, shuffle=True, num_workers=2, persistent_workers=True)
         loops[WORKERS] = lambda: busy
 
@@ -204,7 +204,7 @@ def images(base: Path, n: int, side: int, size: int, least: float, workers: bool
 
 
 def documents(base: Path, n: int, size: int) -> Work:
-    """Token ids, 50 to 1,000 of them: jagged batches."""
+    """Return a workload of documents of 50 to 1,000 token ids: jagged batches."""
     lengths = np.random.default_rng(0).integers(50, 1001, n)
     with memfeed.Writer(base / "documents.mf") as writer:
         for row, length in enumerate(lengths.tolist()):
@@ -247,7 +247,7 @@ def documents(base: Path, n: int, size: int) -> Work:
 
 
 def six_fields(n: int, size: int) -> Work:
-    """Samples of six small fields of fixed size."""
+    """Return a workload of samples of six small fields of fixed size."""
     made = {
         "image": torch.randint(0, 256, (n, 3, 16, 16), dtype=torch.uint8),
         "point": torch.rand(n, 4),
@@ -275,7 +275,7 @@ def drain(batches: Iterable[Any]) -> None:
 
 
 def race(work: Work, rounds: int, least_seconds: float) -> dict[str, Any]:
-    """Equality first, then every contender in turns; the slow ones in a few rounds, beside memfeed again."""
+    """Check equality, then time all loops in turns, and the slow ones in a few rounds, again beside memfeed."""
     work.check()
     timed = {name: (lambda epoch=epoch: seconds_of(lambda: drain(epoch()))) for name, epoch in work.loops.items()}
     fast = {name: run for name, run in timed.items() if name not in work.slow}

@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine, timing in turns, fsync counted apart, checks against targets, JSON."""
+"""The parts of every benchmark: the machine, timing in turns, fsync timed apart, targets, JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Seconds = dict[str, list[float]]
 
 
 def parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The arguments that all benchmarks take."""
+    """Return a parser of the arguments that all benchmarks take."""
     made = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     made.add_argument("--json", type=Path, default=RESULTS / f"{name}.json", help="where the results go")
     made.add_argument("--quick", action="store_true", help="a short form that shows it runs; its figures mean nothing")
@@ -43,17 +43,17 @@ def parser(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def seconds_of(function: Callable[[], Any]) -> float:
-    """How long one call takes."""
+    """Return the seconds that one call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_seconds: float = 0.0) -> Seconds:
-    """Lets contenders run one after another in each round, so that all of them meet the same disturbances.
+    """Run all contenders one after another in each round, so that other programs disturb all of them alike.
 
-    A contender returns the seconds it took; one that takes less than ``least_seconds`` runs again until its turn has
-    lasted that long. Each round begins with another contender. Gives each contender's median of every round.
+    A contender returns the seconds it took. If it took less than ``least_seconds``, it runs again until its turn has
+    lasted that long. Each round begins with another contender. Returns the median of each contender in every round.
     """
     seconds: Seconds = {name: [] for name in contenders}
     names = list(contenders)
@@ -69,28 +69,28 @@ def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int, least_s
 
 
 def ratio(seconds: Seconds, one: str, other: str) -> float:
-    """How many times longer ``one`` takes than ``other``: the median of the rounds' ratios.
+    """Return the seconds of ``one`` as a multiple of those of ``other``: the median of the ratios of each round.
 
-    Within a round both met the same load; between rounds, on a machine that others use too, it may differ.
+    Within a round both had the same load. Between rounds the load may change, on a machine that others use too.
     """
     return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
 
 
 def cpu_seconds() -> float:
-    """What this process and its ended children have used so far, all cores together."""
+    """Return the CPU seconds of this process and its ended children so far, all cores together."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def medians(seconds: Seconds) -> dict[str, float]:
-    """The median of every contender's runs."""
+    """Return the median of every contender's runs."""
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 @contextlib.contextmanager
 def without_sync() -> Iterator[None]:
-    """fsync and fdatasync return at once within the block, so that what they take is counted apart, by ``sync_files``.
+    """Let fsync and fdatasync do nothing within the block. ``sync_files`` times them apart.
 
-    To subtract the time they took would flatter a program that does something else meanwhile.
+    To subtract their time instead would favour a program that works in another thread meanwhile.
     """
     kept = {name: getattr(os, name) for name in ("fsync", "fdatasync") if hasattr(os, name)}
     for name in kept:
@@ -103,7 +103,7 @@ def without_sync() -> Iterator[None]:
 
 
 def sync_files(root: Path) -> float:
-    """Writes what lies under ``root`` to the disk; returns the seconds that took."""
+    """Write everything under ``root`` to the disk. Return the seconds that took."""
     start = time.perf_counter()
     for path in [root, *root.rglob("*")]:
         fd = os.open(path, os.O_RDONLY)
@@ -118,14 +118,14 @@ def sync_files(root: Path) -> float:
 
 
 def drop_pages(root: Path) -> None:
-    """Takes the files under ``root`` out of the page cache. Raises RuntimeError where the system kept them.
+    """Remove the files under ``root`` from the page cache. Raises RuntimeError if the system keeps them.
 
-    Nothing may have them mapped: the kernel keeps what is mapped.
+    No process may have them mapped: the kernel keeps mapped files.
     """
     sync_files(root)
     gc.collect()
     files = _plain_files(root)
-    for pause in (0.0, 0.1, 0.5, 2.0):  # pages on their way from the disk cannot be dropped yet
+    for pause in (0.0, 0.1, 0.5, 2.0):  # pages that are being read cannot be removed yet
         time.sleep(pause)
         for path in files:
             fd = os.open(path, os.O_RDONLY)
@@ -134,7 +134,7 @@ def drop_pages(root: Path) -> None:
             finally:
                 os.close(fd)
         warm = [path for path in files if _resident(path)]
-        if len(warm) <= len(files) // 20:  # somebody else may be reading one or two
+        if len(warm) <= len(files) // 20:  # another process may read one or two
             return
     raise RuntimeError(
         f"found {len(warm)} files still in the page cache after dropping them, as {warm[0]}; "
@@ -147,7 +147,7 @@ def _plain_files(root: Path) -> list[Path]:
 
 
 def _resident(path: Path) -> bool:
-    """Whether the middle of a file is in the page cache."""
+    """Return True if the middle of a file is in the page cache."""
     middle = path.stat().st_size // 2 // mmap.PAGESIZE * mmap.PAGESIZE
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, offset=middle) as page:
         return in_page_cache(ctypes.addressof(ctypes.c_char.from_buffer(page)))
@@ -158,7 +158,7 @@ def _resident(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Check:
-    """One figure against its target."""
+    """One figure and its target. ``missed.py`` says why targets are missed."""
 
     what: str
     found: float
@@ -168,12 +168,12 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether the target is reached."""
+        """True if the target is reached."""
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
 
 def show(title: str, checks: list[Check]) -> None:
-    """Prints figures beside their targets."""
+    """Print figures beside their targets."""
     table = Table(title=title, title_justify="left")
     for column, justify in (("what", "left"), ("found", "right"), ("target", "right"), ("", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ def show(title: str, checks: list[Check]) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table whose first column holds names and whose others hold numbers."""
+    """Print a table with names in the first column and numbers in the others."""
     made = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left")
@@ -195,14 +195,14 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """Counts and what they count, in one line."""
+    """List the counts and their names in one line."""
     return ", ".join(f"{count:,} {what}" for what, count in counts.items())
 
 
 def write(
     options: argparse.Namespace, about: Mapping[str, Any], figures: Mapping[str, Any], checks: list[Check]
 ) -> None:
-    """Writes the results as JSON, with the machine they are from."""
+    """Write the results as JSON, with a description of the machine."""
     result = {
         "benchmark": options.json.stem,
         "quick": options.quick,
@@ -216,7 +216,7 @@ def write(
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions that a result is from."""
+    """Describe the machine and the versions of the packages."""
     models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     huge = _lines("/sys/kernel/mm/transparent_hugepage/enabled")
     return {

@@ -1,8 +1,8 @@
-"""Runs one epoch in this fresh process and prints its memory as JSON; ``loader.py`` starts it.
+"""Run one epoch in this new process and print its memory as JSON. ``scale.py`` starts it.
 
     python benchmarks/memory.py STORE BATCH_SIZE SHUFFLE
 
-Counted are anonymous and shared memory. Two batches are buffers: the one the training step holds and the one being
+Counts anonymous and shared memory. The buffers hold two batches: the one that the training step uses and the one being
 filled.
 """
 
@@ -21,7 +21,7 @@ EVERY = 16
 
 
 def private_bytes() -> int:
-    """Anonymous and shared memory of this process; pages of mapped files are not in it."""
+    """Return the anonymous and shared memory of this process, without the pages of mapped files."""
     fields = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, size = line.split(":")

@@ -1,9 +1,9 @@
-"""Shuffled epochs of memfeed, of plain PyTorch and of every other loading library that is installed.
+"""Time shuffled epochs of memfeed, of plain PyTorch and of every other loading library that is installed.
 
-Two works: 50,000 uint8 [3, 32, 32] with an int64 label in batches of 512, and 4,000 uint8 [3, 256, 256] with a label in
-batches of 64; page cache warm. Each contender lives in a process of its own, as FFCV, TensorFlow and others change what
-is around them. It writes the rows in its own format, is shown to give every row once with the label it belongs to, and
-then runs epochs, timed inside that process, whenever its turn comes.
+Two workloads: 50,000 uint8 [3, 32, 32] with an int64 label in batches of 512, and 4,000 uint8 [3, 256, 256] with a label
+in batches of 64; page cache warm. Each contender has its own process, because FFCV, TensorFlow and others change global
+settings. It writes the rows in its own format, must give every row once with its label, and then runs epochs in turns
+with the others, timed inside its process.
 
     python benchmarks/others.py          # make bench-others: with all that benchmarks/peers knows
 """
@@ -36,13 +36,13 @@ from peers import EXACT, PEERS, Rows, available, check, missing
 from peers.rows import Batch, Epochs, save_npy
 
 OURS, BARE = "memfeed.Loader", "bare index_select loop"
-PREPARE_SECONDS, TURN_SECONDS, END_SECONDS = 240.0, 90.0, 10.0  # what is waited for a process at most
-SETTLE_SECONDS = 0.03  # for what the last contender still does, as SPDL, which fetches some batches ahead
+PREPARE_SECONDS, TURN_SECONDS, END_SECONDS = 240.0, 90.0, 10.0  # the longest waits for a process
+SETTLE_SECONDS = 0.03  # the last contender may still work: SPDL fetches batches ahead
 LEAST_ROUNDS = 2
 
 
 class Work(NamedTuple):
-    """Rows to be loaded, and how."""
+    """The rows to load, and the batch size."""
 
     name: str
     rows: int
@@ -59,14 +59,14 @@ def works(base: Path, quick: bool) -> list[Work]:
 
 
 def make_rows(work: Work) -> None:
-    """Two .npy files, for every contender to read. The labels are the row numbers: peers.check needs that."""
+    """Write two .npy files for every contender. The labels are the row numbers: peers.check needs that."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (work.rows, *work.shape), dtype=torch.uint8, generator=generator)
     save_npy(Rows(images, torch.arange(work.rows)), work.directory / "rows")
 
 
 def mapped_rows(work: Work) -> Rows:
-    """Those files, mapped; private ("c"), because torch warns of memory that it may not write to."""
+    """Map those files, privately ("c"), because torch warns of memory that cannot be written."""
     columns = (np.load(work.directory / "rows" / f"{name}.npy", mmap_mode="c") for name in Rows._fields)
     return Rows(*map(torch.from_numpy, columns))
 
@@ -75,7 +75,7 @@ def mapped_rows(work: Work) -> Rows:
 
 
 def store(rows: Rows, directory: Path) -> Any:
-    """One store for both that read it: whoever comes second opens it."""
+    """Return the store that two contenders read: the first writes it, the second opens it."""
     import memfeed
 
     return memfeed.cache(tuple(rows), directory.parent / "rows.mf", progress=False)
@@ -88,7 +88,7 @@ def make_ours(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
 
 
 def make_bare(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
-    """The loop that any loader's gather comes down to: memfeed's own columns, one buffer, used again by every batch."""
+    """Make the loop that only gathers rows: from memfeed's columns to one buffer, used again by every batch."""
     columns = [store(rows, directory).column(number) for number in range(2)]
     buffers = [torch.empty(batch_size, *column.shape[1:], dtype=column.dtype) for column in columns]
 
@@ -104,7 +104,7 @@ def make_bare(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
 
 
 def make_plain(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
-    """The rows are copied into memory. No workers: where nothing is to be decoded they are only slower."""
+    """Copy the rows to memory for a DataLoader. It has no workers: without decoding they make it slower."""
     return DataLoader(TensorDataset(rows.images.clone(), rows.labels.clone()), batch_size, shuffle=True)
 
 
@@ -138,7 +138,7 @@ PACKAGES = {OURS: "memfeed", BARE: "torch", "DataLoader": "torch", "DataLoader(T
 
 
 def prepare(name: str, work: Work) -> Iterable[Batch]:
-    """Writes the contender's format and shows that an epoch of it is whole. That epoch warms its pages, too."""
+    """Write the contender's format and check that an epoch is complete. That epoch also loads its pages."""
     rows = mapped_rows(work)
     directory = work.directory / re.sub(r"\W+", "-", name)
     epochs = (OWN | PEERS)[name](rows, work.batch_size, directory)
@@ -147,7 +147,7 @@ def prepare(name: str, work: Work) -> Iterable[Batch]:
 
 
 def turn(epochs: Iterable[Batch], rows: int, least_seconds: float) -> float:
-    """The median of as many epochs as it takes to last ``least_seconds``: one, for all but the fast."""
+    """Return the median of as many epochs as fill ``least_seconds``: one, except for the fast contenders."""
 
     def drain() -> None:
         seen = sum(len(labels) for _, labels in epochs)
@@ -161,10 +161,10 @@ def turn(epochs: Iterable[Batch], rows: int, least_seconds: float) -> float:
 
 
 def serve(name: str, log: Path, connection: Connection) -> None:
-    """Does what comes through the pipe until that is closed: a Work to prepare, or seconds that a turn has to last."""
-    os.setsid()  # so that whatever a library starts can be ended together
+    """Answer requests until the pipe is closed: a Work to prepare, or the seconds that a turn must last."""
+    os.setsid()  # so that all processes of a library can be ended together
     multiprocessing.set_start_method(None, force=True)  # the system's, as in a program of its own: here it was "spawn"
-    # Streaming leaves files behind in the one, datasets in the other
+    # Streaming leaves files in the first, datasets in the second
     os.environ["TMPDIR"], os.environ["HF_HOME"] = str(log.parent), str(log.parent / "huggingface")
     tempfile.tempdir = None
     with log.open("w") as output:
@@ -178,7 +178,7 @@ def serve(name: str, log: Path, connection: Connection) -> None:
             answer: Any = None
             try:
                 if isinstance(request, Work):
-                    epochs = None  # the last work's: its threads and workers end with it
+                    epochs = None  # those of the last workload: their threads and workers end with them
                     gc.collect()
                     epochs, rows = prepare(name, request), request.rows
                 else:
@@ -190,7 +190,7 @@ def serve(name: str, log: Path, connection: Connection) -> None:
 
 
 class Contender:
-    """A process for one contender, from its start to its end. What it prints goes to a file in ``scratch``."""
+    """The process of one contender, from its start to its end. Its output goes to a file in ``scratch``."""
 
     def __init__(self, name: str, scratch: Path) -> None:
         self.name, self._log = name, scratch / f"{re.sub(r'[^a-zA-Z]+', '-', name)}.log"
@@ -199,16 +199,16 @@ class Contender:
         self._process = spawn.Process(target=serve, args=(name, self._log, self._childs_end))
 
     def start(self) -> None:
-        """Starts the process, which imports what it needs meanwhile."""
+        """Start the process, which begins to import its library."""
         self._process.start()
         self._childs_end.close()
 
     def ask(self, request: Any, most_seconds: float) -> Any:
-        """Its answer. Raises RuntimeError, with its name, if it fails, dies, or takes longer than that."""
+        """Return its answer. Raises RuntimeError, with its name, if it fails, dies, or takes too long."""
         deadline = time.monotonic() + most_seconds
         try:
             self._pipe.send(request)
-            # not only the end of the pipe tells of a death: workers that it forked may hold that open
+            # the end of the pipe does not show every death: forked workers may hold the pipe open
             while not self._pipe.poll(0.2):
                 if self._process.exitcode is not None:
                     raise EOFError
@@ -228,11 +228,11 @@ class Contender:
         return "".join(f"\n  {line}" for line in ["; the last it printed:", *lines]) if lines else ""
 
     def close(self) -> None:
-        """Tells it to end; ``join`` waits for that."""
+        """Close the pipe, which ends the process. ``join`` waits for that."""
         self._pipe.close()
 
     def join(self) -> None:
-        """Waits for its end, and after ten seconds makes one."""
+        """Wait for its end. After ten seconds, kill it."""
         if self._process.pid is None:
             return
         self._process.join(END_SECONDS)
@@ -247,7 +247,7 @@ class Contender:
 
 
 class Race:
-    """All contenders; one that fails is left out from there on, and ``failed`` says why. memfeed may not fail."""
+    """All contenders. One that fails takes no further part, and ``failed`` says why. memfeed may not fail."""
 
     def __init__(self, names: Iterable[str], scratch: Path) -> None:
         self.contenders = [Contender(name, scratch) for name in names]
@@ -269,19 +269,19 @@ class Race:
             contender.join()
 
     def running(self) -> list[Contender]:
-        """All that have not failed."""
+        """Return the contenders that have not failed."""
         return [contender for contender in self.contenders if contender.name not in self.failed]
 
     def prepare(self, work: Work) -> None:
-        """Makes all of them ready for a work, two at a time; then everything written is on the disk."""
+        """Prepare all of them for a workload, two at a time, and sync everything that was written."""
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda contender: self._try(contender, work, PREPARE_SECONDS), self.running()))
         sync_files(work.directory)
 
     def run(self, rounds: int, least_seconds: float, share_seconds: float) -> dict[str, dict[int, float]]:
-        """The seconds of each contender in each round it took part in.
+        """Return the seconds of each contender in each round it took part in.
 
-        All take part in the first rounds; who has then used its share of the time leaves the others to go on.
+        All take part in the first rounds. A contender that has then used its share of the time stops.
         """
         seconds: dict[str, dict[int, float]] = {contender.name: {} for contender in self.contenders}
         used = dict.fromkeys(seconds, 0.0)
@@ -309,19 +309,19 @@ class Race:
                 raise
             print(error, file=sys.stderr)
             self.failed[contender.name] = str(error)
-            contender.close()  # whatever it still does, it shall not disturb the others
+            contender.close()  # it may still work, and must not disturb the others
             contender.join()
             return None
 
 
 def ratio_to_ours(seconds: dict[str, dict[int, float]], name: str) -> float:
-    """How many times longer it takes than memfeed, over the rounds that it took part in."""
+    """Return its seconds as a multiple of memfeed's, over the rounds that it took part in."""
     both: Seconds = {who: [seconds[who][number] for number in seconds[name]] for who in (name, OURS)}
     return ratio(both, name, OURS)
 
 
 def figures_of(work: Work, seconds: dict[str, dict[int, float]]) -> dict[str, Any]:
-    """What the JSON file holds of a work."""
+    """Return the part of the JSON file for one workload."""
     listed = {name: list(times.values()) for name, times in seconds.items()}
     median = medians(listed)
     return {

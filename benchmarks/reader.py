@@ -1,9 +1,9 @@
-"""Reads its rank's part of some epochs in this fresh process, as often as it is told to; ``scale.py`` starts three.
+"""Read the rows of one rank for some epochs, in this new process, on request. ``scale.py`` starts three.
 
     python benchmarks/reader.py STORE BATCH_SIZE RANK WORLD_SIZE
 
-It is told "read EPOCHS" or "copy EPOCHS" on stdin: with the loader, or the same rows in order into one buffer, the
-limit. It answers with the bytes that it read.
+A request on stdin is "read EPOCHS" (with the loader) or "copy EPOCHS" (the same rows in order into one buffer, which is
+the limit). The answer is the number of bytes read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import memfeed
 
 def main() -> None:
     path, (batch, rank, world_size) = Path(sys.argv[1]), map(int, sys.argv[2:5])
-    torch.set_num_threads(1)  # a process to a core
+    torch.set_num_threads(1)  # one process per core
     store = memfeed.open(path)
     loader = memfeed.Loader(store, batch, shuffle=True, rank=rank, world_size=world_size)
     column, buffer = store.column(0), torch.empty(batch, *store.schema.fields[0].row_shape, dtype=torch.uint8)

@@ -1,12 +1,12 @@
-"""What grows with the number of rows, and what does not.
+"""Measure what grows with the number of rows: time to the first batch, memory, and the gain of a second process.
 
 First batch: from ``Loader(...)`` to the first batch of a store just opened, and the time of each batch after it, for
 10^4 to 10^10 rows (sparse files) in order, in blocks and shuffled uniformly.
 
-Memory: anonymous and shared memory of a fresh process over an epoch, beyond what its imports took. Pages of mapped
-files are not counted: they belong to the page cache.
+Memory: anonymous and shared memory of a new process during an epoch, minus that of its imports. Pages of mapped files
+are not counted: they belong to the page cache.
 
-Ranks: two processes that read halves of an epoch, against one that reads it all.
+Ranks: two processes that each read half of an epoch, compared with one that reads all of it.
 
     python benchmarks/scale.py
 """
@@ -40,7 +40,7 @@ ORDERS: dict[str, Any] = {"in order": False, "blocks": "blocks", "uniform": True
 
 
 def sparse_numbers(path: Path, rows: int) -> None:
-    """A directory of TensorDict.memmap() with so many int64, all of them holes of a sparse file."""
+    """Write a directory of TensorDict.memmap() with this number of int64, in a sparse file."""
     TensorDict({"x": torch.zeros(2, dtype=torch.int64)}, [2]).memmap(str(path))
     meta = json.loads((path / "meta.json").read_text())
     meta["shape"] = [rows]
@@ -50,7 +50,7 @@ def sparse_numbers(path: Path, rows: int) -> None:
 
 
 def starts(path: Path, order: str) -> tuple[float, float]:
-    """Seconds to the first batch of a store just opened, and of a batch after it."""
+    """Return the seconds to the first batch of a store just opened, and of a batch after it."""
     store = memfeed.open(path)
     began = time.perf_counter()
     batches = iter(memfeed.Loader(store, BATCH, shuffle=ORDERS[order]))
@@ -62,14 +62,14 @@ def starts(path: Path, order: str) -> tuple[float, float]:
 
 
 def memory_over_epoch(path: Path, batch: int, shuffle: bool) -> dict[str, int]:
-    """What a fresh process says of itself, in bytes."""
+    """Return the memory of a new process that runs an epoch, in bytes."""
     command = [sys.executable, str(MEMORY), str(path), str(batch), str(int(shuffle))]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 @contextlib.contextmanager
 def readers(path: Path, batch: int, world_size: int) -> Iterator[Callable[[str, int], float]]:
-    """Processes that read a store together, each its part; gives bytes a second of what they are told to do."""
+    """Start processes that read one rank each. Yield a function that sends a request and returns bytes per second."""
     arguments = [sys.executable, str(READER), str(path), str(batch)]
     started = [
         subprocess.Popen(
@@ -94,7 +94,7 @@ def readers(path: Path, batch: int, world_size: int) -> Iterator[Callable[[str, 
         yield rate
     finally:
         for reader in started:
-            reader.communicate(timeout=60)  # the end of its stdin
+            reader.communicate(timeout=60)  # closes its stdin, which ends it
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Batches of many small and of a few large tensors to a device: who takes how long.
+"""Time the transfer of many small tensors and of a few large ones to a device.
 
-Every contender is shown to give the same tree before it is timed; the one that leaves tensors behind is not timed as
-an equal. With a GPU a time ends when everything has arrived there. Without one nothing can be moved: the tree is on the
-CPU and stays there, and what is measured is the walk through it alone (torch.save and torch.load copy in any case).
+Every contender must give the same tree before it is timed; one that does not move all tensors is listed apart. With a
+GPU a time ends when all data has arrived. Without one nothing is moved: the tree is on the CPU and stays there, and
+only the walk through the tree is timed (torch.save and torch.load always copy).
 
     python benchmarks/to_device.py [--device cuda]
 """
@@ -29,7 +29,7 @@ Tree = dict[str, Any]
 
 
 def many_small(leaves: int = 200) -> Tree:
-    """Dicts of dicts, lists and tuples; each tensor float32 or int64, 10 to 1,000 elements."""
+    """Return dicts of dicts, lists and tuples of float32 or int64 tensors with 10 to 1,000 elements."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(10, 1001, (leaves,), generator=generator).tolist()
     made = [torch.rand(n, generator=generator) if i % 4 else torch.arange(n) for i, n in enumerate(counts)]
@@ -40,7 +40,7 @@ def many_small(leaves: int = 200) -> Tree:
 
 
 def few_large() -> Tree:
-    """What a batch of images is: uint8 [64, 3, 256, 256], float32 [64, 128, 128] and int64 [64]."""
+    """Return a batch of images: uint8 [64, 3, 256, 256], float32 [64, 128, 128] and int64 [64]."""
     return {
         "image": torch.randint(0, 256, (64, 3, 256, 256), dtype=torch.uint8),
         "depth": torch.rand(64, 128, 128),
@@ -83,7 +83,7 @@ def contenders(device: torch.device) -> dict[str, Callable[[Tree], Any]]:
 
 
 def is_equal(made: Any, tree: Tree, device: torch.device) -> bool:
-    """Whether ``made`` is ``tree`` on the device."""
+    """Return True if ``made`` is ``tree`` on the device."""
     there, expected = optree.tree_flatten(made), optree.tree_flatten(tree)
     return there[1] == expected[1] and all(
         isinstance(a, torch.Tensor) and a.device == device and a.dtype == b.dtype and torch.equal(a.cpu(), b)
@@ -92,7 +92,7 @@ def is_equal(made: Any, tree: Tree, device: torch.device) -> bool:
 
 
 def left_behind() -> int:
-    """How many of two tensors in a list in a dict TensorDict.from_dict(...).to does not move; to meta, to see it."""
+    """Count the tensors, of two in a list in a dict, that TensorDict.from_dict(...).to("meta") does not move."""
     moved = TensorDict.from_dict({"boxes": [torch.ones(1), torch.ones(2)]}, batch_size=[]).to("meta")
     held = moved.get("boxes")
     values = held.tolist() if hasattr(held, "tolist") and not isinstance(held, torch.Tensor) else held

@@ -1,16 +1,16 @@
-"""The four measurements of the tensorclass / ImageNet tutorial: DataLoader and memfeed, train and val, in images/s.
+"""Repeat the four measurements of the tensorclass / ImageNet tutorial: DataLoader and memfeed, train and val.
 
 The tutorial (https://pytorch.org/tensordict/stable/tutorials/tensorclass_imagenet.html) reads hymenoptera_data, 244
-train and 153 val photographs, with batches of 8. Here as there: the DataLoader decodes and transforms each photograph
+train and 153 val photographs, with batches of 8. As there, the DataLoader decodes and transforms each photograph
 (train: RandomResizedCrop(224), flip, normalise; val: Resize(256), CenterCrop(224), normalise); the store holds uint8
 [3, 256, 256] for train, cropped, flipped and normalised per batch, and finished float32 [3, 224, 224] for val. The
-tutorial put those floats into a uint8 memmap, which destroys them; here they keep their values, at four times the
-bytes. Train is shuffled on both sides, val is not.
+tutorial put those floats into a uint8 memmap, which changes their values; here they are unchanged, in four times the
+bytes. Both shuffle train, and neither shuffles val.
 
-The DataLoader's workers go from 0 to the number of cores and live on between epochs; memfeed is compared with the best
-of them. An epoch is timed whole, from iter() to the last batch. "Steady" is the median of the epochs after the first;
-"first" is the first of a new loader (for the DataLoader it starts the workers); "cold" is a steady epoch after the page
-cache was emptied of the photographs, or of the store, which is then mapped anew.
+The DataLoader has 0 workers to one per core, which are kept between epochs; memfeed is compared with the best number.
+An epoch is timed from iter() to the last batch. "Steady" is the median of the epochs after the first. "First" is the
+first epoch of a new loader (the DataLoader starts its workers). "Cold" is a steady epoch after the photographs or the
+store were removed from the page cache; the store is then mapped again.
 
     python benchmarks/tutorial.py
 """
@@ -58,18 +58,18 @@ class Part:
         return len(self.store)
 
     def dataloader(self, batch: int, workers: int) -> DataLoader:
-        """What decodes and transforms each photograph, each time."""
+        """Return a DataLoader that decodes and transforms each photograph in each epoch."""
         return DataLoader(
             self.dataset, batch, shuffle=self.shuffle, num_workers=workers, persistent_workers=workers > 0
         )
 
     def loader(self, batch: int) -> memfeed.Loader:
-        """What reads the store, and transforms each batch."""
+        """Return a loader that reads the store and transforms each batch."""
         return memfeed.Loader(self.store, batch, shuffle=self.shuffle, transform=self.transform)
 
 
 def parts(data: Path, base: Path, most: int | None) -> list[Part]:
-    """Both halves, their stores written; ``most`` images of each, for a quick run."""
+    """Write both stores and return both halves; with ``most``, only so many images of each, for a quick run."""
     normalise = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     train = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *normalise]
     raw = [transforms.Resize((256, 256)), transforms.PILToTensor()]
@@ -88,7 +88,7 @@ def parts(data: Path, base: Path, most: int | None) -> list[Part]:
 
 
 def check_equal(part: Part) -> None:
-    """Before anything is timed: the store holds the dataset's values, and batches are what they should be."""
+    """Check that the store holds the dataset's values and that batches are right, before anything is timed."""
     rows = permutation(len(part), 0, 0) if part.shuffle else torch.arange(len(part)).numpy()
     expected = DataLoader(part.cached, 8, sampler=rows.tolist())
     plain = memfeed.Loader(part.store, 8, shuffle=part.shuffle, seed=0)
@@ -112,7 +112,7 @@ def drain(batches: Any, expected: int) -> None:
 
 
 def steady(part: Part, batch: int, counts: list[int], rounds: int, least: float) -> tuple[dict[str, Any], int]:
-    """Seconds of whole epochs, in turns; and the best number of workers."""
+    """Return the seconds of whole epochs, in turns, and the best number of workers."""
     loaders: dict[str, Any] = {f"DataLoader, {w} workers": part.dataloader(batch, w) for w in counts}
     loaders[MEMFEED] = part.loader(batch)
     first = {name: seconds_of(lambda it=it: drain(it, len(part))) for name, it in loaders.items()}
@@ -124,7 +124,7 @@ def steady(part: Part, batch: int, counts: list[int], rounds: int, least: float)
 
 
 def cold(part: Part, batch: int, workers: int, rounds: int) -> dict[str, Any]:
-    """Seconds of an epoch after the page cache was emptied of what is read."""
+    """Return the seconds of an epoch after its files were removed from the page cache."""
     dataloader = part.dataloader(batch, workers)
     drain(dataloader, len(part))  # starts the workers
     where = part.store.path
@@ -147,7 +147,7 @@ def cold(part: Part, batch: int, workers: int, rounds: int) -> dict[str, Any]:
 
 
 def _unmap(part: Part) -> None:
-    part.store = memfeed.open(part.store.path)  # maps nothing until it is read
+    part.store = memfeed.open(part.store.path)  # maps a column when it is first read
     gc.collect()
 
 

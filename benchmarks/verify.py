@@ -1,6 +1,6 @@
-"""``verify`` against a plain sequential read of the same files, cold (dropped from the page cache) and warm.
+"""Compare ``verify`` with a plain read of the same files in order, cold (removed from the page cache) and warm.
 
-Both read in turns. The plain read fills one buffer of 4 MiB again and again, file after file, and looks at nothing.
+Both read in turns. The plain read fills one buffer of 4 MiB again and again, file after file.
 
     python benchmarks/verify.py
 """
@@ -21,7 +21,7 @@ BUFFER_BYTES = 4 << 20
 
 
 def read_all(path: Path) -> int:
-    """Reads every column file once, from front to back; returns the bytes read."""
+    """Read every column file once, in order. Return the bytes read."""
     buffer, done = memoryview(bytearray(BUFFER_BYTES)), 0
     for file in sorted([*path.rglob("*.memmap"), *path.rglob("*.bin")]):
         fd = os.open(file, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Other data loading libraries as contenders, each used as its own documentation says for local, warm raw arrays.
+"""Other data loading libraries, each used as its own documentation says for local, warm raw arrays.
 
     for name, version in available().items():
         epochs = PEERS[name](rows, batch_size, directory)  # writes the peer's format, once
@@ -7,9 +7,9 @@
 
 Each file says what was chosen and why, and whether the peer's shuffle is exact: over all rows, so that
 any row can come at any place, not within a buffer, a block or a chunk.
-Finish one epoch before beginning the next. Best one peer to a process: FFCV sets the number of torch's threads,
-TensorFlow starts a pool of its own, and the workers of others are forks of all that. A peer that is to be let go is
-simply dropped: threads and workers end with the object.
+Finish one epoch before the next. Use one peer per process: FFCV sets the number of torch's threads, TensorFlow starts
+its own threads, and the workers of others are forked from that process. To end a peer, delete the object: its threads
+and workers end with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PEERS: dict[str, tuple[str, list[str], bool]] = {
 
 def _make(module: str) -> Make:
     def make(rows: Rows, batch_size: int, directory: Path) -> Iterable[Any]:
-        # only now: half of the libraries cost seconds and threads to import
+        # imported here: some of the libraries take seconds to import and start threads
         return import_module(f"peers.{module}").make(rows, batch_size, directory)
 
     return make
@@ -53,13 +53,13 @@ EXACT: dict[str, bool] = {name: exact for name, (_, _, exact) in _PEERS.items()}
 
 
 def available() -> dict[str, str]:
-    """The version of every peer that is installed. Imports none of them."""
+    """Return the version of every peer that is installed. Imports none of them."""
     found = {name: _version(distributions) for name, (_, distributions, _) in _PEERS.items()}
     return {name: found_version for name, found_version in found.items() if found_version is not None}
 
 
 def missing() -> list[str]:
-    """The peers that are not installed; the extra ``peers`` of pyproject.toml brings them."""
+    """Return the peers that are not installed. The extra ``peers`` of pyproject.toml installs them."""
     return [name for name in PEERS if name not in available()]
 
 

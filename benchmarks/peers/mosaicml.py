@@ -26,7 +26,7 @@ def make(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
     shuffle_algo="naive", which its documentation gives to single nodes; the default, py1e, shuffles within blocks of
     shards and was no faster (3,300 rows/s at 196 KB, naive 3,500). One worker, or none, is slower.
     """
-    clean_stale_shared_memory()  # what a killed run left behind under global names makes the next one fail
+    clean_stale_shared_memory()  # shared memory that a killed run left makes the next one fail
     columns = {"images": "ndarray:uint8:" + ",".join(map(str, rows.images.shape[1:])), "labels": "int"}
     with MDSWriter(out=str(directory), columns=columns) as writer:
         for image, label in zip(rows.images.numpy(), rows.labels.tolist(), strict=True):

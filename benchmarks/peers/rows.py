@@ -1,4 +1,4 @@
-"""What every peer is given, what it has to give back, and the check that it does."""
+"""The rows that every peer gets, the epochs that it returns, and the check of these epochs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rows(NamedTuple):
-    """What the epochs are over."""
+    """The rows of an epoch."""
 
     images: torch.Tensor  # uint8 [n, c, h, w]
     labels: torch.Tensor  # int64 [n]
 
 
 class Epochs:
-    """Calls ``epoch`` at each iter(), for peers whose own object gives something else than epochs of pairs."""
+    """Call ``epoch`` at each iter(), for peers whose own object does not give epochs of (images, labels)."""
 
     def __init__(self, epoch: Any) -> None:
         self.epoch = epoch
@@ -31,7 +31,7 @@ class Epochs:
 
 
 def save_npy(rows: Rows, directory: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Writes the rows as two .npy files, for peers that have no format of their own, and maps them."""
+    """Write the rows as two .npy files, for peers without a format of their own, and map them."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, column in rows._asdict().items():
         np.save(directory / f"{name}.npy", column.numpy())
@@ -42,10 +42,10 @@ def save_npy(rows: Rows, directory: Path) -> tuple[npt.NDArray[np.uint8], npt.ND
 
 
 def check(peer_name: str, rows: Rows, batches: Iterable[Batch]) -> list[int]:
-    """Raises AssertionError, with the peer's name, unless ``batches`` hold every row exactly once, as it was.
+    """Check that ``batches`` hold every row exactly once, unchanged. Return the labels in their order.
 
-    ``rows.labels`` has to be arange(n): a label says which row it came with. Returns the labels in their order. Each
-    batch is looked at before the next is asked for, as FFCV's batches are views of buffers that it uses again.
+    ``rows.labels`` must be arange(n): a label is the number of its row. Each batch is checked before the next one is
+    requested, because FFCV's batches are views of buffers that it uses again. Raises AssertionError with the name.
     """
     n = len(rows.labels)
     assert torch.equal(rows.labels, torch.arange(n)), f"{peer_name}: the check needs labels that are arange(n)"

@@ -1,4 +1,4 @@
-"""SPDL: a pipeline of threads. It has no format: the rows lie in two mapped .npy files."""
+"""SPDL: a pipeline of threads. It has no format: the rows are in two mapped .npy files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Epochs:
         images, labels = save_npy(rows, directory)
 
         def fetch(ids: torch.Tensor) -> Batch:
-            # take lets go of the GIL, which is what SPDL asks of what runs in its threads
+            # take releases the GIL, which SPDL requires of functions in its threads
             return torch.from_numpy(images.take(ids.numpy(), 0)), torch.from_numpy(labels.take(ids.numpy(), 0))
 
         builder = PipelineBuilder().add_source(_Shuffled(len(rows.labels), batch_size), continuous=True)
@@ -47,7 +47,7 @@ def make(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:
     The source gives whole batches of row numbers, because each item costs about 0.5 ms on its way through the queues;
     and it is continuous, because ``stop`` of a pipeline, else once an epoch, waits 0.1 s (270,000 rows/s at 3 KB
     instead of 740,000). Buffers used again and torch.index_select were no faster; one thread was slower at 3 KB
-    (550,000) and faster at 196 KB (49,000 instead of 42,000). The first batches of the next epoch are fetched while
-    nobody asks for them.
+    (550,000) and faster at 196 KB (49,000 instead of 42,000). The first batches of the next epoch are fetched
+    between epochs.
     """
     return _Epochs(rows, batch_size, directory)
