@@ -9,7 +9,7 @@ for images, labels in loader:
 import sys as _sys
 from importlib.metadata import version as _version
 
-if _sys.platform == "win32":  # open files can be neither renamed nor mapped there as a store needs
+if _sys.platform == "win32":  # a store renames and maps open files, which Windows does not allow
     raise ImportError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
 from memfeed import errors, transforms
