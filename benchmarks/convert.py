@@ -2,8 +2,8 @@
 
 The dataset gives JPEG photographs as uint8 [3, 256, 256] and a label. memfeed.cache probes it, decodes, writes,
 computes checksums and commits; the DataLoader decodes, collates and returns batches. Same dataset, same number of
-workers, in turns. fsync is timed apart, see columnar.py. The CPU time of all processes together is given too, because it
-depends less on other programs.
+workers, in turns. fsync is timed apart, see columnar.py. The CPU time of all processes together is given too, because
+it depends less on other programs.
 
     python benchmarks/convert.py
 """

@@ -1,9 +1,9 @@
 """Time shuffled epochs of memfeed, of plain PyTorch and of every other loading library that is installed.
 
 Two workloads: 50,000 uint8 [3, 32, 32] with an int64 label in batches of 512, and 4,000 uint8 [3, 256, 256] with a
-label in batches of 64; page cache warm. Each contender has its own process, because FFCV, TensorFlow and others change global
-settings. It writes the rows in its own format, must give every row once with its label, and then runs epochs in turns
-with the others, timed inside its process.
+label in batches of 64; page cache warm. Each contender has its own process, because FFCV, TensorFlow and others
+change global settings. It writes the rows in its own format, must give every row once with its label, and then runs
+epochs in turns with the others, timed inside its process.
 
     python benchmarks/others.py          # make bench-others: with all that benchmarks/peers knows
 """
