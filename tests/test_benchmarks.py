@@ -97,6 +97,8 @@ def test_weight(tmp_path):
     check_result(tmp_path / "weight.json", "weight", "works")
     run("report", "--results", tmp_path, "--docs", tmp_path)
     assert "The weight of transforms" in (tmp_path / "benchmarks.md").read_text()
+
+
 def test_every_missed_target_has_a_reason():
     for path in RESULTS.glob("*.json"):
         for name, reason in reasons(path.stem, json.loads(path.read_text()).get("checks", [])):
