@@ -19,7 +19,7 @@ import torch
 import memfeed.transforms as T
 from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of, show, write
 from memfeed.random import Keys, uniform
-from memfeed.system.buffers import Fresh, Lender
+from memfeed.system.buffers import Allocator, Fresh
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 
 N, SIDE, CROP = 64, 256, 224
@@ -45,17 +45,17 @@ def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
     return corners[:, 0].tolist(), corners[:, 1].tolist(), flips.tolist()
 
 
-def slice_and_cast(images: torch.Tensor, keys: Keys, allocate: Lender) -> torch.Tensor:
+def slice_and_cast(images: torch.Tensor, keys: Keys, allocator: Allocator) -> torch.Tensor:
     """The floor: each crop is sliced and cast, neither flipped nor normalised."""
     tops, lefts, _ = drawn(keys)
-    output = allocate.lease((N, 3, CROP, CROP), torch.float32)
+    output = allocator.allocate((N, 3, CROP, CROP), torch.float32)
     for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
         output[i].copy_(images[i, :, top : top + CROP, left : left + CROP])
     return output
 
 
-def memfeed_into(images: torch.Tensor, keys: Keys, allocate: Lender) -> torch.Tensor:
-    return AUGMENT.apply(images, keys, allocator=allocate)
+def memfeed_into(images: torch.Tensor, keys: Keys, allocator: Allocator) -> torch.Tensor:
+    return AUGMENT.apply(images, keys, allocator=allocator)
 
 
 def tutorial(images: torch.Tensor, keys: Keys) -> torch.Tensor:
@@ -101,7 +101,7 @@ def resized_by_torchvision(images: torch.Tensor, keys: Keys) -> torch.Tensor:
 class TorchEmpty:
     """An allocator of fresh memory, in pages of the usual size."""
 
-    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocate an uninitialised tensor."""
         return torch.empty(tuple(shape), dtype=dtype)
 
@@ -110,9 +110,9 @@ class OneBuffer:
     """An allocator that always gives the same memory."""
 
     def __init__(self) -> None:
-        self.buffer = Fresh().lease((N, 3, CROP, CROP), torch.float32)
+        self.buffer = Fresh().allocate((N, 3, CROP, CROP), torch.float32)
 
-    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return the buffer."""
         return self.buffer
 
@@ -120,12 +120,12 @@ class OneBuffer:
 def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
     lend = OneBuffer()
     roads: dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]] = {
-        "slice and cast": partial(slice_and_cast, allocate=Fresh()),
-        "slice and cast, torch.empty": partial(slice_and_cast, allocate=TorchEmpty()),
-        "slice and cast, lent buffer": partial(slice_and_cast, allocate=lend),
+        "slice and cast": partial(slice_and_cast, allocator=Fresh()),
+        "slice and cast, torch.empty": partial(slice_and_cast, allocator=TorchEmpty()),
+        "slice and cast, lent buffer": partial(slice_and_cast, allocator=lend),
         "memfeed": AUGMENT.apply,
-        "memfeed, torch.empty": partial(memfeed_into, allocate=TorchEmpty()),
-        "memfeed, lent buffer": partial(memfeed_into, allocate=lend),
+        "memfeed, torch.empty": partial(memfeed_into, allocator=TorchEmpty()),
+        "memfeed, lent buffer": partial(memfeed_into, allocator=lend),
         "memfeed, reference": AUGMENT.reference,
         "tutorial": tutorial,
     }

@@ -64,7 +64,7 @@ def photos(count: int, side: int) -> torch.Tensor:
 
 def on_each(function: PerSample, images: torch.Tensor) -> torch.Tensor:
     """Write what `function` makes of each image into one batch, as the fused pass does."""
-    output = Fresh().lease(images.shape, images.dtype)
+    output = Fresh().allocate(images.shape, images.dtype)
     for sample, image in enumerate(images):
         output[sample].copy_(function(image, sample))
     return output

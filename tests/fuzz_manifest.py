@@ -14,7 +14,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["memfeed.store.format", "memfeed.schema.fields"]):
+with atheris.instrument_imports(include=["memfeed.store.format", "memfeed.store.manifest", "memfeed.schema.fields"]):
     from memfeed.store import format
 from memfeed.errors import StoreError
 

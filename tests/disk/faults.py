@@ -1,4 +1,4 @@
-"""A disk that refuses: the k-th operation fails, or takes only part of what it is given."""
+"""A disk that fails: the k-th operation is refused, or writes only part of its bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _TAKES_ROOM = {"create", "write", "truncate", "reserve", "sync", "rename", "link
 
 
 class Faults:
-    """Within the block operation number ``at`` of this process on files (from 0) fails with the errno ``code``.
+    """Make one operation of this process on files fail with the errno ``code`` within the block.
 
-    Without ``at`` nothing fails, and ``operations`` tells what there was to fail. ``code=0`` is a short write: the
-    first write from there on takes only half of its bytes. With ``lasting``, all operations from there on fail that a
-    full disk would refuse: what removes files goes on.
+    ``at`` is its index, counted from 0, or a function that returns True for it (where threads write at once, the index
+    differs from run to run). Without ``at`` nothing fails, and ``operations`` lists those that could. ``code=0`` is a
+    short write: the first write from there on takes only half of its bytes. With ``lasting``, all later operations
+    that a full disk would refuse fail too: files can still be removed.
 
     Example::
 
@@ -26,7 +27,9 @@ class Faults:
             memfeed.cache(dataset, path)  # raises SpaceError
     """
 
-    def __init__(self, at: int | None = None, code: int = 0, *, lasting: bool = False) -> None:
+    def __init__(
+        self, at: int | Callable[[Operation], bool] | None = None, code: int = 0, *, lasting: bool = False
+    ) -> None:
         self.at, self.code, self.lasting = at, code, lasting
         self.operations: list[Operation] = []
         self.failed: Operation | None = None
@@ -40,16 +43,18 @@ class Faults:
         self._stack.close()
 
     def _each(self, operation: Operation, do: Callable[..., Any]) -> Any:
-        number = len(self.operations)
+        index = len(self.operations)
         self.operations.append(operation)
-        if self.at is None or number < self.at:
+        if callable(self.at) and self.at(operation):
+            self.at = index
+        if not isinstance(self.at, int) or index < self.at:
             return do()
         if self.code == 0:
             if self.failed is None and operation.kind == "write" and len(operation.data) > 1:
                 self.failed = operation
                 return do(len(operation.data) // 2)
             return do()
-        if number == self.at or (self.lasting and operation.kind in _TAKES_ROOM):
+        if index == self.at or (self.lasting and operation.kind in _TAKES_ROOM):
             self.failed = self.failed or operation
             raise OSError(self.code, os.strerror(self.code), operation.path)
         return do()

@@ -187,22 +187,5 @@ def test_pages_really_leave_and_private_changes_stay(images):
     assert (column[5] == 7).all()
 
 
-def test_memory_limit_is_what_the_machine_has_or_less():
-    assert 0 < machine.memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def test_a_store_larger_than_memory_and_swap_can_be_mapped(path):
-    with memfeed.Writer(path, like=torch.zeros(1 << 20, dtype=torch.uint8), length=2) as writer:
-        writer[0:2] = torch.ones(2, 1 << 20, dtype=torch.uint8)
-    big = path / "value.memmap"
-    big.chmod(0o644)
-    size = 4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    os.truncate(big, size)  # sparse
-    from memfeed.store.columns import map_file
-
-    mapped = map_file(big, size)
-    assert (int(mapped[0]), int(mapped[-1])) == (1, 0)
-
-
 def test_blocks_say_what_has_passed_in_rows_of_the_store():
     assert Blocks(10, 0, 0, 4).passed(0, 10) == [(0, 4), (4, 8), (8, 10)]

@@ -136,12 +136,14 @@ def test_parameters_that_need_gradients(path):
 def test_fields_on_one_side_only(path):
     store = memfeed.cache(pair(), path, progress=False, fields=("image", "label"))
     dest = {"image": torch.zeros(N, 3, 5, 4, dtype=torch.uint8), "more": torch.zeros(2)}
-    with pytest.raises(FieldError, match=r"no place for \['label'\], and no field for \['more'\]"):
+    with pytest.raises(
+        FieldError, match=r"no tensor for the fields \['label'\], and no field for the tensors \['more'\]"
+    ):
         store.into(dest)
     assert not dest["image"].any()
-    with pytest.raises(FieldError, match=r"no place for nothing, and no field for \['more'\]"):
+    with pytest.raises(FieldError, match=r"no tensor for the fields none, and no field for the tensors \['more'\]"):
         store.select("image").into(dest)
-    with pytest.raises(FieldError, match=r"no place for \['label'\], and no field for nothing"):
+    with pytest.raises(FieldError, match=r"no tensor for the fields \['label'\], and no field for the tensors none"):
         store.into({"image": dest["image"]})
     keys = memfeed.open(path).into(dest, strict=False)
     assert keys.missing_keys == ["label"]
@@ -172,5 +174,5 @@ def test_nothing_is_written_where_something_does_not_fit(path, dest, words):
 
 def test_ragged_fields_have_no_place(path):
     store = memfeed.cache([{"t": torch.arange(i)} for i in range(4)], path, progress=False)
-    with pytest.raises(FieldError, match="t: found .*; expected rows of one shape"):
+    with pytest.raises(FieldError, match="t: found .*; expected a field whose rows have one shape"):
         store.into({"t": torch.zeros(4, 3)})

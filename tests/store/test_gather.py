@@ -20,8 +20,8 @@ def columns(tmp_path_factory):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, N - 1), max_size=20))
 def test_a_gather_equals_the_rows_read_one_by_one(columns, ids):
-    for lender in (Pool(), Fresh()):
-        leaves = Gather(columns, [lender] * len(columns))(np.array(ids, np.int64))
+    for allocator in (Pool(), Fresh()):
+        leaves = Gather(columns, [allocator] * len(columns))(np.array(ids, np.int64))
         for column, leaf, rows in zip(columns, leaves, reference(columns, ids), strict=True):
             assert equal(unpacked(column, leaf), rows), column.field.name
 

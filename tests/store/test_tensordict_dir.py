@@ -416,7 +416,7 @@ def test_the_digest_tells_directories_apart(tmp_path: Path) -> None:
     for name, n in (("a", 2), ("b", 2), ("c", 3)):
         TensorDict({"x": _numbers(n)}, [n]).memmap(tmp_path / name)
     stores = {name: open_store(tmp_path / name) for name in "abc"}
-    digests = {name: store._source.digest for name, store in stores.items()}
+    digests = {name: store._backing.digest for name, store in stores.items()}
     assert digests["a"] == digests["b"] != digests["c"]
     again = pickle.loads(pickle.dumps(stores["c"].subset([2, 0])))
     assert isinstance(again, Store)
@@ -605,7 +605,7 @@ class _Evil:
 def test_the_layout_of_before_meta_json(tmp_path: Path, name: str) -> None:
     (tmp_path / "td").mkdir()
     (tmp_path / "td" / name).write_bytes(pickle.dumps(_Evil()))
-    _refused(tmp_path / "td", rf"{name}: found the layout of before meta\.json.* save it again with a newer")
+    _refused(tmp_path / "td", rf"{name}: found the layout older than meta\.json.* save it again with a newer")
     assert not _ran
 
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.system.buffers import IDLE, Pool
+from memfeed.system.buffers import MOST_IDLE, Fresh, Pool
 
 
 def lease(pool, size=1000):
-    return pool.lease((size,), torch.uint8)
+    return pool.allocate((size,), torch.uint8)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_idle_memory_is_bounded_and_lent_memory_is_not():
     held = [lease(pool) for _ in range(50)]
     assert len({t.data_ptr() for t in held}) == 50
     del held
-    assert len(pool._idle) == IDLE
+    assert len(pool._idle) == MOST_IDLE
 
 
 def test_another_thread_may_hold_and_free():
@@ -89,7 +89,7 @@ def test_another_thread_may_hold_and_free():
 def test_any_shape_and_dtype(wanted):
     pool = Pool()
     for size, dtype in wanted:
-        tensor = pool.lease((size, 3), dtype)
+        tensor = pool.allocate((size, 3), dtype)
         assert (tuple(tensor.shape), tensor.dtype) == ((size, 3), dtype)
         tensor.zero_()
 
@@ -104,3 +104,14 @@ def test_a_forked_child_has_its_own():
         lease(pool)
         os._exit(int(pool._idle is parents))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3), (3, 1 << 20)], ids=["nothing", "small", "huge pages"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bfloat16, torch.complex128])
+def test_fresh_memory_belongs_to_the_caller(shape, dtype):
+    one, other = Fresh().allocate(shape, dtype), Fresh().allocate(shape, dtype)
+    assert (one.shape, one.dtype) == (shape, dtype)
+    assert one.is_contiguous()
+    one.zero_()
+    other.fill_(1)
+    assert not one.any()

@@ -8,7 +8,6 @@ import pytest
 
 from memfeed.errors import SpaceError
 from memfeed.system import files
-from memfeed.system.descriptors import FileHandles
 
 
 @pytest.mark.parametrize("sizes", [[5], [0], [3, 0, 4], [1] * 3000, [4096, 1, 70_000]])
@@ -62,17 +61,6 @@ def test_too_little_room_says_how_much(tmp_path):
         SpaceError, match=r"found [\d,]+ bytes free; expected at least 1,152,921,504,606,846,976 for it"
     ):
         files.check_room(tmp_path / "not" / "yet", 1 << 60, "it")
-
-
-def test_handles_are_bounded(tmp_path):
-    handles = FileHandles(write=True, most=3)
-    for i in range(5):
-        (tmp_path / str(i)).touch()
-    for i in range(10):
-        files.write_at(handles(tmp_path / str(i % 5)), b"x", i)
-    assert len(handles._open) == 3
-    handles.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_tree_is_removed_while_others_look_for_a_lock_in_it(tmp_path):

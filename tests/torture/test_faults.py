@@ -17,9 +17,10 @@ import torch
 
 import memfeed
 from disk import Faults, Recorder, Replay
-from memfeed.building import commit
+from memfeed.building import commit, recovery
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear
+from memfeed.building.recovery import claim_recovered
 from memfeed.errors import BuildError, SampleError, SpaceError, StoreError
 from memfeed.system import files
 from support import Made, equal
@@ -198,7 +199,7 @@ def test_an_older_replacement_cut_short_is_not_taken_for_the_newer(path, monkeyp
         right(path, Work(convert, partial(sample, version=version)))
     assert (path / ".build" / "settings.json").exists()
     with claim(path):
-        commit.finish_interrupted(path)
+        recovery.finish_interrupted(path)
     right(path, Work(convert, partial(sample, version=2)))
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
 
@@ -271,7 +272,7 @@ def test_who_has_finished_an_interrupted_commit_holds_a_lock_that_others_see(pat
     with monkeypatch.context() as m, pytest.raises(BuildError, match="dead"):
         m.setattr(commit, "publish", lambda *a, **k: (_ for _ in ()).throw(BuildError("dead")))
         memfeed.cache(Data(1), path, workers=0, progress=False, overwrite=replaced)
-    with claim(path, first=commit.finish_interrupted) as root:
+    with claim_recovered(path) as root:
         right(path, WORKS["overwrite"])
         assert sys.modules["memfeed.building.claim"]._try_lock(root / ".build") is None
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]

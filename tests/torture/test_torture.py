@@ -249,7 +249,7 @@ def test_children_have_no_part_in_the_lock(path):
 
 
 def waiting(path, dataset):
-    sys.modules["memfeed.building.claim"].TELL_SECONDS = 0.3
+    sys.modules["memfeed.building.claim"].REPORT_SECONDS = 0.3
     convert(path, dataset, 1, 0.1)
 
 
@@ -271,7 +271,7 @@ def test_who_waits_opens_what_was_made_and_checks_it(path):
 
 def claiming(path, times):
     claims = sys.modules["memfeed.building.claim"]
-    claims.WAIT_SECONDS, claims._say = 0.0001, lambda *owner: None
+    claims.WAIT_SECONDS, claims._report = 0.0001, lambda *owner: None
     for _ in range(times):
         with claim(path):
             pass

@@ -35,6 +35,6 @@ class RecordingLender:
     def __init__(self, buffer=None):
         self.buffer, self.requests = buffer, []
 
-    def lease(self, shape, dtype):
+    def allocate(self, shape, dtype):
         self.requests.append((tuple(shape), dtype))
         return torch.empty(shape, dtype=dtype) if self.buffer is None else self.buffer

@@ -1,4 +1,4 @@
-"""One builder at a time: who holds the lock of a build makes the store, the others wait."""
+"""One builder at a time: the process that holds the lock of a build makes the store, the others wait."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.store import format
-from memfeed.store.format import WORK
+from memfeed.store.format import WORK_DIRECTORY
 from memfeed.system import files, machine
 
 WAIT_SECONDS = 0.1
-TELL_SECONDS = 60.0
-_MOST_MISSING = 20  # looks at a directory without a lock file in it, before it is taken for a dead builder's
+REPORT_SECONDS = 60.0
+_MOST_MISSING = 20  # how often a directory is seen without a lock file before it counts as a dead builder's
 _descriptors: set[int] = set()
-_held: dict[Path, int] = {}  # builds of this process, and the threads that hold them
+_held: dict[tuple[Path, int], int] = {}  # (build, thread) -> descriptor of the lock, of this process
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """Who holds the lock, for the message of those who wait."""
+    """The process that holds the lock, for the message of those that wait."""
 
     pid: int
     host: str
@@ -42,68 +42,73 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def clear(root: Path) -> None:
-    """Removes all of a build but its lock, which stays while others may wait for it.
+    """Remove all of a build except its lock, which stays while others may wait for it.
 
-    Its settings go first: what is left if this is cut short is no build any more.
+    The settings are removed first: after an interruption the rest does not count as a build.
     """
-    files.remove(root / WORK / "settings.json")
-    files.remove_tree(root, keep=[root / WORK / "lock", root / WORK / "owner"])
+    work = root / WORK_DIRECTORY
+    files.remove(work / "settings.json")
+    files.remove_tree(root, keep=[work / "lock", work / "owner"])
 
 
 @contextlib.contextmanager
-def claim(path: Path, *, first: Callable[[Path], None] | None = None, wait: bool = True) -> Iterator[Path]:
-    """Makes this process the one builder of the store at ``path``; yields the build's directory.
+def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
+    """Make this process the one builder of the store at ``path``, and yield the build's directory.
 
-    Waits while another process builds it, saying on stderr which, once a minute. The lock dies with its holder, whose
-    children have no part in it. ``first`` is called with ``path`` once it is held; where that moves or removes the
-    build's directory, the lock's file is gone with it and would keep nobody out: then the store is claimed once more.
-    Without ``wait`` raises BuildError where another process holds it.
+    While another process builds the store, waits, and names that process on stderr once a minute; without ``wait``
+    raises BuildError. The lock ends with its process; child processes do not share it.
     """
     if path.name.endswith((format.BUILD_SUFFIX, f"{format.BUILD_SUFFIX}.old")):
-        raise StoreError(f"{path}: found a name as only unfinished stores have it; expected one that ends in no .build")
+        raise StoreError(f"{path}: found a name that only unfinished stores have; expected one that ends in no .build")
     root = format.build_path(path)
-    _require_ours(root)
-    while True:
-        fd = _wait_for(root, path, wait)
+    _require_build(root)
+    fd = _wait_for_lock(root, path, wait)
+    key = root, threading.get_ident()
+    try:
+        _held[key] = fd
+        yield root
+    finally:
+        _held.pop(key, None)
         try:
-            if first is not None:
-                first(path)
-            if first is None or _holds(fd, root):
-                _held[root] = threading.get_ident()
-                yield root
-                return
+            _leave(root, fd)
         finally:
-            _held.pop(root, None)
-            try:
-                _leave(root, fd)
-            finally:
-                _close(fd)
+            _close(fd)
 
 
-def _require_ours(root: Path) -> None:
-    """Raises StoreError if something else is where the build would be: it would be taken for leftovers of one."""
+def is_claimed(root: Path) -> bool:
+    """Return True if this thread holds the lock of the build at ``root``, and the lock counts.
+
+    A lock counts only while its file is the one at that path: one that was moved or removed keeps nobody out.
+    """
+    fd = _held.get((root, threading.get_ident()))
+    return fd is not None and _counts(fd, root)
+
+
+def _require_build(root: Path) -> None:
+    """Raise StoreError if something else is at ``root``: it would be taken for the remains of a build."""
     try:
         names = os.listdir(root)
     except FileNotFoundError:
         return
     except NotADirectoryError:
         names = [root.name]
-    if names and WORK not in names and format.MANIFEST not in names:
+    if names and WORK_DIRECTORY not in names and format.MANIFEST not in names:
         raise StoreError(
-            f"{root}: found something that is no build of memfeed's, at the place where one would be made; expected "
+            f"{root}: found something that is no build of memfeed's, at the path of the build; expected "
             "nothing there: move it away, or choose another path"
         )
 
 
-def _wait_for(root: Path, path: Path, wait: bool) -> int:
-    missing, seen, told, due, since = 0, None, None, 0.0, time.monotonic()
+def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
+    """Return the descriptor of the lock, once this process holds it."""
+    missing, seen, reported, due, since = 0, None, None, 0.0, time.monotonic()
     while True:
         try:
-            # a root without its work directory is a commit's last moment, or what was left of one: give it time
+            # a root without its work directory is the last moment of a commit, or the remains of one: give it time
             if not root.exists() or missing > _MOST_MISSING:
-                files.make_directory(root / WORK)
-            fd = _try_lock(root / WORK)
-        except FileNotFoundError:  # another removes it
+                files.make_directory(root / WORK_DIRECTORY)
+            fd = _try_lock(root / WORK_DIRECTORY)
+        except FileNotFoundError:  # another process removes it
             missing += 1
         else:
             if fd is not None:
@@ -111,23 +116,23 @@ def _wait_for(root: Path, path: Path, wait: bool) -> int:
             if not wait:
                 raise BuildError(f"{path}: found another process that builds it; expected none")
             owner = _read_owner(root)
-            if _held.get(root) == threading.get_ident():
+            if (root, threading.get_ident()) in _held:
                 raise BuildError(
                     f"{path}: found that this very thread is building it already (a Writer, or a dataset that calls "
                     "cache() on its own store); expected another path: it would wait for itself"
                 )
             waited = time.monotonic() - since
-            if owner != told:
+            if owner != reported:
                 due = 0.0
-            if owner is not None and owner == seen and waited >= due:  # seen twice: no dead builder's name
-                _say(owner, path, waited)
-                told, due = owner, waited + TELL_SECONDS
+            if owner is not None and owner == seen and waited >= due:  # seen twice: not the name of a dead builder
+                _report(owner, path, waited)
+                reported, due = owner, waited + REPORT_SECONDS
             seen = owner
         time.sleep(WAIT_SECONDS)
 
 
-def _say(owner: _Owner, path: Path, waited: float) -> None:
-    so_far = f" ({waited / 60:.0f} min so far)" if waited >= TELL_SECONDS else ""
+def _report(owner: _Owner, path: Path, waited: float) -> None:
+    so_far = f" ({waited / 60:.0f} min so far)" if waited >= REPORT_SECONDS else ""
     print(
         f"memfeed: process {owner.pid} on {owner.host} is building {path}; waiting for it{so_far}",
         file=sys.stderr,
@@ -136,17 +141,17 @@ def _say(owner: _Owner, path: Path, waited: float) -> None:
 
 
 def _try_lock(work: Path) -> int | None:
-    """The descriptor that holds the lock, or None if another process has it.
+    """Return the descriptor that holds the lock, or None if another process holds it.
 
-    Raises FileNotFoundError if the directory is not there, or was taken away meanwhile.
+    Raises FileNotFoundError if the directory does not exist, or was removed meanwhile.
     """
-    with _missing():
+    with _unwrap_missing():
         fd = files.open_write(work / "lock", os.O_CREAT)
     _descriptors.add(fd)
     try:
         files.lock(fd, work / "lock")
         if _is_at(fd, work / "lock"):
-            with _missing():
+            with _unwrap_missing():
                 files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), machine.host_name())))
             return fd
     except BlockingIOError:
@@ -159,8 +164,8 @@ def _try_lock(work: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _missing() -> Iterator[None]:
-    """Raises FileNotFoundError itself where `files` tells of it as of a disk that refused."""
+def _unwrap_missing() -> Iterator[None]:
+    """Raise the FileNotFoundError itself where `files` raises a BuildError because of it."""
     try:
         yield
     except BuildError as error:
@@ -169,15 +174,15 @@ def _missing() -> Iterator[None]:
         raise
 
 
-def _holds(fd: int, root: Path) -> bool:
+def _counts(fd: int, root: Path) -> bool:
     try:
-        return _is_at(fd, root / WORK / "lock")
+        return _is_at(fd, root / WORK_DIRECTORY / "lock")
     except FileNotFoundError:
         return False
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether the file at ``path`` is the open one: a lock on a file that was removed keeps nobody out."""
+    """Return True if the file at ``path`` is the open one."""
     return os.path.samestat(os.stat(path), os.fstat(fd))
 
 
@@ -187,19 +192,20 @@ def _close(fd: int) -> None:
 
 
 def _leave(root: Path, fd: int) -> None:
-    """Before the lock is given back: removes the owner's name, and all of it if nothing was begun."""
+    """Remove the owner's name before the lock is released, and the whole directory if no build was begun in it."""
+    work = root / WORK_DIRECTORY
     with contextlib.suppress(OSError, MemfeedError):
-        if not _holds(fd, root):
-            return  # the build was finished or dropped, and another may hold a new one's lock
-        files.remove(root / WORK / "owner")
-        if not (root / WORK / "settings.json").exists() and os.listdir(root) == [WORK]:  # else it tells whose all is
-            files.remove(root / WORK / "lock")
-            files.remove_directory(root / WORK)
+        if not _counts(fd, root):
+            return  # the build was finished or dropped, and another process may hold the lock of a new one
+        files.remove(work / "owner")
+        if not (work / "settings.json").exists() and os.listdir(root) == [WORK_DIRECTORY]:
+            files.remove(work / "lock")
+            files.remove_directory(work)
             files.remove_directory(root)
 
 
 def _read_owner(root: Path) -> _Owner | None:
     try:
-        return msgspec.json.decode((root / WORK / "owner").read_bytes(), type=_Owner)
+        return msgspec.json.decode((root / WORK_DIRECTORY / "owner").read_bytes(), type=_Owner)
     except (OSError, msgspec.DecodeError):
         return None

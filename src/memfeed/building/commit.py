@@ -1,14 +1,12 @@
-"""The last steps of a build: from complete files to a finished store that readers can trust."""
+"""The last steps of a build: turn complete files into a finished store."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -18,127 +16,103 @@ import torch
 import xxhash
 from tensordict import TensorDict
 
-from memfeed.building.claim import claim, clear
-from memfeed.building.rows import element_bytes, heap_path
-from memfeed.errors import BuildError, MemfeedError
-from memfeed.schema.fields import Field, Schema
-from memfeed.store import format
-from memfeed.store.format import CHUNK_BYTES, WORK, Fingerprint, Manifest
+from memfeed.errors import BuildError
+from memfeed.schema.fields import Schema
+from memfeed.store import format, ragged
+from memfeed.store.checksums import compute_checksums
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.system import files
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
 
 
-def _row_files(field: Field) -> dict[str, int]:
-    """The files of a column that hold one record per row, with the bytes of a record."""
-    return {name: size for name, size in format.column_files(field, 1).items() if size}
+def remove_skipped(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
+    """Remove skipped rows from every file that has one record per row, keeping the order.
 
-
-def close_holes(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
-    """Takes skipped rows out of every file that has a record per row, keeping the order.
-
-    One file at a time through a copy and a rename, so a crash leaves each either old or new; which it is shows in its
-    size, so that doing it again is safe. From the first of them on rows cannot be written any more, which a file in the
-    work directory says.
+    Each file is replaced by a copy, one after another. So after a crash each file is either old or new, which its size
+    shows, and the same call can be repeated. From the first file on no row can be written any more, because rows have
+    other positions: the file ``closing`` in the work directory says so.
     """
-    files.write_atomically(root / WORK / CLOSING, b"")
+    files.write_atomically(root / WORK_DIRECTORY / CLOSING, b"")
     edges = np.flatnonzero(np.diff(np.concatenate([[False], keep, [False]]).astype(np.int8))).reshape(-1, 2)
-    for field in schema:
-        for name, record in _row_files(field).items():
-            path = root / name
-            if path.stat().st_size == int(keep.sum()) * record:
-                continue
-            copy = path.with_suffix(".copy")
-            target, done = files.open_write(copy, os.O_CREAT | os.O_TRUNC), 0
-            try:
-                with open(path, "rb") as source:
-                    for first, last in (edges * record).tolist():
-                        source.seek(first)
-                        while first < last:
-                            block = source.read(min(files.COPY_BYTES, last - first))
-                            done += files.write_at(target, block, done)
-                            first += len(block)
-                files.sync(target)
-            finally:
-                os.close(target)
-            files.rename(copy, path)
+    for name, record in ((name, size) for field in schema for name, size in ragged.record_sizes(field).items() if size):
+        path = root / name
+        if path.stat().st_size == int(keep.sum()) * record:
+            continue
+        copy, done = path.with_suffix(".copy"), 0
+        with files.opened(copy, os.O_CREAT | os.O_TRUNC) as target, open(path, "rb") as source:
+            for first, last in (edges * record).tolist():
+                source.seek(first)
+                while first < last:
+                    block = source.read(min(files.COPY_BYTES, last - first))
+                    done += files.write_at(target, block, done)
+                    first += len(block)
+            files.sync(target)
+        files.rename(copy, path)
 
 
 def finish_files(
     root: Path,
     schema: Schema,
-    rows: int,
+    row_count: int,
     fingerprint: Fingerprint | None,
     skipped: Sequence[int],
     hashes: Mapping[str, Sequence[int]],
     has_metadata: bool,
 ) -> Manifest:
-    """Cuts heaps to what is used, syncs and hashes every column, lets tensordict write its metadata.
+    """Cut heaps to their used size, sync and hash every column, and let tensordict write its metadata.
 
     ``hashes`` are those of files that were hashed as they were written.
     """
     sizes: dict[str, int] = {}
     for field in schema:
-        for name, size in format.column_files(field, rows).items():
+        for name, size in ragged.column_files(field, row_count).items():
             path = root / name
-            size = _heap_end(root, field, rows) if size is None else size
+            size = ragged.used_heap_bytes(root, field, row_count) if size is None else size
             if path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
-        metadata = None if has_metadata else pool.submit(write_metadata, root, schema, rows)
-        sums = checksums(root, sizes, hashes)
-        schema = _share_lengths(root, schema, rows)
+        metadata = None if has_metadata else pool.submit(write_metadata, root, schema, row_count)
+        sums = compute_checksums(root, sizes, hashes)
+        schema = _share_lengths(root, schema, row_count)
         if metadata is not None:
             metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
     files.write_file(root / format.CHECKSUMS, sums)
-    manifest = format.manifest_of(
-        rows=rows,
+    manifest = format.new_manifest(
+        rows=row_count,
         schema=schema,
         files=sizes,
         checksums=format.digest(sums),
         fingerprint=fingerprint,
         skipped=tuple(skipped),
     )
-    return format.decode(format.encode(manifest), root)  # never publish what open() would refuse
+    return format.decode(format.encode(manifest), root)  # never publish a store that open() would refuse
 
 
-def _heap_end(root: Path, field: Field, rows: int) -> int:
-    if rows == 0 or heap_path(root, field).stat().st_size == 0:
-        return 0
-    width = max(field.rank, 1)
-    starts = np.memmap(root / field.stem / "start.memmap", np.int64, "r", shape=(rows,))
-    dims = np.memmap(root / field.stem / "dims.memmap", np.int64, "r", shape=(rows, width))
-    end = 0
-    for first in range(0, rows, 1 << 20):
-        part = dims[first : first + (1 << 20)]
-        ends = starts[first : first + (1 << 20)] + np.where(part[:, 0] < 0, 0, part.prod(axis=1))
-        end = max(end, int(ends.max()))
-    return end * element_bytes(field)
-
-
-def _share_lengths(root: Path, schema: Schema, rows: int) -> Schema:
-    """Notes which jagged fields have equal lengths in every row: their batches share one offsets tensor."""
-    leaders: dict[str, int] = {}
+def _share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:
+    """Find jagged fields that have equal lengths in every row: their batches share one offsets tensor."""
+    first_with: dict[str, int] = {}
     fields = []
-    for number, field in enumerate(schema.fields):
+    for index, field in enumerate(schema.fields):
         if field.kind == "jagged":
-            dims = np.memmap(root / field.stem / "dims.memmap", np.int64, "r", shape=(rows, field.rank))
+            _, dims = ragged.open_rows(root, field, row_count)
             hashed = xxhash.xxh3_128()
-            for first in range(0, rows, 1 << 20):
-                hashed.update(dims[first : first + (1 << 20), 0].tobytes())
-            field = msgspec.structs.replace(field, lengths_of=leaders.setdefault(hashed.hexdigest(), number))
+            for first in range(0, row_count, ragged.ROWS_AT_ONCE):
+                hashed.update(dims[first : first + ragged.ROWS_AT_ONCE, 0].tobytes())
+            field = msgspec.structs.replace(field, lengths_of=first_with.setdefault(hashed.hexdigest(), index))
         fields.append(field)
     return Schema(fields=tuple(fields), structure=schema.structure)
 
 
-def write_metadata(root: Path, schema: Schema, rows: int) -> None:
-    """Every meta.json, made by tensordict itself so that every version of it reads them.
+def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
+    """Write every meta.json, by tensordict itself so that every version of it reads them.
 
-    tensordict writes them beside columns of its own making: sparse files in a directory that is removed again.
+    tensordict writes them beside columns of its own: sparse files in a directory that is removed afterwards.
     """
     tree: dict[str, object] = {}
     for field in schema:
@@ -147,50 +121,35 @@ def write_metadata(root: Path, schema: Schema, rows: int) -> None:
         for part in above:
             at = at.setdefault(part, {})  # type: ignore[assignment]
         if field.kind == "fixed":
-            # tensordict cannot load float8: the bytes are kept, the manifest knows the dtype
+            # tensordict cannot load float8: it gets the bytes, and the manifest names the dtype
             dtype = torch.uint8 if field.dtype.startswith("float8") else field.torch_dtype
-            at[last] = torch.empty((), dtype=dtype).expand(rows, *field.row_shape)
+            at[last] = torch.empty((), dtype=dtype).expand(row_count, *field.row_shape)
         else:
             cell = torch.empty((), dtype=torch.int64)
-            at[last] = {"start": cell.expand(rows), "dims": cell.expand(rows, max(field.rank, 1))}
-    scratch = root / WORK / "meta"
+            at[last] = {"start": cell.expand(row_count), "dims": cell.expand(row_count, ragged.dims_width(field))}
+    scratch = root / WORK_DIRECTORY / "meta"
     files.remove_tree(scratch)
     try:
-        _as_tensordict(tree, rows).memmap_like(str(scratch))
-    except (OSError, RuntimeError) as error:  # torch tells of a full disk in words
+        _as_tensordict(tree, row_count).memmap_like(str(scratch))
+    except (OSError, RuntimeError) as error:  # torch reports a full disk only in words
         full = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
-        told = error if isinstance(error, OSError) and error.errno else OSError(full, str(error))
-        raise files.refused(told, scratch, "writing tensordict's metadata", 4096 * len(schema)) from error
+        cause = error if isinstance(error, OSError) and error.errno else OSError(full, str(error))
+        raise files.refused(cause, scratch, "writing tensordict's metadata", 4096 * len(schema)) from error
     for path in scratch.rglob("meta.json"):
         target = root / path.relative_to(scratch)
         files.write_file(target, path.read_bytes())
     files.remove_tree(scratch)
 
 
-def _as_tensordict(tree: dict[str, object], rows: int) -> TensorDict:
-    source = {key: _as_tensordict(value, rows) if isinstance(value, dict) else value for key, value in tree.items()}
-    return TensorDict(source, batch_size=[rows])
-
-
-def checksums(root: Path, sizes: Mapping[str, int], known: Mapping[str, Sequence[int]]) -> bytes:
-    """The content of checksums.bin: xxh3-64 of every chunk of every file, little endian, in the files' order."""
-    chunks = [
-        (root / name, first, min(CHUNK_BYTES, size - first))
-        for name, size in sizes.items()
-        if name not in known
-        for first in range(0, size, CHUNK_BYTES)
-    ]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        read = pool.map(lambda chunk: format.chunk_hash(*chunk), chunks)
-        hashes = [
-            known[name] if name in known else list(islice(read, -(-size // CHUNK_BYTES)))
-            for name, size in sizes.items()
-        ]
-    return np.array([one for of_file in hashes for one in of_file], "<u8").tobytes()
+def _as_tensordict(tree: dict[str, object], row_count: int) -> TensorDict:
+    return TensorDict(
+        {key: _as_tensordict(value, row_count) if isinstance(value, dict) else value for key, value in tree.items()},
+        batch_size=[row_count],
+    )
 
 
 def seal(root: Path, manifest: Manifest) -> None:
-    """All else on the disk, then the manifest: a directory with a valid manifest is complete."""
+    """Sync everything else, then write the manifest: a directory with a valid manifest is complete."""
     small = [format.CHECKSUMS, *(str(path.relative_to(root)) for path in root.rglob("meta.json"))]
     names = [*manifest.files, *small]
     for name in small:
@@ -204,69 +163,41 @@ def seal(root: Path, manifest: Manifest) -> None:
 
 
 def publish(root: Path, path: Path, *, overwrite: bool) -> None:
-    """Renames a complete build to its store's name; with ``overwrite`` it takes the place of what is there.
+    """Rename a complete build to its store's name; with ``overwrite`` it replaces the store that has the name.
 
-    While the directory ``.build`` is inside, the build is the newer of the two: it goes last when a store is replaced,
-    so that whoever finds the leftovers of a crash knows which is which.
+    When a store is replaced, the work directory is removed last. So after a crash the directory that has one is the
+    newer of the two.
     """
-    old = _old_path(path)
+    old = old_path(path)
     if overwrite and path.exists():
-        files.remove_tree(path / WORK)  # of an earlier replacement, cut short: it would look like the newer one
+        files.remove_tree(path / WORK_DIRECTORY)  # of an interrupted replacement: it would look like the newer
         files.remove_tree(old)
         files.sync_directory(path)
         if files.exchange(root, path):
-            files.rename(root, old)  # removing it can take long: who waits for the build must not find it in its place
+            files.rename(root, old)  # its removal can take long, and others wait for the build's path
         else:
             files.rename(path, old)
             files.sync_directory(path.parent)
             files.rename(root, path)
-        files.sync_directory(path.parent)  # a power loss must not bring the old store back once it is being removed
-        files.remove_tree(path / WORK)
-        files.remove_tree(old)
+        files.sync_directory(path.parent)  # before the old store is removed: a power loss must not undo the exchange
+        remove_remains(path)
     else:
-        files.remove_tree(root / WORK)
+        files.remove_tree(root / WORK_DIRECTORY)
         try:
             files.rename(root, path)
         except BuildError as error:
-            taken = isinstance(error.__cause__, FileNotFoundError)  # it took long, and who waited has done it
-            if not taken or not (path / format.MANIFEST).exists():
+            is_gone = isinstance(error.__cause__, FileNotFoundError)  # another process has renamed it meanwhile
+            if not is_gone or not (path / format.MANIFEST).exists():
                 raise
     files.sync_directory(path.parent)
 
 
-def _old_path(path: Path) -> Path:
-    """Where a store that is replaced waits to be removed: a name that nobody keeps anything of his own under."""
-    return path.with_name(path.name + ".build.old")
+def old_path(path: Path) -> Path:
+    """Return the path of a store that was replaced, until it is removed. Users keep nothing under such a name."""
+    return path.with_name(f"{path.name}{format.BUILD_SUFFIX}.old")
 
 
-def finish_interrupted(path: Path) -> None:
-    """Finishes a commit that was cut short after its manifest was written, or after the exchange.
-
-    Only for whoever has claimed the build, as ``claim``'s ``first``: the lock may go with what is moved.
-    """
-    root, old = format.build_path(path), _old_path(path)
-    if not path.exists() and old.exists() and (root / format.MANIFEST).exists():
-        files.rename(root, path)
-        files.sync_directory(path.parent)
-    elif (root / format.MANIFEST).exists():
-        if not path.exists():
-            publish(root, path, overwrite=False)
-        elif (root / WORK / "settings.json").exists():
-            publish(root, path, overwrite=True)
-        else:
-            files.remove_tree(old)
-            files.rename(root, old)
-            files.sync_directory(path.parent)
-    elif not (root / WORK / "settings.json").exists():  # of a store that was being removed
-        clear(root)
-    if (path / format.MANIFEST).exists():
-        files.remove_tree(path / WORK)
-        files.remove_tree(old)
-
-
-def sweep(path: Path) -> None:
-    """Removes what a replacement that was cut short has left beside the store, unless another process is at work."""
-    root = format.build_path(path)
-    if (path / WORK).exists() or _old_path(path).exists() or (root / format.MANIFEST).exists():
-        with contextlib.suppress(MemfeedError), claim(path, first=finish_interrupted, wait=False):
-            pass  # a store on a disk that only reads is as good
+def remove_remains(path: Path) -> None:
+    """Remove what a replacement leaves: the work directory inside the new store, and the old store."""
+    files.remove_tree(path / WORK_DIRECTORY)
+    files.remove_tree(old_path(path))

@@ -19,7 +19,7 @@ from memfeed.cli.user_code import load_transform
 from memfeed.errors import StoreError
 from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
-from memfeed.store import format, tensordict_dir
+from memfeed.store import ragged, tensordict_dir
 from memfeed.store.gather import read_row
 from memfeed.store.store import Store
 from memfeed.system.units import format_bytes, printable
@@ -106,7 +106,7 @@ def field_bytes(store: Store) -> list[int]:
     manifest = store.manifest
     if manifest is None:
         return [tensordict_dir.column_bytes(column) for column in store.columns]
-    return [sum(manifest.files[name] for name in format.column_files(field, 0)) for field in store.schema]
+    return [sum(manifest.files[name] for name in ragged.column_files(field, 0)) for field in store.schema]
 
 
 def _values_table(store: Store, rows: range | None) -> Table:

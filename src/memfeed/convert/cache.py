@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.building.build import Build
-from memfeed.building.claim import claim, clear
-from memfeed.building.commit import finish_interrupted, sweep
+from memfeed.building.claim import clear
+from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
 from memfeed.convert import probe, staleness
 from memfeed.convert import repair as mend
@@ -33,6 +33,7 @@ from memfeed.schema.fields import Kind
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
+from memfeed.store.manifest import Fingerprint, Probe
 from memfeed.store.store import Store, open_store
 from memfeed.system import files
 from memfeed.system.progress import Progress
@@ -132,12 +133,12 @@ def cache(
             return mended
     before = format.identity(target)
     if target.exists() and not overwrite:
-        sweep(target)
+        remove_remains(target)
         return _opened(target, given, wishes, check, owner)
     if target.exists():
         _require_store(target)
     files.make_directory(target.parent)
-    with sigterm_unwinds() as sigterm, _dropped_on_error(owner), claim(target, first=finish_interrupted):
+    with sigterm_unwinds() as sigterm, _dropped_on_error(owner), claim_recovered(target):
         made = format.identity(target) != before if overwrite else target.exists()  # another process was faster
         if not made or (overwrite and not _fits(target, given, wishes)):
             look = _look(given, wishes)
@@ -238,15 +239,15 @@ def _types_unseen(given: Input, wishes: ConvertOptions) -> tuple[type, ...]:
     return types_of(first) + ((wishes.record,) if wishes.record else ())
 
 
-def _fingerprint(given: Input, look: ProbeResult, hashes: tuple[format.Probe, ...]) -> format.Fingerprint:
+def _fingerprint(given: Input, look: ProbeResult, hashes: tuple[Probe, ...]) -> Fingerprint:
     # columns in memory come from no code of a dataset that could change
     source, name = ("", "") if given.kind == "columns" else probe.source_of(given.dataset)
-    return format.Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
+    return Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
 
 
 def _repair(target: Path, given: Input, wishes: ConvertOptions, progress: bool) -> Store | None:
     """Computes the rows of the store at ``target`` again whose bytes have rotted; None if there are none."""
-    with sigterm_unwinds(), claim(target, first=finish_interrupted) as root:
+    with sigterm_unwinds(), claim_recovered(target) as root:
         if not target.exists():
             raise StoreError(f"{target}: found nothing to repair; expected a store: leave out repair=True to make one")
         try:
@@ -410,7 +411,7 @@ def _write_probed(build: Build, plan: WritePlan, look: ProbeResult, report: OnRe
 
 
 def _resumed(
-    root: Path, fingerprint: format.Fingerprint, look: ProbeResult, wishes: ConvertOptions, overwrite: bool
+    root: Path, fingerprint: Fingerprint, look: ProbeResult, wishes: ConvertOptions, overwrite: bool
 ) -> Build | None:
     """The unfinished build at ``root``, to go on with; None without one, or if overwrite=True discards another's.
 
@@ -434,7 +435,7 @@ def _resumed(
         if overwrite:
             return None
         raise
-    if build.rows is not None and not build.is_closing:
+    if build.row_count is not None and not build.is_closing:
         build.retry_skipped()  # the dataset may have been mended, or on_error changed
     return build
 

@@ -16,7 +16,7 @@ from memfeed.convert.processes import working
 from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_now
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
-from memfeed.store.format import ChunkHasher
+from memfeed.store.checksums import ChunkHasher
 
 TASK_SECONDS = 0.05
 MOST_ROWS_A_TASK = 4096
@@ -76,7 +76,7 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
     rows = build.writer()
     step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
     hashers = [ChunkHasher() for _ in columns]
-    whole = len(build.absent()) == build.rows
+    whole = len(build.absent()) == build.row_count
 
     def copy(number: int, first: int, last: int) -> int:
         field, done = build.schema.fields[number], 0

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED, Rows
+from memfeed.building.rows import SKIPPED, RowWriter
 from memfeed.convert.watchdog import Readers
 from memfeed.convert.write_run import Drifted, Report, WritePlan, promote_now, take_apart, write_run
 from memfeed.errors import BuildError, MemfeedError, SampleError
@@ -64,7 +64,7 @@ class _Writer:
 
     def __init__(self, build: Build, plan: WritePlan) -> None:
         self.build, self.plan = build, plan
-        self._rows: Rows = build.writer()
+        self._rows: RowWriter = build.writer()
 
     def write(self, first: int, leaves: Sequence[Sequence[Any]], number: int, report: Report) -> bool:
         """The rows from ``first``; False where a column has to be promoted before they can all be written."""

@@ -23,7 +23,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import Flattener, open_container
-from memfeed.store.format import Probe
+from memfeed.store.manifest import Probe
 
 SAMPLES = 16
 MOST_SECONDS = 2.0

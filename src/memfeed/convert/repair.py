@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from memfeed.convert import staleness
 from memfeed.errors import CorruptStoreError, MemfeedError, SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
-from memfeed.schema.fields import HEAP_OF_BYTES, Field
-from memfeed.store import format
-from memfeed.store.format import Manifest
-from memfeed.store.verify import Chunk, OnProgress, bad_chunks, read_checksums, verify
+from memfeed.schema.fields import Field
+from memfeed.store import format, ragged
+from memfeed.store.checksums import Chunk, compute_checksums, read_checksums
+from memfeed.store.manifest import Manifest
+from memfeed.store.verify import OnProgress, bad_chunks, verify
 from memfeed.system import files
 
 Int64Array = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class _Column:
 
     def __init__(self, path: Path, field: Field, manifest: Manifest, chunks: list[Chunk]) -> None:
         self.path, self.field, self.rows = path, field, manifest.rows
-        records = format.column_files(field, 1)
+        records = ragged.record_sizes(field)
         bad, lost = np.zeros(manifest.rows, bool), np.zeros(manifest.rows, bool)
         for chunk in chunks:
             record = records[chunk.name]
@@ -52,11 +52,9 @@ class _Column:
                 bad[where] = True
                 lost[where] |= field.kind != "fixed"
         if field.kind != "fixed":
-            self.unit = 1 if field.kind in HEAP_OF_BYTES else field.itemsize
-            width = max(field.rank, 1)
-            self.start = np.fromfile(path / field.stem / "start.memmap", np.int64)
-            self.dims = np.fromfile(path / field.stem / "dims.memmap", np.int64).reshape(manifest.rows, width)
-            sizes = np.where(self.dims[:, 0] < 0, 0, self.dims.prod(axis=1)) * self.unit
+            self.unit = field.itemsize
+            self.start, self.dims = ragged.open_rows(path, field, manifest.rows)
+            sizes = ragged.element_counts(self.dims) * self.unit
             for chunk in chunks:
                 if records[chunk.name] is None:
                     first = self.start * self.unit
@@ -67,24 +65,24 @@ class _Column:
         """The bytes and the dims of a row that has its place."""
         if self.field.kind == "fixed":
             size = self.field.row_bytes
-            return _bytes(self.path / f"{self.field.stem}.memmap", row * size, size), None
+            return _bytes(ragged.fixed_file(self.path, self.field), row * size, size), None
         dims = self.dims[row].tolist()
         size = 0 if dims[0] < 0 else int(np.prod(dims)) * self.unit
-        heap = self.path / self.field.stem / "heap.bin"
+        heap = ragged.ragged_files(self.path, self.field).heap
         return _bytes(heap, int(self.start[row]) * self.unit, size), dims
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
         """Puts a row into the copy of the column at ``root``: at its place, or behind all others."""
         if self.field.kind == "fixed":
-            _put(root / f"{self.field.stem}.memmap", packed.buffers, row * self.field.row_bytes)
+            _put(ragged.fixed_file(root, self.field), packed.buffers, row * self.field.row_bytes)
             return
         assert packed.dims is not None
-        heap = root / self.field.stem / "heap.bin"
+        start_file, dims_file, heap = ragged.ragged_files(root, self.field)
         start = int(self.start[row])
         if self.lost[row]:
             start = -(-heap.stat().st_size // self.unit) if packed.buffers else 0
-            _put(root / self.field.stem / "start.memmap", [np.array([start], np.int64).tobytes()], row * 8)
-            _put(root / self.field.stem / "dims.memmap", [packed.dims.tobytes()], row * packed.dims.nbytes)
+            _put(start_file, [np.array([start], np.int64).tobytes()], row * 8)
+            _put(dims_file, [packed.dims.tobytes()], row * packed.dims.nbytes)
         _put(heap, packed.buffers, start * self.unit)
 
 
@@ -95,11 +93,8 @@ def _bytes(path: Path, first: int, size: int) -> bytes:
 
 
 def _put(path: Path, buffers: Any, offset: int) -> None:
-    fd = files.open_write(path)
-    try:
+    with files.opened(path) as fd:
         files.write_all_at(fd, buffers, offset)
-    finally:
-        os.close(fd)
 
 
 def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, casts: frozenset[int]) -> int:
@@ -111,11 +106,11 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
     root = format.build_path(path)
     columns = []
     for field in manifest.schema:
-        names = format.column_files(field, 0)
+        names = ragged.column_files(field, 0)
         columns.append(_Column(path, field, manifest, [chunk for chunk in rot if chunk.name in names]))
     changed = {chunk.name for chunk in rot}
     for column in columns:
-        changed |= set(format.column_files(column.field, 0)) if column.lost.any() else set()
+        changed |= set(ragged.column_files(column.field, 0)) if column.lost.any() else set()
     rows = np.flatnonzero(np.any([column.bad for column in columns], axis=0))
     indices = _indices(manifest)
     clear(root)
@@ -134,7 +129,7 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
     sizes = {name: (root / name).stat().st_size for name in manifest.files}
     sums = read_checksums(path, manifest)
     known = {name: hashes for name, hashes in sums.items() if name not in changed}
-    content = commit.checksums(root, sizes, known)
+    content = compute_checksums(root, sizes, known)
     files.write_file(root / format.CHECKSUMS, content)
     mended = msgspec.structs.replace(manifest, files=sizes, checksums=format.digest(content))
     commit.seal(root, format.decode(format.encode(mended), root))

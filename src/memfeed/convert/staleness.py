@@ -16,7 +16,7 @@ from memfeed.schema import codec, values
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.infer import Inferred
 from memfeed.schema.tree import Flattener
-from memfeed.store.format import Fingerprint
+from memfeed.store.manifest import Fingerprint
 
 Stored = Callable[[int, int], Any]
 """(sample index, field number) -> the value that the store has."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.rows import Rows
+from memfeed.building.rows import RowWriter
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
@@ -61,7 +61,7 @@ def take_apart(plan: WritePlan, sample: Any, number: int) -> list[Any]:
         raise SchemaError(f"sample {number}: {error}") from None
 
 
-def write_run(rows: Rows, plan: WritePlan, first: int, leaves: Sequence[Sequence[Any]], number: int) -> int:
+def write_run(rows: RowWriter, plan: WritePlan, first: int, leaves: Sequence[Sequence[Any]], number: int) -> int:
     """Packs and writes samples (already taken apart) as the rows from ``first``; returns the bytes written.
 
     Raises SchemaError naming the sample (``number`` is the first one's) and the field, or Drifted.
@@ -88,7 +88,7 @@ def write_run(rows: Rows, plan: WritePlan, first: int, leaves: Sequence[Sequence
     return rows.write(first, len(leaves), packed)
 
 
-def promote_now(build: Build, number: int, shapes: Sequence[tuple[int, ...]]) -> Rows:
+def promote_now(build: Build, number: int, shapes: Sequence[tuple[int, ...]]) -> RowWriter:
     """Promotes a column in the builder's own process and returns a writer for the new schema."""
     build.promote(number, promote(build.schema.fields[number], shapes))
     return build.writer()

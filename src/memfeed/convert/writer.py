@@ -16,8 +16,7 @@ import torch
 
 from memfeed.building import build as building
 from memfeed.building.build import Build, runs
-from memfeed.building.claim import claim
-from memfeed.building.commit import finish_interrupted
+from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import ABSENT
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Drifted, WritePlan, promote_now, take_apart, write_run
@@ -98,7 +97,7 @@ class Writer:
         files.make_directory(self.path.parent)
         self._sigterm = self._stack.enter_context(sigterm_unwinds())
         try:
-            root = self._stack.enter_context(claim(self.path, first=finish_interrupted))
+            root = self._stack.enter_context(claim_recovered(self.path))
             if self.path.exists():
                 raise StoreError(
                     f"{self.path}: found a whole store there: the commit of an earlier Writer was cut short and has "
@@ -106,10 +105,10 @@ class Writer:
                 )
             self._build = Build.resume(root)
             if self._build is not None:
-                if self._build.rows != self.length or self._build.settings.fingerprint is not None:
+                if self._build.row_count != self.length or self._build.settings.fingerprint is not None:
                     raise BuildError(
-                        f"{root}: found an unfinished build of {self._build.rows} rows; expected one of this Writer "
-                        f"({self.length}): remove that directory to start over"
+                        f"{root}: found an unfinished build of {self._build.row_count} rows; expected one of this "
+                        f"Writer ({self.length}): remove that directory to start over"
                     )
                 if self.length is None:
                     self._build.keep_until_absent()

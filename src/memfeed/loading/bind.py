@@ -9,7 +9,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.schema.fields import Schema
-from memfeed.system.buffers import Lender
+from memfeed.system.buffers import Allocator
 from memfeed.transforms import Transform
 from memfeed.transforms.batch_fields import find, replace
 
@@ -17,7 +17,7 @@ UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], tor
 Bound = Callable[[Any, Any], Any]
 
 
-def bind(transform: UserTransform, schema: Schema | None = None, allocator: Lender | None = None) -> Bound | None:
+def bind(transform: UserTransform, schema: Schema | None = None, allocator: Allocator | None = None) -> Bound | None:
     """Return one function of (batch, keys) for a user's ``transform``; None for None.
 
     A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, and memory from

@@ -100,7 +100,7 @@ class EpochReader:
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
         order, begin = self._orders(epoch), rows_before(position)
-        base_rows = None if self._store.whole else self._store.base_rows
+        base_rows = None if self._store.has_all_rows else self._store.base_rows
         repeats = self._settings.shares is not None
         tasks = tasks_of_order(order, self._shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
         return plan.maker.groups(self._read_ahead(self._draw_ahead(tasks, epoch + 1), plan, order, begin), epoch)
@@ -133,6 +133,6 @@ class EpochReader:
         tasks = (announce_in_thread if threaded else announce_in_caller)(tasks, reader)
         if reader.beyond_memory and order is not None and self._settings.shares is None:
             # the runs that an order has passed are rows of the store only where the store is whole
-            passed = order.passed if isinstance(order, Blocks | Sequential) and self._store.whole else None
+            passed = order.passed if isinstance(order, Blocks | Sequential) and self._store.has_all_rows else None
             tasks = drop_after_use(tasks, reader, begin, passed)
         return tasks

@@ -13,7 +13,14 @@ from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store.bulk import copy_rows
-from memfeed.store.columns import Column, FixedColumn, InMemory, JoinedFixed, KeptFixed, Pieces
+from memfeed.store.columns import (
+    Column,
+    ConcatFixedColumn,
+    FilePerRowColumn,
+    FixedColumn,
+    InMemoryColumn,
+    RowSubsetColumn,
+)
 from memfeed.system import machine
 from memfeed.system.progress import Progress
 from memfeed.system.units import format_bytes
@@ -181,7 +188,7 @@ def column_sizes(columns: Sequence[Column], row_count: int) -> list[int | None]:
     """Return the bytes of ``row_count`` rows of each column; None where they differ in size."""
     return [
         (row_count * column.field.row_bytes or None)
-        if isinstance(column, FixedColumn | JoinedFixed | Pieces) and column.field.kind == "fixed"
+        if isinstance(column, FixedColumn | ConcatFixedColumn | FilePerRowColumn) and column.field.kind == "fixed"
         else None
         for column in columns
     ]
@@ -233,7 +240,7 @@ def _load(
     else:
         data = streams.allocate_page_locked(len(rows) * field.row_bytes).view(field.torch_dtype).view(shape)
     copy_rows(column, rows, data, bar)
-    here = InMemory(field, data) if whole else KeptFixed(field, data, rows)
+    here = InMemoryColumn(field, data) if whole else RowSubsetColumn(field, data, rows)
     return here, None if streams is None else _seen(data, streams)
 
 

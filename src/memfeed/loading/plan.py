@@ -49,7 +49,7 @@ def choose_placements(store: Store, settings: Settings, streams: Streams | None)
     """Return where the columns of a store go. Raises LoaderError where a requested placement does not fit."""
     requests = settings.placement_requests
     has_places = streams is not None or not {*requests} <= {"auto", "mapped"}
-    row_count = len(store) if store.whole or not has_places else len(_rows_read(store))
+    row_count = len(store) if store.has_all_rows or not has_places else len(_rows_read(store))
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
     return choose([field.name for field in store.schema], column_sizes(store.columns, row_count), requests, free)
 
@@ -59,7 +59,7 @@ def make_plan(
 ) -> LoadPlan:
     """Load the columns that are to be placed, and plan how batches are made."""
     if any(one.where != "mapped" for one in placements):
-        placement = place(store.columns, placements, _rows_read(store), store.whole, streams)
+        placement = place(store.columns, placements, _rows_read(store), store.has_all_rows, streams)
     else:
         placement = Placement(placements, store.columns, {}, None)
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
@@ -86,7 +86,7 @@ def make_plan(
 def _rows_read(store: Store) -> Int64Array:
     """Return the rows of the base store that a loader of this store reads, ascending."""
     rows = store.base_rows(np.arange(len(store)))
-    return rows if store.whole else np.unique(rows)
+    return rows if store.has_all_rows else np.unique(rows)
 
 
 def _user_stages(store: Store, settings: Settings) -> UserStages:
@@ -102,7 +102,7 @@ def _user_stages(store: Store, settings: Settings) -> UserStages:
 
 def _batches_a_copy(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:
     """Return how many batches cross in one copy, or are picked at once where all columns are on the device."""
-    if gather.ragged:
+    if gather.has_ragged:
         return 1
     on_device = all(one.where == "device" for one in placement.placements)
     most = min(PICK_BYTES, streams.memory_info()[1] // PICK_SHARE) if on_device else COPY_BYTES

@@ -19,7 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from memfeed.schema.codec import Int64Array
-from memfeed.store.columns import Column, FixedColumn, InMemory, JoinedFixed, JoinedRagged, RaggedColumn
+from memfeed.store.columns import (
+    Column,
+    ConcatFixedColumn,
+    ConcatRaggedColumn,
+    FixedColumn,
+    InMemoryColumn,
+    RaggedColumn,
+)
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
 from memfeed.system.page_cache import in_page_cache, page_out
@@ -168,12 +175,12 @@ class _OnDisk:
     def nbytes(self) -> int:
         if isinstance(self.column, RaggedColumn):
             return self.column.heap_bytes
-        return (self.column.rows or 0) * self.column.field.row_bytes
+        return (self.column.row_count or 0) * self.column.field.row_bytes
 
     @property
     def row_bytes(self) -> int:
         """The average bytes of a row."""
-        return self.nbytes // max(self.column.rows or 0, 1)
+        return self.nbytes // max(self.column.row_count or 0, 1)
 
     @property
     def address(self) -> int:
@@ -183,22 +190,22 @@ class _OnDisk:
     def within(self, ids: Int64Array) -> Int64Array:
         """Return those of the rows that are in this file, as rows of the file."""
         rows = ids.astype(np.int64) - self.begin
-        return rows[(rows >= 0) & (rows < (self.column.rows or 0))]
+        return rows[(rows >= 0) & (rows < (self.column.row_count or 0))]
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return where rows start in the file, and how long they are, both in bytes."""
         if isinstance(self.column, RaggedColumn):
-            return self.column.extents(rows)[:2]
+            return self.column.locate(rows)[:2]
         size = self.column.field.row_bytes
         return rows * size, np.full(len(rows), size)
 
 
 def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
     """Yield the files of a column that can be read ahead. Leaves out columns in memory, or with a file for each row."""
-    if isinstance(column, JoinedFixed | JoinedRagged):
+    if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
-    elif isinstance(column, RaggedColumn | FixedColumn) and not isinstance(column, InMemory):
+    elif isinstance(column, RaggedColumn | FixedColumn) and not isinstance(column, InMemoryColumn):
         part = _OnDisk(column, begin)
         if part.nbytes:
             yield part

@@ -14,7 +14,14 @@ from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.store import in_memory
 from memfeed.store.backing import Backing
-from memfeed.store.columns import Column, JoinedFixed, JoinedRagged, Pieces, RaggedColumn, Values
+from memfeed.store.columns import (
+    Column,
+    ConcatFixedColumn,
+    ConcatRaggedColumn,
+    FilePerRowColumn,
+    JsonColumn,
+    RaggedColumn,
+)
 from memfeed.store.columns import FixedColumn as Fixed
 from memfeed.store.store import Store
 
@@ -57,7 +64,7 @@ def join(stores: Sequence[Store]) -> Store:
     begins = [0, *accumulate(store.base_length for store in stores)]
     # views of whole stores need no list of rows
     rows: Int64Array | None = None
-    if not all(store.whole for store in stores):
+    if not all(store.has_all_rows for store in stores):
         rows = np.concatenate(
             [begin + store.base_rows(np.arange(len(store))) for begin, store in zip(begins, stores, strict=False)]
         )
@@ -72,18 +79,18 @@ def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
         columns = parts[field_index]
         field = columns[0].field
         fixed = [column for column in columns if isinstance(column, Fixed)]
-        values = [column for column in columns if isinstance(column, Values)]
-        ragged = [column for column in columns if isinstance(column, RaggedColumn | Pieces)]
+        values = [column for column in columns if isinstance(column, JsonColumn)]
+        ragged = [column for column in columns if isinstance(column, RaggedColumn | FilePerRowColumn)]
         if len(fixed) == len(columns):
-            return JoinedFixed(field, fixed)
+            return ConcatFixedColumn(field, fixed)
         if len(values) == len(columns):
-            return Values(field, [value for column in values for value in column.values])
+            return JsonColumn(field, [value for column in values for value in column.values])
         if len(ragged) < len(columns):
             raise LoaderError(
                 f"found field {field.name} kept in different ways ({', '.join(type(c).__name__ for c in columns)}); "
                 "expected stores saved in one way: memfeed.cache(..., copy_existing=True) makes one of each"
             )
-        return JoinedRagged(field, ragged)
+        return ConcatRaggedColumn(field, ragged)
 
     return make
 

@@ -8,7 +8,14 @@ from memfeed.loading.epoch import EpochProgress
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.store.columns import Column, InMemory, JoinedFixed, JoinedRagged, Pieces, Values
+from memfeed.store.columns import (
+    Column,
+    ConcatFixedColumn,
+    ConcatRaggedColumn,
+    FilePerRowColumn,
+    InMemoryColumn,
+    JsonColumn,
+)
 from memfeed.store.store import Store
 
 
@@ -49,8 +56,8 @@ def stats(
 
 
 def _where(column: Column) -> str:
-    if isinstance(column, JoinedFixed | JoinedRagged):
+    if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         return ", ".join(sorted({_where(part) for part in column.parts}))
-    if isinstance(column, InMemory | Values):
+    if isinstance(column, InMemoryColumn | JsonColumn):
         return "memory"
-    return "files" if isinstance(column, Pieces) else "mapped"
+    return "files" if isinstance(column, FilePerRowColumn) else "mapped"

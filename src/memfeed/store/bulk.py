@@ -1,10 +1,11 @@
-"""All rows of a store into memory elsewhere: a device's, or tensors that are there already; chunk by chunk.
+"""Copy all rows of a store to a device, or into existing tensors, chunk by chunk.
 
-No more than a chunk of the store is needed in memory at a time, so a store beyond RAM goes to a larger device.
+No more than a chunk of the store is in memory at a time, so a store larger than RAM can be copied to a larger device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ CHUNK_BYTES = 64 << 20
 
 
 class Unfilled(NamedTuple):
-    """What `Store.into` left out with ``strict=False``, as `torch.nn.Module.load_state_dict` says it."""
+    """The keys that `Store.into` left out with ``strict=False``, named as by `torch.nn.Module.load_state_dict`."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -38,18 +39,16 @@ class Unfilled(NamedTuple):
 def load(
     columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool
 ) -> list[Any]:
-    """The leaves of one batch of all these rows, on a device; see ``Store.to``."""
+    """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
     target = check_device(device) or torch.device("cpu")
-    _check_room(title, sum(_bytes(c, rows) for c in columns if isinstance(c, FixedColumn)), target)
+    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if isinstance(c, FixedColumn)), target)
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
     with Progress(f"{title} to {target}", total, unit="B", shown=progress) as bar:
         for column in columns:
             if isinstance(column, FixedColumn):
-                count = None if column.rows is None else len(rows)
-                shape = column.field.row_shape if count is None else (count, *column.field.row_shape)
-                leaf: Any = torch.empty(shape, dtype=column.field.torch_dtype, device=target)
+                leaf: Any = torch.empty(_shape(column, rows), dtype=column.field.torch_dtype, device=target)
                 copy_rows(column, rows, leaf, bar)
             elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
                 leaf = _jagged(column, rows, target, offsets, bar)
@@ -61,10 +60,10 @@ def load(
 
 
 def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
-    """Fills what is in ``dest`` with these rows; see ``Store.into``."""
+    """Fill the tensors in ``dest`` with ``rows``; see ``Store.into``."""
     targets = dict(_tensors(dest))
     pairs: list[tuple[FixedColumn, torch.Tensor]] = []
-    missing, wrong, used = [], [], set()
+    missing, problems, used = [], [], set()
     for column in columns:
         key = _key(column.field, targets)
         if key is None:
@@ -73,13 +72,13 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
         used.add(key)
         target = targets[key]
         if not isinstance(column, FixedColumn):
-            wrong.append(
-                f"{column.field.name}: found {column.field.describe()}; expected rows of one shape to fill with"
+            problems.append(
+                f"{column.field.name}: found {column.field.describe()}; expected a field whose rows have one shape"
             )
             continue
-        shape = column.field.row_shape if column.rows is None else (len(rows), *column.field.row_shape)
-        if tuple(target.shape) != tuple(shape) or target.dtype != column.field.torch_dtype:
-            wrong.append(
+        shape = _shape(column, rows)
+        if tuple(target.shape) != shape or target.dtype != column.field.torch_dtype:
+            problems.append(
                 f"{column.field.name}: found {target.dtype} {list(target.shape)} to fill; expected "
                 f"{column.field.torch_dtype} {list(shape)}"
             )
@@ -87,57 +86,60 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
     unexpected = [display(key) for key in targets if key not in used]
     if strict and (missing or unexpected):
         raise FieldError(
-            f"{title}: found no place for {missing or 'nothing'}, and no field for {unexpected or 'nothing'}; "
-            "expected the same fields on both sides: select() some, or strict=False fills those that both have"
+            f"{title}: found no tensor for the fields {missing or 'none'}, and no field for the tensors "
+            f"{unexpected or 'none'}; expected the same on both sides: select() fields, or pass strict=False to fill "
+            "those that both have"
         )
-    if wrong:
-        raise FieldError(f"{title}: " + "; ".join(wrong))
+    if problems:
+        raise FieldError(f"{title}: " + "; ".join(problems))
     with torch.no_grad():
         for column, target in pairs:
-            for place, chunk in _chunks(column, rows):
-                target[place].copy_(chunk)
+            for part, chunk in _chunks(column, rows):
+                target[part].copy_(chunk)
     return Unfilled(missing, unexpected)
 
 
 def copy_rows(column: Column, rows: Int64Array, out: torch.Tensor, bar: Progress) -> None:
-    """Copies rows of one shape into ``out``, [len(rows), *shape] on any device."""
-    for place, chunk in _chunks(column, rows):
-        out[place].copy_(chunk)
+    """Copy rows of one shape into ``out``, [len(rows), *shape] on any device."""
+    for part, chunk in _chunks(column, rows):
+        out[part].copy_(chunk)
         bar.advance(chunk.nbytes)
 
 
+def _shape(column: FixedColumn, rows: Int64Array) -> tuple[int, ...]:
+    return column.field.row_shape if column.row_count is None else (len(rows), *column.field.row_shape)
+
+
 def _chunks(column: Column, rows: Int64Array) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Rows in pieces of bounded size, each with the place where it belongs."""
-    if isinstance(column, FixedColumn) and column.rows is None:
+    """Yield parts of ``rows`` of bounded size: the index of the part, and its values."""
+    if isinstance(column, FixedColumn) and column.row_count is None:
         yield ..., column.data
         return
     step = max(1, CHUNK_BYTES // max(column.field.row_bytes, 1))
     gather = Gather([column], [Fresh()])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        run = part[-1] - part[0] == len(part) - 1 and bool((np.diff(part) == 1).all())
-        whole = run and isinstance(column, FixedColumn)
-        yield (
-            slice(start, start + len(part)),
-            (
-                column.data[int(part[0]) : int(part[-1]) + 1] if whole else gather(part)[0]  # type: ignore[union-attr]
-            ),
-        )
+        is_run = part[-1] - part[0] == len(part) - 1 and bool((np.diff(part) == 1).all())
+        if is_run and isinstance(column, FixedColumn):
+            chunk = column.data[int(part[0]) : int(part[-1]) + 1]
+        else:
+            chunk = gather(part)[0]
+        yield slice(start, start + len(part)), chunk
 
 
 def _jagged(
     column: RaggedColumn, rows: Int64Array, target: torch.device, shared: dict[int, torch.Tensor], bar: Progress
 ) -> torch.Tensor:
-    """All rows as one nested tensor; fields of equal lengths share their offsets."""
+    """Return ``rows`` as one nested tensor. Fields of equal lengths share their offsets through ``shared``."""
     field = column.field
-    _, sizes, dims = column.extents(rows)
+    _, sizes, dims = column.locate(rows)
     ends = torch.from_numpy(np.concatenate([[0], dims[:, 0].cumsum()]))
     shape = [dim for dim in field.shape[1:] if dim is not None]
     values = torch.empty((int(ends[-1]), *shape), dtype=field.torch_dtype, device=target)
     gather = Gather([column], [Fresh()])
-    pieces = np.searchsorted(sizes.cumsum(), np.arange(CHUNK_BYTES, int(sizes.sum()) + CHUNK_BYTES, CHUNK_BYTES)) + 1
+    stops = np.searchsorted(sizes.cumsum(), np.arange(CHUNK_BYTES, int(sizes.sum()) + CHUNK_BYTES, CHUNK_BYTES)) + 1
     start = 0
-    for stop in np.unique(pieces.clip(max=len(rows))).tolist():
+    for stop in np.unique(stops.clip(max=len(rows))).tolist():
         chunk = gather(rows[start:stop])[0].values()
         values[int(ends[start]) : int(ends[stop])].copy_(chunk)
         bar.advance(chunk.nbytes)
@@ -151,11 +153,11 @@ def _jagged(
 
 def _bytes(column: Column, rows: Int64Array) -> int:
     if isinstance(column, FixedColumn):
-        return column.data.nbytes if column.rows is None else len(rows) * column.field.row_bytes
-    return int(column.extents(rows)[1].clip(0).sum()) if isinstance(column, RaggedColumn) else 0
+        return math.prod(_shape(column, rows)) * column.field.itemsize
+    return int(column.locate(rows)[1].clip(0).sum()) if isinstance(column, RaggedColumn) else 0
 
 
-def _check_room(title: str, needed: int, target: torch.device) -> None:
+def _check_free_memory(title: str, needed: int, target: torch.device) -> None:
     if target.type != "cuda":
         return
     free, _ = memory_info(target)
@@ -176,14 +178,16 @@ def _tensors(tree: Any, parent: Path = ()) -> Iterator[tuple[Path, torch.Tensor]
                 yield from _tensors(value, (*parent, *path, key))
         else:
             raise FieldError(
-                f"found {type(leaf).__name__} at {display((*parent, *path))!r} of what is to be filled; expected "
-                "tensors, in dicts, lists or TensorDicts"
+                f"found {type(leaf).__name__} at {display((*parent, *path))!r} of the target; expected tensors, in "
+                "dicts, lists or TensorDicts"
             )
 
 
 def _key(field: Field, targets: Mapping[Path, torch.Tensor]) -> Path | None:
-    """Where a field belongs: at its path, under its name (of nested ones joined by dots, as in a state_dict), or at the
-    path that a name with dots spells."""
+    """Return the key of the tensor that a field fills, or None.
+
+    Tried in turn: its path, its name (a nested path joined by dots, as in a state_dict), the path that its name spells.
+    """
     for key in (field.path, (field.name,), tuple(field.name.split("."))):
         if key in targets:
             return key

@@ -1,4 +1,4 @@
-"""Data that lies in columns already: a tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict."""
+"""Columns in memory: a tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict."""
 
 from __future__ import annotations
 
@@ -16,74 +16,74 @@ from memfeed.schema import values
 from memfeed.schema.fields import Node, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, open_container, types_of
-from memfeed.store.columns import InMemory
+from memfeed.store.columns import InMemoryColumn
 
 
 class Columns:
-    """Columns in memory seen as a map-style dataset: ``len`` rows, each a sample of the columns' own structure.
+    """Columns in memory as a map-style dataset: ``len`` rows, each a sample of the columns' own structure.
 
-    Shares the memory of ``source``; copies nothing.
+    Shares the memory of ``data``; copies nothing.
     """
 
-    def __init__(self, source: Any, n: int) -> None:
-        self.source, self._n = source, n
+    def __init__(self, data: Any, row_count: int) -> None:
+        self._data, self._row_count = data, row_count
 
     def __len__(self) -> int:
-        return self._n
+        return self._row_count
 
     def __getitem__(self, row: int) -> Any:
-        return _row(self.source, row)
+        return _sample(self._data, row)
 
     @property
     def types(self) -> tuple[type, ...]:
         """The record classes among the columns' containers."""
-        return types_of([self.source])
+        return types_of([self._data])
 
     def leaves(self, structure: Node) -> list[Any]:
-        """The columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
-        return Flattener(structure)(self.source)
+        """Return the columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
+        return Flattener(structure)(self._data)
 
-    def in_memory(self) -> tuple[Schema, list[InMemory]]:
-        """A schema and columns for these data, without a copy: what a loader reads."""
+    def in_memory(self) -> tuple[Schema, list[InMemoryColumn]]:
+        """Return the schema of these data and their columns, for a loader to read; copies nothing."""
         found = infer([self[0]])
         tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := values.as_tensor(leaf)) is not None]
-        columns = [InMemory(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
+        columns = [InMemoryColumn(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
         return found.schema, columns
 
 
-def _row(value: Any, row: int) -> Any:
+def _sample(value: Any, row: int) -> Any:
     if isinstance(value, tuple):
-        parts = [_row(part, row) for part in value]
+        parts = [_sample(part, row) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, Mapping) and not isinstance(value, TensorDictBase):
-        return {key: _row(part, row) for key, part in value.items()}
+        return {key: _sample(part, row) for key, part in value.items()}
     return value[row]
 
 
 def as_columns(data: Any) -> Columns | None:
-    """``data`` as columns, or None where it is a dataset of samples. Raises SchemaError for unequal lengths."""
+    """Return ``data`` as columns, or None if it is a dataset of samples. Raises SchemaError for unequal lengths."""
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)
     lengths: dict[str, int] = {}
-    if not _collect(data, (), lengths):
+    if not _collect_lengths(data, (), lengths):
         return None
     if not lengths:
         raise SchemaError("found columns without any tensor in them; expected at least one")
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name}: {n}" for name, n in lengths.items())
+        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise SchemaError(f"found columns of different lengths ({found}); expected one length: one row per sample")
     return Columns(data, next(iter(lengths.values())))
 
 
-def _collect(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
-    """Notes the length of each column below ``value``; False where something is no column."""
+def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
+    """Add the length of each column below ``value`` to ``lengths``; return False if some part is no column."""
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
             return False
         lengths[display(path)] = len(value)
         return True
-    collection = isinstance(value, TensorDictBase) or is_tensorclass(value)
-    if collection:
+    is_collection = isinstance(value, TensorDictBase) or is_tensorclass(value)
+    if is_collection:
         if isinstance(value, LazyStackedTensorDict) or value.batch_dims == 0:
             return False
     elif not isinstance(value, Mapping | tuple):
@@ -91,18 +91,18 @@ def _collect(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -
     opened = open_container(value)
     assert opened is not None
     parts = list(zip(opened[0].keys or range(len(opened[1])), opened[1], strict=True))
-    are_columns = [_collect(held, (*path, key), lengths) for key, held in parts]
-    if any(are_columns) and not all(are_columns) and not collection:
+    are_columns = [_collect_lengths(part, (*path, key), lengths) for key, part in parts]
+    if any(are_columns) and not all(are_columns) and not is_collection:
         key, odd = parts[are_columns.index(False)]
         raise SchemaError(
             f"found columns of which {display((*path, key))} is a {type(odd).__name__}; expected tensors or "
-            "arrays with a row per sample in each place (samples themselves come as a list or a dataset)"
+            "arrays with one row per sample (samples themselves come as a list or a dataset)"
         )
     return bool(parts) and all(are_columns)
 
 
 def existing_path(data: Any) -> str | None:
-    """The directory where data that is memory-mapped on disk already lies; None for anything else."""
+    """Return the directory of data that is memory-mapped from disk, or None for any other data."""
     if not isinstance(data, TensorDictBase) and not is_tensorclass(data):
         return None
     prefix = getattr(data, "saved_path", None) if data.is_memmap() else None

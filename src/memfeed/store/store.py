@@ -1,9 +1,8 @@
-"""An open store: rows, slices, columns, views. What it hands out are copies, except what says it is not."""
+"""An open store: rows, slices, columns, views. It returns copies, unless a docstring says otherwise."""
 
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -15,25 +14,26 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from memfeed.errors import FieldError, RowError, StoreError
+from memfeed.errors import FieldError, StoreError
 from memfeed.order.orders import permutation
 from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.fields import Schema
-from memfeed.store import bulk, format, tensordict_dir
+from memfeed.store import bulk, indexing, tensordict_dir
 from memfeed.store.backing import Backing, open_backing
-from memfeed.store.columns import Column, FixedColumn, RaggedColumn, Values
-from memfeed.store.format import Manifest
+from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
 from memfeed.store.gather import Gather, read_row
+from memfeed.store.manifest import Manifest
+from memfeed.store.ragged import column_files
 from memfeed.store.verify import verify
-from memfeed.store.views import RaggedView, rows_of
+from memfeed.store.views import RaggedView, sample_leaves
 from memfeed.system.buffers import Fresh
 from memfeed.system.units import format_bytes
 
 
 class Samples(list[Any]):
-    """A list of samples that knows their row numbers (``ids``) and carries the batch that ``Collate`` would make."""
+    """A list of samples, with their row numbers in the base store (``ids``) and the batch that ``Collate`` returns."""
 
     ids: Int64Array
     batch: Any
@@ -56,75 +56,74 @@ class Store:
 
     def __init__(
         self,
-        source: Backing,
+        backing: Backing,
         *,
         types: tuple[type, ...] = (),
-        numbers: Sequence[int] | None = None,
+        fields: Sequence[int] | None = None,
         rows: Int64Array | None = None,
     ) -> None:
-        self._source, self._types, self._rows = source, types, rows
-        self._numbers = list(range(len(source.schema))) if numbers is None else list(numbers)
-        self.schema: Schema = source.schema if numbers is None else source.schema.select(self._numbers)
+        self._backing, self._types, self._rows = backing, types, rows
+        self._fields = list(range(len(backing.schema))) if fields is None else list(fields)  # by index
+        self.schema: Schema = backing.schema if fields is None else backing.schema.select(self._fields)
 
-    # --- what it is
+    # --- facts
 
     @property
     def path(self) -> Path:
         """The directory; "(memory)" for columns that a loader reads in place."""
-        return self._source.path or Path("(memory)")
+        return self._backing.path or Path("(memory)")
 
     @property
-    def whole(self) -> bool:
-        """Whether this is every row, in order: its row numbers are the base store's."""
+    def has_all_rows(self) -> bool:
+        """True if this has every row, in order: its row numbers are those of the base store."""
         return self._rows is None
 
     @property
     def base_length(self) -> int:
-        """Rows of the whole store, of which this may be a view."""
-        return len(self) if self._rows is None else self._source.rows or 0
+        """How many rows the base store has, of which this may be a view."""
+        return len(self) if self._rows is None else self._backing.row_count or 0
 
     @cached_property
     def digest(self) -> str:
-        """Tells this store and view from others: a hash of the manifest and of which rows these are, in hexadecimal."""
+        """A hash of the manifest and of the row numbers, in hexadecimal: it differs for every store and view."""
         view = "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
-        return f"{self._source.digest[:16]}:{view}" if view else self._source.digest[:16]
+        return f"{self._backing.digest[:16]}:{view}" if view else self._backing.digest[:16]
 
     @property
     def types(self) -> tuple[type, ...]:
-        """The record classes that samples and batches come back in."""
+        """The record classes of samples and batches."""
         return self._types
 
     @property
     def manifest(self) -> Manifest | None:
-        """What memfeed.json says; None for a directory that tensordict wrote."""
-        return self._source.manifest
+        """The content of memfeed.json; None for a directory that tensordict wrote."""
+        return self._backing.manifest
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk of the selected columns, for all rows of the store."""
-        manifest = self._source.manifest
+        """Bytes on disk of the selected columns, for all rows of the base store."""
+        manifest = self._backing.manifest
         if manifest is None:
             return sum(tensordict_dir.column_bytes(column) for column in self.columns)
-        names = (name for field in self.schema for name in format.column_files(field, 0))
-        return sum(manifest.files[name] for name in names)
+        return sum(manifest.files[name] for field in self.schema for name in column_files(field, 0))
 
     @property
     def skipped(self) -> tuple[int, ...]:
-        """The dataset's indices that were left out (``on_error="skip"``)."""
-        return self._source.manifest.skipped if self._source.manifest else ()
+        """The dataset indices of samples that were left out (``on_error="skip"``)."""
+        return self._backing.manifest.skipped if self._backing.manifest else ()
 
     def __len__(self) -> int:
         if self._rows is not None:
             return len(self._rows)
-        if self._source.rows is None:
+        if self._backing.row_count is None:
             raise StoreError(
                 f"{self.path}: found a TensorDict with batch_size [], which has no rows; "
                 "expected rows to count or load: use column(), tensordict() or select(), or save it with a batch_size"
             )
-        return self._source.rows
+        return self._backing.row_count
 
     def __repr__(self) -> str:
-        size = "no rows" if self._source.rows is None else f"{len(self):,} rows"
+        size = "no rows" if self._backing.row_count is None else f"{len(self):,} rows"
         shown = [f"  {field.name}: {field.describe()}" for field in self.schema.fields[:20]]
         more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
         return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more])
@@ -135,30 +134,30 @@ class Store:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # small: where it is and which view; the other process maps the files itself
-        if self._source.path is None:
+        # small: the path and the view; the other process maps the files itself
+        if self._backing.path is None:
             raise TypeError(
-                "found columns in memory, which a pickle would copy; make the loader in the process that uses it, or "
-                "cache() them and send the store"
+                "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
+                "the store, or make the loader in the process that uses it"
             )
         rows = None if self._rows is None else self._rows.tobytes()
-        return _reopen, (str(self.path), self._source.digest, tuple(self._numbers), rows, self._types)
+        return _reopen, (str(self.path), self._backing.digest, tuple(self._fields), rows, self._types)
 
     # --- reading
 
     @cached_property
     def columns(self) -> list[Column]:
-        """The selected columns, in the schema's order: what a loader plans from."""
-        return [self._source.column(number) for number in self._numbers]
+        """The selected columns, in the schema's order. A loader plans from them."""
+        return [self._backing.column(index) for index in self._fields]
 
     @cached_property
     def assemble_sample(self) -> Callable[[Sequence[Any]], Any]:
-        """Puts one leaf per field together as a sample."""
+        """A function that builds a sample from one leaf per field."""
         return assembler(self.schema.structure, self._types, batched=False)
 
     @cached_property
     def assemble_batch(self) -> Callable[[Sequence[Any]], Any]:
-        """Puts one leaf per field together as a batch."""
+        """A function that builds a batch from one leaf per field."""
         return assembler(self.schema.structure, self._types, batched=True)
 
     @cached_property
@@ -166,20 +165,17 @@ class Store:
         return Gather(self.columns, [Fresh()] * len(self.columns))
 
     def base_rows(self, ids: Int64Array) -> Int64Array:
-        """Rows of this view as rows of the whole store. Raises RowError for one out of range."""
-        n = len(self)
-        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < n):
-            bad = int(ids[int(((ids < 0) | (ids >= n)).argmax())])
-            raise RowError(f"found row {bad}; expected 0 to {n - 1} (the store has {n} rows)")
+        """Convert rows of this view to rows of the base store. Raises RowError for one out of range."""
+        indexing.check_range(ids, len(self))
         return ids if self._rows is None else self._rows[ids]
 
-    def stored_value(self, index: int, number: int) -> Any:
-        """What was stored of the dataset's sample ``index`` in field ``number``."""
-        row = index - sum(skipped < index for skipped in self.skipped)
-        return read_row(self.columns[number], row)
+    def stored_value(self, source_index: int, field_index: int) -> Any:
+        """Return the stored value of field ``field_index`` for the dataset's sample ``source_index``."""
+        row = source_index - sum(skipped < source_index for skipped in self.skipped)
+        return read_row(self.columns[field_index], row)
 
     def gather(self, ids: Int64Array) -> Any:
-        """The batch of the rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
+        """Return the batch of rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
         return self.assemble_batch(self._gather(self.base_rows(ids)))
 
     def __getitem__(self, which: Any) -> Any:
@@ -188,58 +184,30 @@ class Store:
         if isinstance(which, str):
             raise FieldError(f"found the index {which!r}; rows have numbers: for a field use column({which!r})")
         if isinstance(which, list | tuple | range | np.ndarray | torch.Tensor) and np.ndim(which) > 0:
-            return self.gather(self._ids(which))
-        try:
-            row = operator.index(which)
-        except TypeError:
-            raise RowError(
-                f"found {type(which).__name__} as an index; expected an int, a slice, or a list, tensor or array of "
-                "ints or bools"
-            ) from None
-        n = len(self)
-        if not -n <= row < n:
-            raise RowError(f"found row {row}; expected {-n} to {n - 1} (the store has {n} rows)")
-        base = self.base_rows(np.array([row % n], np.int64))
-        return self.assemble_sample([read_row(column, int(base[0])) for column in self.columns])
-
-    def _ids(self, which: Any) -> Int64Array:
-        try:
-            array = np.asarray(which)
-        except ValueError:
-            raise RowError("found indices of unequal lengths; expected ints in one dimension") from None
-        if array.dtype == np.bool_:
-            if array.shape != (len(self),):
-                raise RowError(f"found a mask of shape {array.shape}; expected ({len(self)},), one bool per row")
-            return np.flatnonzero(array)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise RowError(f"found indices {array.dtype} {list(array.shape)}; expected ints in one dimension")
-        array = array.astype(np.int64)
-        low = int(array.min()) if len(array) else 0
-        if low < -len(self):
-            raise RowError(f"found row {low}; expected {-len(self)} to {len(self) - 1}")
-        return np.where(array < 0, array + len(self), array)
+            return self.gather(indexing.many_rows(which, len(self)))
+        row = indexing.one_row(which, len(self))
+        base_row = row if self._rows is None else int(self._rows[row])
+        return self.assemble_sample([read_row(column, base_row) for column in self.columns])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
     def __getitems__(self, ids: Sequence[int]) -> Samples:
-        """What `torch.utils.data.DataLoader` calls: the samples, read in one go; they share one batch's memory."""
-        rows = self._ids(list(ids))
-        base = self.base_rows(rows)
-        leaves = self._gather(base)
-        columns = [rows_of(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
-        samples = Samples(self.assemble_sample(row) for row in zip(*columns, strict=True))
-        samples.ids, samples.batch = base, self.assemble_batch(leaves)
+        """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
+        rows = self.base_rows(indexing.many_rows(list(ids), len(self)))
+        leaves = self._gather(rows)
+        columns = [sample_leaves(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
+        samples = Samples(self.assemble_sample(values) for values in zip(*columns, strict=True))
+        samples.ids, samples.batch = rows, self.assemble_batch(leaves)
         return samples
 
     def column(self, which: str | int | FieldPath) -> Any:
-        """One column without a copy: a tensor [n, *shape] over the private map (edits stay in this process).
+        """Return one column without a copy: a tensor [n, *shape] over the private map (edits stay in this process).
 
-        A ragged column comes as a sequence of views (str, bytes and json: of values). A subset that is one run of rows
-        is a view too; the rows of any other subset are copied.
+        A ragged column is returned as a sequence of views (str, bytes and json: of values). A subset of consecutive
+        rows is a view too; the rows of any other subset are copied.
         """
-        number = self.schema.field_index(which)
-        column = self.columns[number]
+        column = self.columns[self.schema.field_index(which)]
         if isinstance(column, FixedColumn):
             if self._rows is None:
                 return column.data
@@ -247,22 +215,20 @@ class Store:
             if len(rows) and (np.diff(rows) == 1).all():
                 return column.data[int(rows[0]) : int(rows[-1]) + 1]
             return column.data[torch.from_numpy(rows)]
-        if isinstance(column, Values) and self._rows is None:
+        if isinstance(column, JsonColumn) and self._rows is None:
             return column.values
-        rows = np.arange(column.rows, dtype=np.int64) if self._rows is None else self._rows
-        return RaggedView(column, rows, self._source)
+        rows = np.arange(column.row_count, dtype=np.int64) if self._rows is None else self._rows
+        return RaggedView(column, rows, self._backing)
 
     def tensordict(self) -> TensorDictBase:
-        """The store as a TensorDict of batch_size [n] over the private maps; ragged columns as their start and dims.
+        """Return a TensorDict of batch_size [n] over the private maps; ragged columns as their start and dims.
 
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
-        if self._source.manifest is None:
-            whole: TensorDictBase = self.assemble_batch(
-                [tensordict_dir.whole_column(column) for column in self.columns]
-            )
-            return whole if self._rows is None else whole[torch.from_numpy(self._rows)]
-        tree = TensorDict({}, batch_size=[self._source.rows])
+        if self._backing.manifest is None:
+            full: TensorDictBase = self.assemble_batch([tensordict_dir.all_rows(column) for column in self.columns])
+            return full if self._rows is None else full[torch.from_numpy(self._rows)]
+        tree = TensorDict({}, batch_size=[self._backing.row_count])
         for field, column in zip(self.schema, self.columns, strict=True):
             keys = tuple(field.stem.split("/"))
             if isinstance(column, FixedColumn):
@@ -271,108 +237,96 @@ class Store:
                 tree[keys] = {"start": column.start, "dims": column.dims}
         return tree if self._rows is None else tree[torch.from_numpy(self._rows)]
 
-    # --- elsewhere
+    # --- all rows at once
 
     def to(self, device: torch.device | str, *, progress: bool = True) -> Any:
-        """All rows on a device, as one batch: what ``store[:]`` gives, but never through more than a chunk of RAM.
+        """Return all rows on a device as one batch, equal to ``store[:]``. Needs no more than a chunk of RAM at a time.
 
-        A TensorDict of weights, which has no rows, comes as it is. The memory is the caller's. ``progress`` shows a bar
-        on stderr. Raises LoaderError for a device that is not there, StoreError where the fields of fixed size do not
-        fit into what a CUDA device has free.
+        A TensorDict of weights has no rows and is returned as it is. The memory belongs to the caller. ``progress``
+        shows a bar on stderr. Raises LoaderError for a device that does not exist, StoreError if the fields of fixed
+        size do not fit into the free memory of a CUDA device.
 
         Example::
 
             images, labels = memfeed.open("ants.mf").to("cuda")
         """
-        return self.assemble_batch(bulk.load(self.columns, self._all(), device, self.path.name, progress=progress))
+        return self.assemble_batch(bulk.load(self.columns, self._all_rows(), device, self.path.name, progress=progress))
 
     def into(self, dest: Any, *, strict: bool = True) -> bulk.Unfilled:
-        """Fills tensors that are there already, on any device, with all rows, chunk by chunk.
+        """Fill existing tensors, on any device, with all rows, chunk by chunk.
 
         Args:
             dest: tensors [n, *shape] (for weights [*shape]) of the store's dtypes, in a TensorDict, dict, list or any
-                nesting of those, or a module's ``state_dict()``: a field belongs where its path leads, or under its
-                name, which is its path joined by dots.
-            strict: both sides must have the same fields; otherwise those that both have are filled.
+                nesting of those, or a module's ``state_dict()``. A field goes to the tensor at its path, or to the one
+                under its name, which is its path joined by dots.
+            strict: both sides must have the same fields; if False, only the fields that both have are filled.
 
         Returns:
-            ``(missing_keys, unexpected_keys)``: fields that ``dest`` has no place for, and tensors left as they were.
+            ``(missing_keys, unexpected_keys)``: fields without a tensor in ``dest``, and tensors that were not filled.
 
         Raises:
-            FieldError: fields on one side only, of another shape or dtype, or of varying length; nothing was written.
+            FieldError: fields on one side only, of another shape or dtype, or of varying length. Nothing was written.
 
         Example::
 
             memfeed.open("weights.mf").into(model.state_dict())
         """
-        return bulk.into(self.columns, self._all(), dest, str(self.path), strict=strict)
+        return bulk.into(self.columns, self._all_rows(), dest, str(self.path), strict=strict)
 
-    def _all(self) -> Int64Array:
-        """Every row, by its number in the whole store; none where there are no rows to tell apart."""
-        return np.empty(0, np.int64) if self._source.rows is None else self.base_rows(np.arange(len(self)))
+    def _all_rows(self) -> Int64Array:
+        """Return every row, by its number in the base store; an empty array for weights, which have no rows."""
+        return np.empty(0, np.int64) if self._backing.row_count is None else self.base_rows(np.arange(len(self)))
 
     # --- views
 
     def select(self, *which: str | int | FieldPath) -> Store:
-        """This store with only some fields; containers stay, a tuple or record that misses some becomes a dict."""
+        """Return this store with only some fields. A tuple or record that loses some of its fields becomes a dict."""
         if not which:
-            raise FieldError(f"select() was given no field; this store has: {self.schema.names()}")
-        kept = sorted({number for name in which for number in self.schema.field_indices(name)})
-        return self._view(numbers=[self._numbers[number] for number in kept])
+            raise FieldError(f"found select() without a field; expected at least one of: {self.schema.names()}")
+        kept = sorted({index for name in which for index in self.schema.field_indices(name)})
+        return self._view(fields=[self._fields[index] for index in kept])
 
     def subset(self, rows: Any) -> Store:
-        """The rows given (ints, or a mask of bools), in that order, as a store of its own; nothing is copied."""
-        return self._view(rows=self.base_rows(self._ids(rows)))
+        """Return a store of the given rows (ints, or a mask of bools), in that order; nothing is copied."""
+        return self._view(rows=self.base_rows(indexing.many_rows(rows, len(self))))
 
     def split(self, parts: Sequence[float], *, seed: int = 0) -> list[Store]:
-        """Disjoint random subsets that cover every row: fractions that sum to 1, or counts that sum to n.
+        """Split into disjoint random subsets that cover every row: fractions that sum to 1, or counts that sum to n.
 
-        As `torch.utils.data.random_split`: a remainder of rounding goes to the first parts, one row each.
+        As in `torch.utils.data.random_split`, the rows left by rounding go to the first parts, one each.
         """
-        n, parts = len(self), [getattr(part, "item", lambda part=part: part)() for part in parts]
-        total = sum(parts)
-        if not parts or min(parts) < 0:
-            raise ValueError(f"found parts {list(parts)}; expected fractions or counts, none negative")
-        if all(isinstance(part, int) for part in parts) and total == n:
-            counts = [int(part) for part in parts]
-        elif abs(total - 1) < 1e-6:
-            counts = [int(n * part) for part in parts]
-            for i in range(n - sum(counts)):
-                counts[i % len(counts)] += 1
-        else:
-            raise ValueError(f"found parts that sum to {total}; expected fractions that sum to 1, or counts to {n}")
-        drawn = permutation(n, seed, 0)
-        edges = np.cumsum([0, *counts])
-        return [self.subset(drawn[a:b]) for a, b in pairwise(edges)]
+        edges = np.cumsum([0, *indexing.part_lengths(parts, len(self))])
+        rows = permutation(len(self), seed, 0)
+        return [self.subset(rows[first:last]) for first, last in pairwise(edges)]
 
-    def _view(self, *, numbers: Sequence[int] | None = None, rows: Int64Array | None = None) -> Store:
+    def _view(self, *, fields: Sequence[int] | None = None, rows: Int64Array | None = None) -> Store:
         return Store(
-            self._source,
+            self._backing,
             types=self._types,
-            numbers=self._numbers if numbers is None else numbers,
+            fields=self._fields if fields is None else fields,
             rows=self._rows if rows is None else rows,
         )
 
     # --- trust
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Reads every byte and compares it with the checksums; raises CorruptStoreError naming field, rows and file.
+        """Read every byte and compare it with the checksums. Raises CorruptStoreError naming field, rows and file.
 
-        ``progress`` is called with (bytes done, bytes in all).
+        ``progress`` is called with (bytes done, bytes in total).
         """
-        if self._source.manifest is None:
+        if self._backing.manifest is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
                 "its sizes were checked when it was opened: cache(..., copy_existing=True) makes a store that has them"
             )
         try:
-            verify(self.path, self._source.manifest, progress)
+            verify(self.path, self._backing.manifest, progress)
         finally:
-            self._source.check()  # else what was found may be of a store that has taken its place
+            self._backing.check()  # the damage may be that of a store that replaced this one
 
 
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
-    """See ``memfeed.open``; ``owner`` lives as long as the store and all its views do."""
+    """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
     return Store(open_backing(Path(path), owner), types=(types,) if isinstance(types, type) else tuple(types))
 
 
@@ -382,26 +336,26 @@ def open(
     fields: Iterable[str | int | FieldPath] | None = None,
     types: Iterable[type] = (),
 ) -> Store:
-    """Opens a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds whatever its size.
+    """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
 
     The manifest and the size of every file are checked first; nothing is mapped and no class is imported by name.
-    ``types`` are the namedtuple, dataclass and tensorclass classes to give samples back in: without them a
-    namedtuple comes back as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields``
-    opens only some.
+    ``types`` are the namedtuple, dataclass and tensorclass classes of the samples: without them a namedtuple is
+    returned as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields`` opens only
+    some fields.
 
-    Raises StoreError for what is no store (or one of a newer format), CorruptStoreError for a damaged one, FieldError
-    for a field that is not there.
+    Raises StoreError if ``path`` is not a store (or one of a newer format), CorruptStoreError if it is damaged,
+    FieldError for a field that it does not have.
     """
     store = open_store(path, types=types)
     return store if fields is None else store.select(*([fields] if isinstance(fields, str) else fields))
 
 
-def _reopen(path: str, digest: str, numbers: tuple[int, ...], rows: bytes | None, types: tuple[type, ...]) -> Store:
-    store = open_store(path, types=types)
-    if store._source.digest != digest:
+def _reopen(path: str, digest: str, fields: tuple[int, ...], rows: bytes | None, types: tuple[type, ...]) -> Store:
+    backing = open_backing(Path(path))
+    if backing.digest != digest:
         raise StoreError(
-            f"{path}: found another store than the one that was sent here (manifest {store._source.digest[:8]}, "
+            f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
             f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
         )
-    ids = None if rows is None else np.frombuffer(bytearray(rows), np.int64)
-    return Store(store._source, types=types, numbers=numbers, rows=ids)
+    row_ids = None if rows is None else np.frombuffer(bytearray(rows), np.int64)
+    return Store(backing, types=types, fields=fields, rows=row_ids)

@@ -1,7 +1,7 @@
-"""The layout of a directory that `TensorDict.memmap()` wrote: what is in it, bounded and checked.
+"""Read and check the layout of a directory that `TensorDict.memmap()` wrote.
 
-``Reader`` turns a directory into entries and compares every file's size with its shape and dtype on the way. It imports
-no class by name, reads no pickle, follows no symbolic link and maps nothing.
+``Reader`` turns a directory into entries and compares every file's size with its shape and dtype. It imports no class
+by name, reads no pickle, follows no symbolic link and maps nothing.
 """
 
 from __future__ import annotations
@@ -13,85 +13,39 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import DEEPEST, DTYPES, NodeKind, display
-from memfeed.schema.fields import Path as FieldPath
-from memfeed.store.format import LARGEST_FILE, LARGEST_MANIFEST, MOST_ROWS
+from memfeed.schema.fields import DEEPEST, DTYPES, display
+from memfeed.store.format import LARGEST_MANIFEST
+from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
+from memfeed.store.tensordict_entries import (
+    DESCRIPTIONS,
+    Entry,
+    Group,
+    Nested,
+    PerRow,
+    Shared,
+    Tensor,
+    check_batch,
+    merge,
+)
 
 METADATA = "meta.json"
-VERSION = 1  # of tensordict's layout; directories from before it had a number are 0
+VERSION = 1  # of tensordict's layout; directories without a version are 0
 MOST_ENTRIES = 1 << 22
-DEEPEST_JSON = 200  # Python prints, compares and copies values by recursion
+DEEPEST_JSON = 200  # Python prints, compares and copies nested values by recursion
 
 _CLASS = re.compile(r"<class '([\w.<>]+)'>")
 # characters that tensordict writes as %XX in a file's name
 _ENCODED = re.compile(r'[\x00-\x20\x7f/<>:"|?*\\%]')
 
 
-class Tensor(NamedTuple):
-    """A dense tensor in a file of its own."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Nested(NamedTuple):
-    """A strided nested tensor: its rows one behind the other in a file, ``dims`` int64 [n, rank]."""
-
-    file: Path
-    dtype: str
-    dims: Int64Array
-
-
-class Pieces(NamedTuple):
-    """One tensor per row, from the pieces of a lazy stack."""
-
-    tensors: list[Tensor]
-
-
-class Shared(NamedTuple):
-    """A value that is no tensor, the same for every row."""
-
-    value: Any
-
-
-class PerRow(NamedTuple):
-    """Values that are no tensors, one per row."""
-
-    values: list[Any]
-
-
-class Group(NamedTuple):
-    """A TensorDict or tensorclass; a dim of ``batch`` is None where the pieces of a lazy stack differ in it."""
-
-    kind: NodeKind
-    name: str
-    batch: tuple[int | None, ...]
-    children: dict[str, Entry]
-
-
-Entry: TypeAlias = Tensor | Nested | Pieces | Shared | PerRow | Group
-
-
-KINDS: dict[type, str] = {
-    Tensor: "a tensor",
-    Nested: "a nested tensor",
-    Pieces: "a lazy stack",
-    Shared: "a value that is no tensor (NonTensorData)",
-    PerRow: "values that are no tensors (NonTensorStack)",
-    Group: "a TensorDict or tensorclass",
-}
-
-
 def _status(path: Path) -> os.stat_result | None:
-    """What stands at ``path``, None for nothing; raises CorruptStoreError for a symbolic link."""
+    """Return the status of ``path``, None if nothing is there. Raises CorruptStoreError for a symbolic link."""
     try:
         found = os.lstat(path)
     except (OSError, ValueError):  # nothing there, or a name that no file can have
@@ -105,7 +59,7 @@ def _file_bytes(path: Path) -> int:
     found = _status(path)
     if found is None or not stat.S_ISREG(found.st_mode):
         what = "nothing" if found is None else "no plain file"
-        raise CorruptStoreError(f"{path}: found {what} there; expected the file that its metadata tells of: save again")
+        raise CorruptStoreError(f"{path}: found {what} there; expected the file that the metadata names: save it again")
     return found.st_size
 
 
@@ -124,51 +78,52 @@ def _encode(key: str) -> str:
     return _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 
-def _places(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
-    """Where each key's file or directory lies: tensordict 0.8 named them as the keys, newer versions encode the names.
+def _entry_paths(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
+    """Return the path of each key's file or directory.
 
-    So a key is looked up encoded, then as it is if that is safe. In an older directory the encoded name may be another
-    key's own ("a%20b" beside "a b"). A key with a % that has a file, but none of its encoded name, tells it is older.
+    tensordict 0.8 named them as the keys, newer versions encode the names. So a key is looked up encoded, then as it
+    is if that is safe. In an older directory the encoded name may be that of another key ("a%20b" beside "a b"). The
+    directory is an older one if a key with a % has a file of its plain name but none of its encoded name.
     """
-    places: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     older: dict[str, Path] = {}
     for key, entry in entries.items():
         suffix = "" if "type" in entry else ".memmap"
         encoded = _encode(key)
-        places[key] = directory / (encoded + suffix)
+        paths[key] = directory / (encoded + suffix)
         if encoded != key and key + suffix not in ("", ".", "..") and not re.search(r"[\x00/\\]", key):
             older[key] = directory / (key + suffix)
     older = {key: path for key, path in older.items() if _status(path) is not None}
-    only_older = {key: path for key, path in older.items() if _status(places[key]) is None}
-    return places | (older if any("%" in key for key in only_older) else only_older)
+    only_older = {key: path for key, path in older.items() if _status(paths[key]) is None}
+    return paths | (older if any("%" in key for key in only_older) else only_older)
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    """Whether a JSON value nests deeper than so many levels."""
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return True if a JSON value nests deeper than ``levels``."""
     level = [value]
     for _ in range(levels + 1):
-        held = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
-        level = [part for parts in held for part in parts]
+        nested = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [part for parts in nested for part in parts]
     return bool(level)
 
 
 def _dims(value: Any, where: str) -> tuple[int, ...]:
-    """A shape from JSON, every dim an int that a file can have; raises StoreError."""
-    fine = isinstance(value, list) and len(value) <= DEEPEST
-    if not fine or not all(type(dim) is int and 0 <= dim <= MOST_ROWS for dim in value):
+    """Return a shape from JSON. Raises StoreError unless every dim is an int that a file can have."""
+    is_shape = isinstance(value, list) and len(value) <= DEEPEST
+    if not is_shape or not all(type(dim) is int and 0 <= dim <= MOST_ROWS for dim in value):
         raise StoreError(f"{where}: found the shape {str(value)[:200]}; expected a list of sizes: it is damaged")
     return tuple(value)
 
 
 def _tensor_bytes(shape: Sequence[int], dtype: str, where: str) -> int:
-    """The bytes of a tensor; raises StoreError for more than a file can hold (dims of 0 hide no other dim)."""
+    """Return the bytes of a tensor. Raises StoreError if they exceed a file (dims of 0 hide no other dim)."""
     if math.prod(dim for dim in shape if dim) * DTYPES[dtype].itemsize > LARGEST_FILE:
         raise StoreError(f"{where}: found the shape {list(shape)}; expected one that a file can hold: it is damaged")
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 class Reader:
-    """Reads the metadata of a directory and all below it, hashing what it reads."""
+    """Reads the metadata of a directory and of all below it, and hashes the bytes that it reads."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -176,7 +131,7 @@ class Reader:
         self.hash = xxhash.xxh3_128()
 
     def _read(self, path: Path) -> bytes:
-        """A metadata file, once the size of all of them together is known to be sane."""
+        """Read a metadata file. Raises StoreError if all of them together are too large."""
         self._bytes += _file_bytes(path)
         if self._bytes > LARGEST_MANIFEST:
             raise StoreError(
@@ -193,14 +148,14 @@ class Reader:
             old = next((name for name in sorted(os.listdir(directory)) if name.endswith("meta.pt")), None)
             if old is not None:
                 raise StoreError(
-                    f"{directory / old}: found the layout of before {METADATA}, kept in pickles; expected the newer: "
+                    f"{directory / old}: found the layout older than {METADATA}, kept in pickles; expected the newer: "
                     "load it with the tensordict that wrote it and save it again with a newer one"
                 )
         try:
             found = json.loads(self._read(path))
         except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path}: found what cannot be read ({error}); expected JSON: it is damaged") from None
-        if _deeper(found, DEEPEST_JSON):
+            raise StoreError(f"{path}: found bytes that cannot be read ({error}); expected JSON: damaged") from None
+        if _is_deeper(found, DEEPEST_JSON):
             raise StoreError(f"{path}: found JSON nested deeper than {DEEPEST_JSON}; expected a flatter value")
         if not isinstance(found, dict):
             raise StoreError(f"{path}: found a JSON {type(found).__name__}; expected an object: it is damaged")
@@ -212,10 +167,10 @@ class Reader:
         return found
 
     def directory(self, path: Path, depth: int) -> Entry:
-        """What one directory holds."""
+        """Read the entry of one directory."""
         if depth > DEEPEST:
             raise StoreError(f"{path}: found TensorDicts nested deeper than {DEEPEST}; expected a flatter one")
-        found = path.stat() if depth == 0 else _status(path)  # the user may name the root by a link
+        found = path.stat() if depth == 0 else _status(path)  # the root itself may be a link
         if found is None or not stat.S_ISDIR(found.st_mode):
             raise CorruptStoreError(f"{path}: found no such directory; expected one, as the metadata above it says")
         meta = self._metadata(path)
@@ -241,24 +196,24 @@ class Reader:
         if missing or _status(file) is not None:
             raise StoreError(
                 f"{file}: found the entry {display(path.relative_to(self._root).parts)} as a pickle, which can run "
-                "code when it is read; expected a value that JSON can keep: save it as one, or delete that entry"
+                "code when it is read; expected a JSON value: save it as one, or delete that entry"
             )
 
     def _tensordict(self, path: Path, meta: dict[str, Any], depth: int) -> Group:
         batch = _dims(meta["shape"], f"{path / METADATA}: batch_size")
-        # what is no dict is what tensordict notes of the directory itself: shape, device, names
+        # items that are not dicts describe the directory itself: shape, device, names
         entries = {key: entry for key, entry in meta.items() if isinstance(entry, dict)}
         self._entries += len(entries)
         if self._entries > MOST_ENTRIES:
             raise StoreError(f"{path / METADATA}: found more than {MOST_ENTRIES:,} entries; expected fewer")
         children: dict[str, Entry] = {}
-        for key, place in _places(path, entries).items():
+        for key, entry_path in _entry_paths(path, entries).items():
             where = f"{path / METADATA}: entry {key!r}"
             if "type" in entries[key]:
-                children[key] = self.directory(place, depth + 1)
+                children[key] = self.directory(entry_path, depth + 1)
             else:
-                children[key] = self._tensor(place, entries[key], where)
-            _check_batch(children[key], batch, where)
+                children[key] = self._tensor(entry_path, entries[key], where)
+            check_batch(children[key], batch, where)
         return Group("tensordict", "", batch, children)
 
     def _tensor(self, file: Path, entry: dict[str, Any], where: str) -> Tensor | Nested:
@@ -290,8 +245,8 @@ class Reader:
         self._refuse_pickle(path, path / "other.pickle")
         inner = self.directory(path / "_tensordict", depth + 1)
         if not isinstance(inner, Group) or not name.isidentifier():
-            raise StoreError(f"{path}: found {KINDS[type(inner)]} as the content of {name!r}; expected a TensorDict")
-        # older versions keep values that are no tensors here; one that is None is a field without a value
+            raise StoreError(f"{path}: found {DESCRIPTIONS[type(inner)]} in {name!r}; expected a TensorDict")
+        # older versions keep values that are not tensors here; None is a field without a value
         values: dict[str, Entry] = {k: Shared(v) for k, v in meta.items() if not k.startswith("_") and v is not None}
         if values.keys() & inner.children.keys():
             raise StoreError(f"{path}: found {sorted(values.keys() & inner.children.keys())[0]!r} twice; it is damaged")
@@ -308,71 +263,8 @@ class Reader:
                 f"{path}: found a lazy stack along dim {str(meta.get('stack_dim'))[:20]}; expected dim 0, one piece "
                 "per row: call .contiguous() (or .densify() where shapes differ) and save that"
             )
-        numbers = sorted(int(name) for name in os.listdir(path) if re.fullmatch(r"0|[1-9]\d{0,8}", name, re.ASCII))
-        if not numbers or numbers[-1] != len(numbers) - 1:
-            missing = next((i for i, number in enumerate(numbers) if i != number), 0)
+        rows = sorted(int(name) for name in os.listdir(path) if re.fullmatch(r"0|[1-9]\d{0,8}", name, re.ASCII))
+        if not rows or rows[-1] != len(rows) - 1:
+            missing = next((row for row, found in enumerate(rows) if row != found), 0)
             raise CorruptStoreError(f"{path / str(missing)}: found no such piece; expected one per row of the stack")
-        return _merge([self.directory(path / str(number), depth + 1) for number in numbers], path)
-
-
-def _check_batch(entry: Entry, batch: tuple[int, ...], where: str) -> None:
-    """Raises StoreError unless an entry's shape begins with the batch_size of the TensorDict that holds it."""
-    shape: tuple[int | None, ...] = batch
-    if isinstance(entry, Tensor):
-        shape = entry.shape
-    elif isinstance(entry, Group):
-        shape = entry.batch
-    elif isinstance(entry, PerRow) and batch:
-        shape = (len(entry.values), *batch[1:])
-    elif isinstance(entry, Nested) and batch:
-        same = entry.dims.shape[1] >= len(batch) - 1 and (entry.dims[:, : len(batch) - 1] == batch[1:]).all()
-        shape = (len(entry.dims), *(batch[1:] if same else ()))
-    if shape[: len(batch)] != batch:
-        raise StoreError(
-            f"{where}: found {KINDS[type(entry)]} of shape {list(shape)}; expected it to begin with the batch_size "
-            f"{list(batch)} of the TensorDict around it: save it with its own batch_size in order"
-        )
-
-
-def _merge(pieces: Sequence[Entry], where: Path, at: FieldPath = ()) -> Entry:
-    """The pieces of a lazy stack as one entry with a row per piece."""
-    first = pieces[0]
-    for number, piece in enumerate(pieces):
-        difference = _difference(first, piece)
-        if difference:
-            raise StoreError(
-                f"{where / str(number)}: found {difference}, at {display(at) if at else 'its top'}; "
-                "expected the same keys, dtypes and numbers of dims as in piece 0 of the lazy stack"
-            )
-    if isinstance(first, Shared):
-        return PerRow([piece.value for piece in pieces])  # type: ignore[union-attr]
-    if isinstance(first, PerRow):
-        return PerRow([piece.values for piece in pieces])  # type: ignore[union-attr]
-    if isinstance(first, Tensor):
-        return Pieces(list(pieces))  # type: ignore[arg-type]
-    if isinstance(first, Group):
-        batches = zip(*(piece.batch for piece in pieces), strict=True)  # type: ignore[union-attr]
-        common = tuple(dims[0] if len(set(dims)) == 1 else None for dims in batches)
-        children = {
-            key: _merge([piece.children[key] for piece in pieces], where, (*at, key))  # type: ignore[union-attr]
-            for key in first.children
-        }
-        return first._replace(batch=(len(pieces), *common), children=children)
-    raise StoreError(
-        f"{where}: found {KINDS[type(first)]} at {display(at)} inside a lazy stack; expected tensors in its pieces: "
-        "call .contiguous() (or .densify() where shapes differ) on the inner one and save that"
-    )
-
-
-def _difference(first: Entry, other: Entry) -> str:
-    """What sets a piece apart from the first; empty when nothing does."""
-    if isinstance(first, Tensor) and isinstance(other, Tensor):
-        same = first.dtype == other.dtype and len(first.shape) == len(other.shape)
-        return "" if same else f"{other.dtype} {list(other.shape)}, not {first.dtype} {list(first.shape)}"
-    if isinstance(first, Group) and isinstance(other, Group):
-        odd = sorted(first.children.keys() ^ other.children.keys())
-        if odd:
-            return f"the key {odd[0]!r} {'more' if odd[0] in other.children else 'missing'}"
-        same = first[:2] == other[:2] and len(first.batch) == len(other.batch)
-        return "" if same else f"a {other.name or other.kind} of batch_size {list(other.batch)}"
-    return "" if type(first) is type(other) else f"{KINDS[type(other)]}, not {KINDS[type(first)]}"
+        return merge([self.directory(path / str(row), depth + 1) for row in rows], path)

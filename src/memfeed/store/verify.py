@@ -1,56 +1,30 @@
-"""Every byte of a store against its checksums."""
+"""Compare every byte of a store with its checksums."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
-
-import msgspec
-import numpy as np
 
 from memfeed.errors import CorruptStoreError
 from memfeed.store import format
-from memfeed.store.format import Manifest
+from memfeed.store.checksums import Chunk, chunk_hash, chunks_of, hash_pool, read_checksums
+from memfeed.store.manifest import Manifest
+from memfeed.store.ragged import record_sizes
 
 OnProgress = Callable[[int, int], None]
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """Some bytes of a column file that have a checksum of their own."""
-
-    name: str
-    first: int
-    size: int
-
-
-def read_checksums(path: Path, manifest: Manifest) -> dict[str, list[int]]:
-    """The checksums of every chunk of every file. Raises CorruptStoreError if they are damaged themselves."""
-    format.check_file(path, format.CHECKSUMS, format.checksum_bytes(manifest))
-    sums = (path / format.CHECKSUMS).read_bytes()
-    if format.digest(sums) != manifest.checksums:
-        raise CorruptStoreError(f"{path / format.CHECKSUMS}: found other bytes than the manifest says; damaged")
-    expected = iter(np.frombuffer(sums, "<u8").tolist())
-    return {name: list(islice(expected, -(-size // manifest.chunk_bytes))) for name, size in manifest.files.items()}
+"""Called with (bytes done, bytes in total)."""
 
 
 def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> Generator[Chunk, None, None]:
-    """The chunks that are not what was written, as they are found. Raises CorruptStoreError for bad checksums."""
-    for name, size in manifest.files.items():  # once more: they may have changed since the store was opened
+    """Yield the chunks whose bytes have changed, as they are found. Raises CorruptStoreError for bad checksums."""
+    for name, size in manifest.files.items():  # again: they may have changed since the store was opened
         format.check_file(path, name, size)
-    sums = read_checksums(path, manifest)
-    chunks = [
-        Chunk(name, first, min(manifest.chunk_bytes, size - first))
-        for name, size in manifest.files.items()
-        for first in range(0, size, manifest.chunk_bytes)
-    ]
-    expected = [one for of_file in sums.values() for one in of_file]
+    expected = [one for of_file in read_checksums(path, manifest).values() for one in of_file]
+    chunks = chunks_of(manifest.files)
     done, total = 0, sum(manifest.files.values())
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda chunk: _hash(path / chunk.name, chunk.first, chunk.size), chunks)
+    with hash_pool() as pool:
+        hashes = pool.map(lambda chunk: _hash(path / chunk.name, chunk), chunks)
         for chunk, want, have in zip(chunks, expected, hashes, strict=True):
             if have != want:
                 yield chunk
@@ -59,9 +33,9 @@ def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = Non
                 progress(done, total)
 
 
-def _hash(path: Path, first: int, size: int) -> int:
+def _hash(path: Path, chunk: Chunk) -> int:
     try:
-        return format.chunk_hash(path, first, size)
+        return chunk_hash(path, chunk.first, chunk.size)
     except OSError as error:
         raise CorruptStoreError(
             f"{path}: found bytes that cannot be read ({error}); restore the file from a copy, or make the store anew "
@@ -70,18 +44,19 @@ def _hash(path: Path, first: int, size: int) -> int:
 
 
 def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> None:
-    """Raises CorruptStoreError naming field, rows and file of the first chunk that is not what was written."""
+    """Raise CorruptStoreError naming field, rows and file of the first chunk whose bytes have changed."""
     with closing(bad_chunks(path, manifest, progress)) as bad:
         for chunk in bad:
-            raise CorruptStoreError(_damage(path, manifest, chunk.name, chunk.first, chunk.size))
+            raise CorruptStoreError(_damage(path, manifest, chunk))
 
 
-def _damage(path: Path, manifest: Manifest, name: str, first: int, size: int) -> str:
-    field = next(f for f in manifest.schema if name in format.column_files(f, 0))
-    record = format.column_files(field, 1)[name]
-    where = f"rows {first // record} to {(first + size - 1) // record}" if record else "some of its rows"
+def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
+    field = next(field for field in manifest.schema if chunk.name in record_sizes(field))
+    record = record_sizes(field)[chunk.name]
+    last = chunk.first + chunk.size - 1
+    rows = f"rows {chunk.first // record} to {last // record}" if record else "some of its rows"
     return (
-        f"{path / name}: found other bytes than were written, in {size:,} bytes from {first:,} "
-        f"(field {field.name}, {where}); restore the file from a copy, or have cache compute these rows again from the "
+        f"{path / chunk.name}: found other bytes than were written, in {chunk.size:,} bytes from {chunk.first:,} "
+        f"(field {field.name}, {rows}); restore the file from a copy, or let cache compute these rows again from the "
         "dataset: repair=True"
     )

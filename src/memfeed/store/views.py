@@ -1,4 +1,4 @@
-"""The rows of columns one by one: of a ragged column without a copy, of a gathered batch as its samples' leaves."""
+"""Single rows: of a ragged column without a copy, and of a gathered batch as the leaves of its samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from memfeed.errors import RowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.store.columns import Column, FixedColumn, JoinedFixed, Values
+from memfeed.store.columns import Column, ConcatFixedColumn, FixedColumn, JsonColumn
 from memfeed.store.gather import read_row
 
 
@@ -31,22 +31,22 @@ class RaggedView(Sequence[Any]):
         except IndexError:
             raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
         column = self._column
-        if isinstance(column, FixedColumn | JoinedFixed | Values) or column.field.kind in HEAP_OF_BYTES:
+        if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn) or column.field.kind in HEAP_OF_BYTES:
             return read_row(column, row)
-        starts, lengths, dims = column.extents(np.array([row]))
+        starts, lengths, dims = column.locate(np.array([row]))
         if lengths[0] < 0:
             return None
         shape = dims[0, : len(column.field.shape)].tolist()
         return column.view(int(starts[0]), int(lengths[0])).view(column.field.torch_dtype).view(shape)
 
 
-def rows_of(column: Column, leaf: Any) -> Iterable[Any]:
-    """A batch's leaf as one value per sample."""
+def sample_leaves(column: Column, leaf: Any) -> Iterable[Any]:
+    """Split a batch's leaf of ``column`` into one value per sample."""
+    form = column.field.form
     if isinstance(leaf, list):
-        form = column.field.form
         if form == "tensor":
             return leaf
         return [None if value is None else (value.item() if form == "scalar" else value.tolist()) for value in leaf]
-    if column.field.form == "tensor":
+    if form == "tensor":
         return list(leaf.unbind(0))
-    return leaf.tolist() if column.field.form == "scalar" else [row.tolist() for row in leaf.unbind(0)]
+    return leaf.tolist() if form == "scalar" else [row.tolist() for row in leaf.unbind(0)]

@@ -1,4 +1,4 @@
-"""File descriptors: open files to read, keep a bounded number open, raise the limit when they run out."""
+"""File descriptors: open files to read, limit how many are open, raise the system's limit when it is reached."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def with_descriptors(action: Callable[[], T]) -> T:
-    """What ``action`` returns; if it runs out of file descriptors, once more with as many as the system grants.
+    """Call ``action`` and return its result. If file descriptors run out, raise their limit and call it again.
 
-    A store may have ten thousand columns, and many systems start a process with 1,024 descriptors of a million allowed.
+    A store may have ten thousand columns, and many systems start a process with a limit of 1,024 where a million are
+    allowed.
     """
     try:
         return action()
@@ -36,7 +37,7 @@ def with_descriptors(action: Callable[[], T]) -> T:
 
 
 def open_read(path: Path) -> int:
-    """A descriptor to read a file: follows no symbolic link, and waits for nobody at the other end of a pipe."""
+    """Return a descriptor to read a file. Follows no symbolic link, and does not wait for the writer of a pipe."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return with_descriptors(lambda: os.open(path, flags))
 
@@ -44,7 +45,7 @@ def open_read(path: Path) -> int:
 class FileHandles:
     """Open file descriptors by path, at most ``most`` at once: a store may have ten thousand columns.
 
-    They are closed with this object, if not before.
+    All are closed when this object is freed.
     """
 
     def __init__(self, *, write: bool, most: int = 128) -> None:
@@ -53,17 +54,17 @@ class FileHandles:
         weakref.finalize(self, _close_all, self._open)
 
     def __call__(self, path: Path) -> int:
-        """The descriptor for ``path``; valid until the next call."""
+        """Return the descriptor for ``path``; valid until the next call."""
         fd = self._open.pop(path, None)
         if fd is None:
             if len(self._open) >= self._most:
                 os.close(self._open.pop(next(iter(self._open))))
             fd = open_write(path) if self._write else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._open[path] = fd  # last used, last in line to be closed
+        self._open[path] = fd  # the descriptor used last is closed last
         return fd
 
     def close(self) -> None:
-        """Closes them all."""
+        """Close all of them."""
         _close_all(self._open)
 
 

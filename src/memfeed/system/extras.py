@@ -1,4 +1,4 @@
-"""Optional packages: asked for by name, and missed in a sentence that says how to install them."""
+"""Optional packages: an error that says how to install those that are missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raises ModuleNotFoundError, naming the extra that brings them, unless every module can be imported.
+    """Raise ModuleNotFoundError, which names the extra to install, unless every module can be imported.
 
     Example::
 
@@ -15,7 +15,7 @@ def require(extra: str, *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise ModuleNotFoundError(
-            f"found no {' and no '.join(missing)}; expected what the extra [{extra}] brings: "
+            f"found no {' and no '.join(missing)}; expected the packages of the extra [{extra}]: "
             f"pip install 'memfeed[{extra}]'",
             name=missing[0],
         )

@@ -1,7 +1,7 @@
-"""Disk primitives: whole writes, atomic replacement, preallocation, sync, free space.
+"""Write files: complete writes, atomic replacement, preallocation, sync, free space.
 
-Everything that changes a file goes through here, so that the tests can make each of these fail. What the disk
-refuses is raised as SpaceError where it is full, else as BuildError.
+Everything that changes a file calls this module, so that the tests can make each operation fail. A refusal of the disk
+is raised as SpaceError if the disk is full, else as BuildError.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError
 
-T = TypeVar("T")
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -28,8 +27,8 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def refused(error: OSError, path: object, doing: str, size: int = 0) -> MemfeedError:
-    """What to raise where the disk refused to do something: SpaceError if it is full, else BuildError."""
+def refused(error: OSError, path: object, action: str, size: int = 0) -> MemfeedError:
+    """Return the error to raise if the disk refused ``action``: SpaceError if it is full, else BuildError."""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
         try:
@@ -39,17 +38,17 @@ def refused(error: OSError, path: object, doing: str, size: int = 0) -> MemfeedE
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
             error.errno,
-            f"{path}: found no room on the disk while {doing} ({reason}{free}); expected room for {size:,} bytes more: "
-            f"{hint} and run this again",
+            f"{path}: found no room on the disk while {action} ({reason}{free}); expected room for {size:,} bytes "
+            f"more: {hint} and run this again",
         )
     return BuildError(
-        f"{path}: found that the disk refused while {doing} ({reason}); expected it to take what is written: "
-        "see to the disk or its permissions and run this again"
+        f"{path}: found that the disk refused while {action} ({reason}); expected the write to succeed: "
+        "check the disk and its permissions and run this again"
     )
 
 
 def _name_of(fd: int) -> str:
-    """The path of an open file, for messages."""
+    """Return the path of an open file, for messages."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -57,24 +56,34 @@ def _name_of(fd: int) -> str:
 
 
 @contextlib.contextmanager
-def wrap_disk_errors(path: object, doing: str, size: int = 0) -> Iterator[None]:
-    """Raise an OSError of the block as SpaceError or BuildError, naming ``path`` and what was being done."""
+def wrap_disk_errors(path: object, action: str, size: int = 0) -> Iterator[None]:
+    """Raise an OSError of the block as SpaceError or BuildError, naming ``path`` and ``action``."""
     try:
         yield
     except OSError as error:
         if isinstance(error, MemfeedError):
             raise
-        raise refused(error, path, doing, size) from error
+        raise refused(error, path, action, size) from error
 
 
 def open_write(path: Path, flags: int = 0) -> int:
-    """A descriptor to read and write a file; ``flags`` may have O_CREAT or O_TRUNC."""
+    """Return a descriptor to read and write a file; ``flags`` may include O_CREAT or O_TRUNC."""
     with wrap_disk_errors(path, "opening it to write"):
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
 
 
+@contextlib.contextmanager
+def opened(path: Path, flags: int = 0) -> Iterator[int]:
+    """Open a file as ``open_write`` does, for the block."""
+    fd = open_write(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def write_at(fd: int, data: Any, offset: int) -> int:
-    """All of ``data`` (bytes or a C-contiguous buffer) at ``offset``; returns the bytes written."""
+    """Write all of ``data`` (bytes or a C-contiguous buffer) at ``offset``; return the bytes written."""
     view = memoryview(data).cast("B")
     done = 0
     try:
@@ -89,63 +98,61 @@ def write_at(fd: int, data: Any, offset: int) -> int:
 
 
 def write_all_at(fd: int, buffers: Sequence[Any], offset: int) -> int:
-    """All of several byte buffers, one behind the other, at ``offset``; returns the bytes written."""
+    """Write all of several byte buffers, one after another, at ``offset``; return the bytes written."""
     done = 0
     for first in range(0, len(buffers), IOV_MAX):
         group = buffers[first : first + IOV_MAX]
-        want = sum(len(buffer) for buffer in group)
+        size = sum(len(buffer) for buffer in group)
         try:
             wrote = os.pwritev(fd, group, offset + done) if len(group) > 1 else 0
         except OSError as error:
-            raise refused(error, _name_of(fd), f"writing {want:,} bytes", want) from error
-        if wrote < want:  # one buffer, or a short write: finish it piece by piece
+            raise refused(error, _name_of(fd), f"writing {size:,} bytes", size) from error
+        if wrote < size:  # one buffer, or a short write: finish it buffer by buffer
             at = 0
             for buffer in group:
                 skip = min(max(wrote - at, 0), len(buffer))
                 write_at(fd, buffer[skip:], offset + done + at + skip)
                 at += len(buffer)
-        done += want
+        done += size
     return done
 
 
 def write_file(path: Path, data: Any) -> None:
-    """Makes the file anew with these bytes; it may have been read-only. Neither atomic nor synced."""
+    """Create the file with these bytes; an existing one, perhaps read-only, is replaced. Neither atomic nor synced."""
     remove(path)
-    fd = open_write(path, os.O_CREAT)
-    try:
+    with opened(path, os.O_CREAT) as fd:
         write_at(fd, data, 0)
-    finally:
-        os.close(fd)
+
+
+def _call_libc(name: str, *arguments: Any) -> None:
+    """Call a function of libc. Raises OSError if it fails or does not exist."""
+    function = getattr(LIBC, name, None)
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if function(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _fallocate(fd: int, offset: int, size: int) -> None:
-    """fallocate(2) itself; raises OSError, also where there is none."""
-    call = getattr(LIBC, "fallocate", None)
-    if call is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if call(fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size)) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    """Call fallocate(2)."""
+    _call_libc("fallocate", fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size))
 
 
 def _swap(one: Path, other: Path) -> None:
-    """renameat2(2) with RENAME_EXCHANGE; raises OSError, also where there is none."""
-    call = getattr(LIBC, "renameat2", None)
-    if call is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    """Call renameat2(2) with RENAME_EXCHANGE."""
     at_cwd, swap = -100, 2
-    if call(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _call_libc("renameat2", at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap)
 
 
 def preallocate(fd: int, size: int, offset: int = 0) -> None:
-    """Reserves ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
+    """Reserve ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
 
-    Calls fallocate(2) itself: posix_fallocate rewrites every block where the file system lacks it. There the file is
-    only made long enough. Raises SpaceError when the disk is full.
+    Calls fallocate(2) itself: posix_fallocate rewrites every block if the file system does not support it. In that case
+    the file only gets its length. Raises SpaceError if the disk is full.
     """
     if size <= 0:
         return
-    try:
+    with wrap_disk_errors(_name_of(fd), f"reserving {size:,} bytes", size):
         try:
             _fallocate(fd, offset, size)
         except OSError as error:
@@ -153,21 +160,19 @@ def preallocate(fd: int, size: int, offset: int = 0) -> None:
                 raise
             if os.fstat(fd).st_size < offset + size:
                 os.ftruncate(fd, offset + size)
-    except OSError as error:
-        raise refused(error, _name_of(fd), f"reserving {size:,} bytes", size) from error
 
 
 def truncate(path: Path, size: int) -> None:
-    """Cuts or lengthens a file."""
+    """Cut or lengthen a file to ``size`` bytes."""
     with wrap_disk_errors(path, f"making it {size:,} bytes long", size):
         os.truncate(path, size)
 
 
 def sync(fd: int) -> None:
-    """Waits until an open file's bytes are on the disk.
+    """Wait until the bytes of an open file are on the disk.
 
-    An error has the attribute ``unsynced``: the system tells of it once, drops what it could not write, and lets the
-    next sync succeed.
+    An error has the attribute ``unsynced``: the system reports it once, drops the bytes that it could not write, and
+    lets the next sync succeed.
     """
     try:
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
@@ -178,7 +183,7 @@ def sync(fd: int) -> None:
 
 
 def sync_data(path: Path) -> None:
-    """Waits until the file's bytes are on the disk."""
+    """Wait until the bytes of a file are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         sync(fd)
@@ -187,7 +192,7 @@ def sync_data(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the directory's entries are on the disk."""
+    """Wait until the entries of a directory are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         with wrap_disk_errors(path, "waiting for the disk"):
@@ -197,26 +202,23 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: Any) -> None:
-    """The file has either its old content or all of ``data``, whatever happens."""
+    """Replace a file so that it always has either its old content or all of ``data``; synced."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = open_write(temporary, os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(temporary, os.O_CREAT | os.O_TRUNC) as fd:
         write_at(fd, data, 0)
         sync(fd)
-    finally:
-        os.close(fd)
     rename(temporary, path)
     sync_directory(path.parent)
 
 
 def rename(path: Path, to: Path) -> None:
-    """Gives a file or directory another name, replacing a file that has it."""
+    """Rename a file or directory, replacing a file that has the new name."""
     with wrap_disk_errors(path, f"renaming it to {to}"):
         os.rename(path, to)
 
 
 def lock(fd: int, path: Path) -> None:
-    """Takes the lock of an open file; raises BlockingIOError where another process has it."""
+    """Lock an open file. Raises BlockingIOError if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -226,7 +228,7 @@ def lock(fd: int, path: Path) -> None:
 
 
 def link(path: Path, to: Path) -> bool:
-    """Gives a file a second name; False where the file system has no such."""
+    """Give a file a second name; return False if the file system does not support it."""
     try:
         os.link(path, to)
     except OSError as error:
@@ -237,20 +239,17 @@ def link(path: Path, to: Path) -> bool:
 
 
 def copy(path: Path, to: Path) -> None:
-    """Makes a file anew with the bytes of another; not synced."""
+    """Create a file with the bytes of another; not synced."""
     with open(path, "rb") as source:
         size, done = os.fstat(source.fileno()).st_size, 0
         check_room(to, size, f"a copy of {path}")
-        fd = open_write(to, os.O_CREAT | os.O_TRUNC)
-        try:
+        with opened(to, os.O_CREAT | os.O_TRUNC) as fd:
             while block := source.read(COPY_BYTES):
                 done += write_at(fd, block, done)
-        finally:
-            os.close(fd)
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swaps two directories in one step (renameat2, RENAME_EXCHANGE); False where the system cannot."""
+    """Exchange two directories in one step (renameat2, RENAME_EXCHANGE); return False if the system cannot."""
     try:
         _swap(one, other)
     except OSError as error:
@@ -261,13 +260,13 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def chmod(path: Path, mode: int) -> None:
-    """Sets a file's permissions."""
+    """Set a file's permissions."""
     with wrap_disk_errors(path, "setting its permissions"):
         os.chmod(path, mode)
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and those above it; one that is there is fine."""
+    """Make a directory and those above it, unless they exist."""
     while not path.is_dir():
         try:
             os.mkdir(path)
@@ -282,21 +281,22 @@ def make_directory(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file; one that is not there is fine."""
+    """Remove a file if it exists."""
     with wrap_disk_errors(path, "removing it"), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_directory(path: Path) -> None:
-    """Removes an empty directory."""
+    """Remove an empty directory."""
     with wrap_disk_errors(path, "removing it"):
         os.rmdir(path)
 
 
 def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
-    """Removes a directory of ours and all in it but the files ``keep``.
+    """Remove a directory and everything in it except the files ``keep``.
 
-    What is not there, or what others remove meanwhile, is fine. Of a symbolic link only the link is removed.
+    A missing directory, and files that others remove meanwhile, are no errors. Of a symbolic link only the link is
+    removed.
     """
     if path.is_symlink() and not keep:
         remove(path)
@@ -307,45 +307,45 @@ def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
                 _remove_all(path, keep)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise  # else who waits for the build has looked for its lock meanwhile
+                    raise  # else a process that waits for the build has created its lock meanwhile
             else:
                 if keep:
                     return
 
 
 def _remove_all(path: Path, keep: Sequence[Path]) -> None:
-    gone = contextlib.suppress(FileNotFoundError)
+    unless_missing = contextlib.suppress(FileNotFoundError)
     for top, directories, names in os.walk(path, topdown=False):
         for name in names:
             if Path(top, name) not in keep:
-                with gone:
+                with unless_missing:
                     os.unlink(os.path.join(top, name))
         for name in directories:
-            at = Path(top, name)
-            with gone:
-                if at.is_symlink():
-                    os.unlink(at)
-                elif not any(at in one.parents for one in keep):
-                    os.rmdir(at)
+            below = Path(top, name)
+            with unless_missing:
+                if below.is_symlink():
+                    os.unlink(below)
+                elif not any(below in kept.parents for kept in keep):
+                    os.rmdir(below)
     if not keep:
-        with gone:
+        with unless_missing:
             os.rmdir(path)
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the file system that holds ``path`` (or will hold it)."""
-    at = path.absolute()
-    while not at.exists():
-        at = at.parent
-    return shutil.disk_usage(at).free
+    """Return the bytes that this user may still write on the file system of ``path``, which need not exist."""
+    existing = path.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
-def check_room(path: Path, needed: int, what: str) -> None:
-    """Raises SpaceError unless ``needed`` bytes fit beside what is there."""
+def check_room(path: Path, needed: int, purpose: str) -> None:
+    """Raise SpaceError unless ``needed`` bytes are free on the file system of ``path``."""
     free = free_bytes(path)
     if needed > free:
         raise SpaceError(
             errno.ENOSPC,
-            f"{path}: found {free:,} bytes free; expected at least {needed:,} for {what}: "
+            f"{path}: found {free:,} bytes free; expected at least {needed:,} for {purpose}: "
             "free some space, choose another path, or store fewer or smaller fields (dtypes=)",
         )

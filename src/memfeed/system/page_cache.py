@@ -1,4 +1,4 @@
-"""The kernel's page cache: ask what is in it, and give pages back."""
+"""The kernel's page cache: ask if a page is in it, and release pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from memfeed.system.files import LIBC
 
 
 def page_out(address: int, size: int) -> None:
-    """Takes whole pages of a map out of this process and, where nobody else maps them, out of the page cache.
+    """Release the full pages of a range of a map from this process and, unless others map them, from the page cache.
 
-    Pages that the process has changed are kept (in swap). Does nothing where the system cannot (before Linux 5.4).
+    Pages that the process has changed are kept (in swap). Does nothing on other systems and before Linux 5.4.
     """
     page, pageout = os.sysconf("SC_PAGE_SIZE"), 21
     first, last = -(-address // page) * page, (address + size) // page * page
@@ -21,9 +21,9 @@ def page_out(address: int, size: int) -> None:
 
 
 def in_page_cache(address: int) -> bool:
-    """Whether the page at an address of a mapped file is in the page cache; asks mincore(2), which starts no read.
+    """Return True if the page at an address of a mapped file is in the page cache. mincore(2) starts no read.
 
-    Also true where the system does not say so: of files that this process neither owns nor may write, since Linux 5.2.
+    Also True if the system does not tell: since Linux 5.2 for files that this process neither owns nor may write.
     """
     page, answer = os.sysconf("SC_PAGE_SIZE"), ctypes.c_ubyte(1)
     if sys.platform == "linux":

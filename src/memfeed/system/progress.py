@@ -1,4 +1,4 @@
-"""The progress of a conversion, for people: rows a second, bytes, time left."""
+"""A progress bar: rows per second, bytes, time left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class _Bar(tqdm):
 
 
 class Progress:
-    """A context manager around a progress bar on stderr; silent unless ``shown``; ``done`` units were there before.
+    """A context manager around a progress bar on stderr, which appears after ``delay_seconds``, if ``shown``.
 
-    It appears after ``delay_seconds``.
+    ``done`` units of ``total`` were done before.
     """
 
     def __init__(
-        self, what: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
+        self, title: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
     ) -> None:
-        self._what, self._total, self._unit, self._shown, self._done = what, total, unit, shown, done
+        self._title, self._total, self._unit, self._shown, self._done = title, total, unit, shown, done
         self._delay = delay_seconds
         self._bar: tqdm[object] | None = None
         self.bytes = 0
@@ -33,7 +33,7 @@ class Progress:
             self._bar = _Bar(
                 total=self._total,
                 initial=self._done,
-                desc=self._what,
+                desc=self._title,
                 unit=self._unit,
                 unit_scale=True,
                 dynamic_ncols=True,
@@ -47,7 +47,7 @@ class Progress:
             self._bar.close()
 
     def advance(self, count: int, more_bytes: int = 0) -> None:
-        """``count`` more units are done, ``more_bytes`` more bytes written."""
+        """Add ``count`` units done and ``more_bytes`` bytes written."""
         self.bytes += more_bytes
         if self._bar is not None:
             if more_bytes:
@@ -55,6 +55,6 @@ class Progress:
             self._bar.update(count)
 
     def say(self, text: str) -> None:
-        """One line above the bar."""
+        """Print a line above the bar."""
         if self._shown:
             _Bar.write(text, file=sys.stderr)

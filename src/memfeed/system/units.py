@@ -1,10 +1,10 @@
-"""Numbers and names for people to read."""
+"""Format numbers and names for people to read."""
 
 from __future__ import annotations
 
 
 def format_bytes(count: float) -> str:
-    """1536 -> "1.5 KB": powers of 1000, as disks are sold."""
+    """Format bytes in powers of 1000: 1536 -> "1.5 KB"."""
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -13,14 +13,14 @@ def format_bytes(count: float) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` with what no terminal should be sent (escape codes, half characters) spelled out, as ``repr`` does."""
+    """Return ``text`` with characters that can harm a terminal (escape codes, surrogates) escaped as ``repr`` does."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def format_seconds(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
+    """Format seconds: 75 -> "1 min 15 s"."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -88,7 +88,7 @@ class TransferContract:
             with transfer.on_side_stream():
                 transfer.begin_batch()
                 allocators = transfer.allocators(2)
-                sent = transfer.send_batch([one.lease((8,), torch.float32).fill_(1) for one in allocators])
+                sent = transfer.send_batch([one.allocate((8,), torch.float32).fill_(1) for one in allocators])
                 event = transfer.record_event()
             first, second = transfer.receive_batch(sent, event)
         weight = torch.ones(8, requires_grad=True, device=first.device)
@@ -106,14 +106,14 @@ class TransferContract:
 def _gather(transfer: Transfer, step: int) -> list[Any]:
     """Return leaves as a gather does: tensors in leased memory, and some with their own memory."""
     allocators = transfer.allocators(6)
-    images = allocators[0].lease((4, 3, 5), torch.uint8).fill_(step)
-    labels = allocators[1].lease((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
-    values = allocators[2].lease((6, 2), torch.float32).fill_(step / 7)
+    images = allocators[0].allocate((4, 3, 5), torch.uint8).fill_(step)
+    labels = allocators[1].allocate((4,), torch.int64).copy_(torch.arange(4) + 10 * step)
+    values = allocators[2].allocate((6, 2), torch.float32).fill_(step / 7)
     offsets = torch.tensor([0, 1, 1, 4, 6])
-    others = allocators[3].lease((6,), torch.int16).copy_(torch.arange(6) + step)
-    flat = allocators[4].lease((5,), torch.float64).fill_(step)
+    others = allocators[3].allocate((6,), torch.int16).copy_(torch.arange(6) + step)
+    flat = allocators[4].allocate((5,), torch.float64).fill_(step)
     pieces, texts = [flat[:2], None, flat[2:].view(3, 1)], [f"row {row} of {step}" for row in range(4)]
-    empty = allocators[5].lease((4, 0), torch.float32)
+    empty = allocators[5].allocate((4, 0), torch.float32)
     return [images, labels, jagged_tensor(values, offsets), jagged_tensor(others, offsets), pieces, texts, empty]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.jagged import jagged_tensor
-from memfeed.system.buffers import Lender, Pool
+from memfeed.system.buffers import Allocator, Pool
 from memfeed.transfer.packing import ALIGNMENT
 from memfeed.transfer.streams import Event, Streams
 from memfeed.transfer.to_device import to_device
@@ -42,7 +42,7 @@ class Transfer(Protocol):
     def device(self) -> torch.device | None:
         """The device that batches are moved to; None if they stay where they are."""
 
-    def allocators(self, column_count: int) -> list[Lender]:
+    def allocators(self, column_count: int) -> list[Allocator]:
         """Return the memory to gather into, one allocator for each column."""
 
     def begin_batch(self) -> None:
@@ -86,7 +86,7 @@ class SyncTransfer:
         self.device = device
         self.can_transform_ahead = device is None or device.type == "cpu"
 
-    def allocators(self, column_count: int) -> list[Lender]:
+    def allocators(self, column_count: int) -> list[Allocator]:
         """Return pools, whose memory is reused after the batch has been deleted."""
         return [Pool() for _ in range(column_count)]
 
@@ -136,13 +136,13 @@ class StreamTransfer:
         self.current_stream = streams.current_stream
         self.receive_batch: ReceiveBatch = partial(_receive_batch, streams)
 
-    def allocators(self, column_count: int) -> list[Lender]:
-        """Return this object for each column: see ``lease``."""
+    def allocators(self, column_count: int) -> list[Allocator]:
+        """Return this object for each column: see ``allocate``."""
         return [self] * column_count
 
-    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory in the staging buffer of the batch that this thread gathers."""
-        leased: torch.Tensor = self._local.buffer.lease(shape, dtype)
+        leased: torch.Tensor = self._local.buffer.allocate(shape, dtype)
         return leased
 
     def begin_batch(self) -> None:
@@ -190,7 +190,7 @@ class _StagingBuffer:
             self._pieces = [self._streams.allocate_page_locked(sum(map(len, self._pieces)))]
         self._used_bytes = [0]
 
-    def lease(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialised memory for one tensor of the batch."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes == 0:
@@ -234,7 +234,7 @@ class _StagingBuffer:
             start = part.data_ptr() - piece.data_ptr()
             if 0 <= start < len(piece) and part.is_contiguous():
                 return piece_index, start
-        leased = self.lease(part.shape, part.dtype).copy_(part)
+        leased = self.allocate(part.shape, part.dtype).copy_(part)
         return len(self._pieces) - 1, leased.data_ptr() - self._pieces[-1].data_ptr()
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys, uniform
-from memfeed.system.buffers import Lender
+from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
 from memfeed.transforms.batch_fields import On, find_all, replace
@@ -49,9 +49,9 @@ class Transform(Operation):
     @overload
     def apply(self: T, fn: Callable[[torch.nn.Module], Any]) -> T: ...
     @overload
-    def apply(self, batch: B, keys: Keys, *, allocator: Lender | None = None) -> B: ...
+    def apply(self, batch: B, keys: Keys, *, allocator: Allocator | None = None) -> B: ...
     def apply(  # type: ignore[misc]  # mypy misses that `batch` and `fn` together take what Module.apply's `fn` takes
-        self, batch: Any = None, keys: Keys | None = None, *, allocator: Lender | None = None, fn: Any = None
+        self, batch: Any = None, keys: Keys | None = None, *, allocator: Allocator | None = None, fn: Any = None
     ) -> Any:
         """Transform one field of a batch. With one callable argument, do what `torch.nn.Module.apply` does.
 
@@ -158,7 +158,7 @@ class Transform(Operation):
         return found
 
     def _run(
-        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, allocator: Lender | None
+        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, allocator: Allocator | None
     ) -> TransformResult:
         # A fused pass writes into a buffer, which gradients cannot flow through.
         fused_pass = None if image.requires_grad else self._fused_pass(image.device, allocator)
@@ -168,7 +168,7 @@ class Transform(Operation):
             image, geometries = run_fused(steps, image, uniform, fused_pass)
         return image.contiguous(memory_format=self.memory_format), geometries
 
-    def _fused_pass(self, device: torch.device, allocator: Lender | None) -> FusedPass | None:
+    def _fused_pass(self, device: torch.device, allocator: Allocator | None) -> FusedPass | None:
         """Return the backend of this device; None if it has none."""
         if device.type == "cpu":
             return partial(fused, memory_format=self.memory_format, allocator=allocator)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memfeed.system.buffers import Fresh, Lender
+from memfeed.system.buffers import Allocator, Fresh
 from memfeed.transforms.params.geometry import Imagewise
 from memfeed.transforms.params.values import Affine, scale_and_shift
 
@@ -16,7 +16,7 @@ def fused(
     changes: Sequence[Imagewise],
     affine: Affine | None,
     memory_format: torch.memory_format = torch.contiguous_format,
-    allocator: Lender | None = None,
+    allocator: Allocator | None = None,
 ) -> torch.Tensor:
     """Change images [n, c, h, w] one by one, then apply `affine`. Return `image` itself if there is nothing to do.
 
@@ -62,12 +62,12 @@ def fused(
 
 
 def _allocate(
-    shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format, allocator: Lender
+    shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format, allocator: Allocator
 ) -> torch.Tensor:
     if memory_format is not torch.channels_last:
-        return allocator.lease(shape, dtype)
+        return allocator.allocate(shape, dtype)
     n, c, h, w = shape
-    return allocator.lease((n, h, w, c), dtype).permute(0, 3, 1, 2)
+    return allocator.allocate((n, h, w, c), dtype).permute(0, 3, 1, 2)
 
 
 def _apply(affine: Affine | None, source: torch.Tensor, output: torch.Tensor) -> None:

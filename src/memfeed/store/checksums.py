@@ -1,0 +1,122 @@
+"""The checksums of a store: the xxh3-64 of every chunk of every file, in checksums.bin."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from memfeed.errors import CorruptStoreError
+from memfeed.store import format
+from memfeed.store.manifest import CHUNK_BYTES, Manifest
+
+_PIECE_BYTES = 256 << 10  # read and hashed while it is in the core's own cache
+_HASH_THREADS = 4
+_local = threading.local()
+
+
+class ChunkHasher:
+    """Hashes a file's chunks from its bytes as they are written, in order from the first."""
+
+    def __init__(self) -> None:
+        self._hash, self._filled, self._done = xxhash.xxh3_64(), 0, list[int]()
+
+    def update(self, data: Any) -> None:
+        """Add the next bytes (a C-contiguous buffer)."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            part = view[: CHUNK_BYTES - self._filled]
+            self._hash.update(part)
+            self._filled += len(part)
+            view = view[len(part) :]
+            if self._filled == CHUNK_BYTES:
+                self._done.append(self._hash.intdigest())
+                self._hash, self._filled = xxhash.xxh3_64(), 0
+
+    def hashes(self) -> list[int]:
+        """Return one hash for each chunk of the bytes so far; the last chunk may be shorter."""
+        return [*self._done, self._hash.intdigest()] if self._filled else list(self._done)
+
+
+def _piece_buffer() -> memoryview:
+    """Return this thread's buffer for one piece: new memory for each piece costs more than to hash it."""
+    if not hasattr(_local, "buffer"):
+        _local.buffer = memoryview(bytearray(_PIECE_BYTES))
+    buffer: memoryview = _local.buffer
+    return buffer
+
+
+def chunk_hash(path: Path, first: int, size: int) -> int:
+    """Return the xxh3-64 of the ``size`` bytes of a file from byte ``first``. Raises OSError if it ends earlier."""
+    hashed, buffer, done = xxhash.xxh3_64(), _piece_buffer(), 0
+    with open(path, "rb", buffering=0) as file:
+        file.seek(first)
+        while done < size:
+            read = file.readinto(buffer[: size - done])
+            if not read:
+                raise OSError(f"{path}: ended at byte {first + done}")
+            hashed.update(buffer[:read])
+            done += read
+    return hashed.intdigest()
+
+
+def hash_pool() -> ThreadPoolExecutor:
+    """Return the threads that hash chunks."""
+    return ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1))
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Some bytes of a column file that have a checksum of their own."""
+
+    name: str
+    first: int
+    size: int
+
+
+def chunks_of(sizes: Mapping[str, int]) -> list[Chunk]:
+    """Return the chunks of files of these sizes, in order."""
+    return [
+        Chunk(name, first, min(CHUNK_BYTES, size - first))
+        for name, size in sizes.items()
+        for first in range(0, size, CHUNK_BYTES)
+    ]
+
+
+def chunk_count(size: int) -> int:
+    """Return how many chunks a file of ``size`` bytes has."""
+    return -(-size // CHUNK_BYTES)
+
+
+def compute_checksums(root: Path, sizes: Mapping[str, int], known: Mapping[str, Sequence[int]]) -> bytes:
+    """Return the content of checksums.bin: 8 bytes per chunk, little endian, in the order of ``sizes``.
+
+    ``known`` has the hashes of files that need not be read.
+    """
+    chunks = chunks_of({name: size for name, size in sizes.items() if name not in known})
+    with hash_pool() as pool:
+        read = pool.map(lambda chunk: chunk_hash(root / chunk.name, chunk.first, chunk.size), chunks)
+        hashes = [
+            known[name] if name in known else list(islice(read, chunk_count(size))) for name, size in sizes.items()
+        ]
+    return np.array([one for of_file in hashes for one in of_file], "<u8").tobytes()
+
+
+def read_checksums(path: Path, manifest: Manifest) -> dict[str, list[int]]:
+    """Read the checksums of every chunk of every file. Raises CorruptStoreError if they are damaged themselves."""
+    format.check_file(path, format.CHECKSUMS, format.checksum_bytes(manifest))
+    content = (path / format.CHECKSUMS).read_bytes()
+    if format.digest(content) != manifest.checksums:
+        raise CorruptStoreError(
+            f"{path / format.CHECKSUMS}: found other bytes than were written; expected the checksums that the manifest "
+            "names: restore the file from a copy, or make the store anew with overwrite=True"
+        )
+    hashes = iter(np.frombuffer(content, "<u8").tolist())
+    return {name: list(islice(hashes, chunk_count(size))) for name, size in manifest.files.items()}

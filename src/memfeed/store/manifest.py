@@ -1,0 +1,166 @@
+"""The content of memfeed.json, and the check of all it claims before a file is opened.
+
+docs/format.md is the specification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+
+from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
+from memfeed.store.ragged import column_files
+
+CHUNK_BYTES = 4 << 20
+MOST_ROWS = 1 << 48
+LARGEST_FILE = 1 << 62
+MOST_EMPTY_ROWS = 1 << 24  # rows that take no byte: no file's size confirms their count
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One probed sample: its index in the dataset, and the xxh3-64 of each field's bytes."""
+
+    index: int
+    hashes: tuple[str, ...]
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The facts about a dataset that show later whether its store is stale.
+
+    ``length`` is the dataset's length (None if it has none), ``source`` the hash of its classes' source text.
+    """
+
+    kind: str
+    length: int | None = None
+    source: str = ""
+    source_name: str = ""
+    probes: tuple[Probe, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of memfeed.json. ``rows`` is the count of rows, ``files`` has the size of each in bytes."""
+
+    format: str
+    version: int
+    rows: int
+    schema: Schema
+    files: dict[str, int]
+    checksums: str
+    fingerprint: Fingerprint | None = None
+    skipped: tuple[int, ...] = ()
+    chunk_bytes: int = CHUNK_BYTES
+
+
+def manifest_problem(manifest: Manifest) -> str:
+    """Return a phrase that says what is wrong with a manifest, or an empty string."""
+    if not 0 <= manifest.rows <= MOST_ROWS:
+        return f"{manifest.rows} rows"
+    if manifest.chunk_bytes != CHUNK_BYTES:
+        return f"checksum chunks of {manifest.chunk_bytes} bytes"
+    problem = node_problem(manifest.schema.structure)
+    if problem:
+        return problem
+    if [field.path for field in manifest.schema.fields] != list(manifest.schema.structure.leaves()):
+        return "fields that are not the leaves of the structure"
+    return _files_problem(manifest) or _provenance_problem(manifest)
+
+
+def _files_problem(manifest: Manifest) -> str:
+    """Return a phrase that says what is wrong with the fields and their files, or an empty string."""
+    expected: dict[str, int | None] = {}
+    stems: set[str] = set()  # in lower case: some file systems do not tell "A" from "a"
+    for index, field in enumerate(manifest.schema.fields):
+        problem = field_problem(field, index)
+        if problem:
+            return f"field {display(field.path)!r}: {problem}"
+        if field.stem.lower() in stems:
+            return f"two fields with the file name {field.stem!r}"
+        stems.add(field.stem.lower())
+        if math.prod(dim for dim in (manifest.rows, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
+            return f"{manifest.rows} rows of shape {field.shape}, too many to address"
+        expected |= column_files(field, manifest.rows)
+    if set(expected) != set(manifest.files):
+        odd = sorted(set(expected) ^ set(manifest.files))
+        return f"a list of files that is not that of its fields ({odd[0]!r})"
+    inside = next((stem for stem in stems for above in _directories_above(stem) if above in stems), None)
+    if inside is not None:
+        return f"a field with the file name {inside!r} inside another field's"
+    for name, size in expected.items():
+        claimed = manifest.files[name]
+        if not 0 <= claimed <= LARGEST_FILE or (size is not None and claimed != size):
+            return f"{claimed} bytes for {name}, where its shape gives {size}"
+    if manifest.rows > MOST_EMPTY_ROWS and not any(manifest.files.values()):
+        return f"{manifest.rows} rows in no byte at all"
+    return ""
+
+
+def _provenance_problem(manifest: Manifest) -> str:
+    """Return a phrase that says what is wrong with the skipped indices and the fingerprint, or an empty string."""
+    if not all(0 <= index <= MOST_ROWS for index in manifest.skipped):
+        return "a skipped index out of range"
+    if any(one >= other for one, other in pairwise(manifest.skipped)):
+        return "skipped indices out of order"
+    for probe in manifest.fingerprint.probes if manifest.fingerprint else ():
+        if not 0 <= probe.index <= MOST_ROWS or len(probe.hashes) != len(manifest.schema):
+            return f"a fingerprint that does not fit its fields (sample {probe.index})"
+    return ""
+
+
+def _directories_above(stem: str) -> Iterator[str]:
+    parts = stem.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def node_problem(node: Node, depth: int = 0) -> str:
+    """Return a phrase that says what is wrong with a structure, or an empty string."""
+    if depth > DEEPEST:
+        return f"a structure deeper than {DEEPEST}"
+    if node.kind == "shared" or node.value is not None:
+        return "a value in the structure"  # only directories of tensordict have those
+    if node.kind in ("leaf", "none"):
+        return "a leaf that holds something" if node.children or node.keys else ""
+    has_keys = node.kind not in ("tuple", "list")
+    if (has_keys != bool(node.keys) and node.children) or (node.keys and not has_keys):
+        return f"a {node.kind} {'without' if has_keys else 'with'} keys"
+    if has_keys and (len(node.keys) != len(node.children) or len(set(node.keys)) != len(node.keys)):
+        return f"a {node.kind} whose keys do not match its parts"
+    if node.kind in ("namedtuple", "dataclass", "tensorclass"):
+        bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
+        if bad:
+            return f"{bad[0]!r} as a Python name"
+    if node.kind == "tensordict" and not all(isinstance(key, str) for key in node.keys):
+        return "a tensordict with keys that are no strings"
+    if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
+        return "a key beyond 64 bits"
+    if not 0 <= node.batch_dims <= DEEPEST:
+        return f"{node.batch_dims} batch dims"
+    return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
+
+
+def field_problem(field: Field, field_index: int) -> str:
+    """Return a phrase that says what is wrong with one field, or an empty string."""
+    if not is_stem(field.stem) or field.stem.count("/") > DEEPEST:
+        return f"the file name {field.stem!r}"
+    if field.dtype not in DTYPES:
+        return f"the dtype {field.dtype!r}"
+    if field.kind in HEAP_OF_BYTES and (field.dtype != "uint8" or field.shape):
+        return f"{field.kind} values with dtype {field.dtype} and shape {field.shape}"
+    if len(field.shape) > DEEPEST or any(dim is not None and not 0 <= dim <= MOST_ROWS for dim in field.shape):
+        return f"the shape {field.shape}"
+    if math.prod(dim for dim in field.shape if dim) * field.itemsize > LARGEST_FILE:
+        return f"rows of shape {field.shape}, too large to address"
+    varying = [axis for axis, dim in enumerate(field.shape) if dim is None]
+    expected = {"fixed": [], "jagged": [0]}.get(field.kind, varying)
+    if varying != expected or (field.kind == "list" and len(varying) != len(field.shape)):
+        return f"{field.kind} with shape {field.shape}"
+    if field.optional and field.kind in ("fixed", "jagged"):
+        return f"{field.kind} values that may be None"
+    ranks = {"tensor": None, "scalar": 0, "list": 1}
+    if field.form != "tensor" and (field.kind in HEAP_OF_BYTES or len(field.shape) != ranks[field.form]):
+        return f"{field.kind} with shape {field.shape} in the form of a {field.form}"
+    if field.lengths_of is not None and not (field.kind == "jagged" and 0 <= field.lengths_of <= field_index):
+        return f"lengths of field {field.lengths_of}"
+    return ""

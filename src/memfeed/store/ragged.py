@@ -1,0 +1,100 @@
+"""The files of a column, and how rows of different sizes lie in them. Only this module knows these names and units.
+
+A fixed column is one file, ``STEM.memmap``, with its rows one after another. Any other column is a directory ``STEM``:
+
+- ``heap.bin`` has the bytes of all rows, in any order, perhaps with gaps;
+- ``start.memmap`` has one int64 per row: the index of its first element in the heap. The unit is one element of the
+  field's dtype, which is one byte for str, bytes and json;
+- ``dims.memmap`` has ``dims_width`` int64 per row: the dims of the row. The first is -1 if the row is None. A row of
+  rank 0 has the one dim 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Field
+
+INT64_BYTES = 8
+ROWS_AT_ONCE = 1 << 20  # of start and dims, so that a billion rows need no memory for each
+
+
+class RaggedFiles(NamedTuple):
+    """The paths of a column's files, for a column that is not fixed."""
+
+    start: Path
+    dims: Path
+    heap: Path
+
+
+def fixed_file(root: Path, field: Field) -> Path:
+    """Return the path of the file that has all rows of a fixed column, of the store or build at ``root``."""
+    return root / f"{field.stem}.memmap"
+
+
+def ragged_files(root: Path, field: Field) -> RaggedFiles:
+    """Return the paths of the files of a column that is not fixed, of the store or build at ``root``."""
+    directory = root / field.stem
+    return RaggedFiles(directory / "start.memmap", directory / "dims.memmap", directory / "heap.bin")
+
+
+def dims_width(field: Field) -> int:
+    """Return how many int64 each row of ``dims`` has."""
+    return max(field.rank, 1)
+
+
+def column_files(field: Field, row_count: int) -> dict[str, int | None]:
+    """Return the files of a column, named as in a manifest, with their sizes in bytes; None for the heap."""
+    if field.kind == "fixed":
+        return {f"{field.stem}.memmap": row_count * field.row_bytes}
+    return {
+        f"{field.stem}/start.memmap": row_count * INT64_BYTES,
+        f"{field.stem}/dims.memmap": row_count * INT64_BYTES * dims_width(field),
+        f"{field.stem}/heap.bin": None,
+    }
+
+
+def record_sizes(field: Field) -> dict[str, int | None]:
+    """Return the files of a column with the bytes that each has per row; None for the heap."""
+    return column_files(field, 1)
+
+
+def element_counts(dims: Int64Array) -> Int64Array:
+    """Return the elements of each row, int64 [k], for ``dims`` [k, dims_width]; 0 for None."""
+    return np.where(dims[:, 0] < 0, 0, dims.prod(axis=1))
+
+
+def consecutive_starts(counts: Int64Array, first: int) -> Int64Array:
+    """Return the start of each row, for rows of so many elements one after another from element ``first``."""
+    return np.where(counts > 0, np.cumsum(counts) - counts + first, 0)
+
+
+def regular_rows(field: Field, first: int, count: int) -> tuple[Int64Array, Int64Array]:
+    """Return the start and dims of ``count`` rows from row ``first`` of a fixed column whose file becomes a heap."""
+    starts = np.arange(first, first + count, dtype=np.int64) * field.row_elements
+    return starts, np.tile(np.array(field.row_shape or (1,), np.int64), (count, 1))
+
+
+def open_rows(root: Path, field: Field, row_count: int) -> tuple[Int64Array, Int64Array]:
+    """Map start [n] and dims [n, dims_width] of a column that is not fixed, read-only."""
+    start, dims, _ = ragged_files(root, field)
+    return (
+        np.memmap(start, np.int64, "r", shape=(row_count,)),
+        np.memmap(dims, np.int64, "r", shape=(row_count, dims_width(field))),
+    )
+
+
+def used_heap_bytes(root: Path, field: Field, row_count: int) -> int:
+    """Return the byte of the heap at which its last row ends."""
+    if row_count == 0 or ragged_files(root, field).heap.stat().st_size == 0:
+        return 0
+    starts, dims = open_rows(root, field, row_count)
+    end = 0
+    for first in range(0, row_count, ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        end = max(end, int((starts[part] + element_counts(dims[part])).max()))
+    return end * field.itemsize

@@ -1,0 +1,65 @@
+import threading
+
+import pytest
+from small_build import SCHEMA
+
+from memfeed.building.build import Build
+from memfeed.building.claim import claim, clear, is_claimed
+from memfeed.errors import BuildError, StoreError
+
+
+def test_a_claim_that_began_nothing_leaves_nothing(path):
+    with claim(path):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_lock_counts_only_for_its_thread_and_while_its_file_is_there(path):
+    seen = []
+    with claim(path) as root:
+        assert is_claimed(root)
+        thread = threading.Thread(target=lambda: seen.append(is_claimed(root)))
+        thread.start()
+        thread.join()
+        (root / ".build" / "lock").unlink()
+        assert not is_claimed(root)
+    assert seen == [False]
+
+
+def test_others_do_not_get_the_lock_meanwhile(path):
+    errors = []
+
+    def build():
+        try:
+            with claim(path, wait=False):
+                pass
+        except BuildError as error:
+            errors.append(str(error))
+
+    with claim(path):
+        thread = threading.Thread(target=build)
+        thread.start()
+        thread.join()
+    assert errors == [f"{path}: found another process that builds it; expected none"]
+    build()
+    assert len(errors) == 1
+
+
+def test_a_thread_may_not_claim_twice(path):
+    with claim(path), pytest.raises(BuildError, match="this very thread is building it already"), claim(path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["b.mf.build", "b.mf.build.old"])
+def test_names_of_builds_are_refused(path, name):
+    with pytest.raises(StoreError, match="found a name that only unfinished stores have"), claim(path.with_name(name)):
+        pass
+
+
+def test_what_is_cleared_is_no_build_and_the_lock_stays(path):
+    with claim(path) as root:
+        Build.begin(root, SCHEMA, 4, None)
+        clear(root)
+        assert is_claimed(root)
+        assert Build.resume(root) is None
+        assert sorted(p.name for p in (root / ".build").iterdir()) == ["lock", "owner"]

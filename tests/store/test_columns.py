@@ -1,0 +1,113 @@
+"""Columns of several stores, or in other layouts, give the rows of plain ones."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memfeed
+from memfeed.errors import CorruptStoreError
+from memfeed.schema.fields import Field
+from memfeed.store.columns import (
+    ConcatFixedColumn,
+    ConcatRaggedColumn,
+    FilePerRowColumn,
+    FixedColumn,
+    InMemoryColumn,
+    RowSubsetColumn,
+)
+from memfeed.store.gather import read_row
+from support import Made, equal
+
+FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))
+ROWS = torch.arange(36, dtype=torch.int32).view(12, 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 11)), st.sets(st.integers(1, 11)))
+def test_a_concatenation_gives_the_rows_of_the_whole(rows, cuts):
+    edges = [0, *sorted(cuts), 12]
+    parts = [InMemoryColumn(FIXED, ROWS[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    column = ConcatFixedColumn(FIXED, parts)
+    assert column.row_count == 12
+    out = torch.empty(len(rows), 3, dtype=torch.int32)
+    assert torch.equal(column.gather_into(np.array(rows, np.int64), out), ROWS[rows])
+    assert all(torch.equal(read_row(column, row), ROWS[row]) for row in rows)
+
+
+def test_a_subset_is_asked_for_rows_by_their_own_numbers():
+    kept = np.array([2, 5, 11])
+    column = RowSubsetColumn(FIXED, ROWS[kept], kept)
+    out = torch.empty(3, 3, dtype=torch.int32)
+    assert torch.equal(column.gather_into(np.array([11, 2, 11]), out), ROWS[[11, 2, 11]])
+
+
+def _copied(column, rows):
+    starts, lengths, _ = column.locate(np.array(rows, np.int64))
+    out = np.empty(int(lengths.sum()), np.uint8)
+    column.copy(starts, lengths, out)
+    views = [column.view(start, length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    assert b"".join(view.numpy().tobytes() for view in views) == out.tobytes()
+    return out.view(np.int64).tolist()
+
+
+def test_ragged_columns_of_several_stores(tmp_path):
+    values = [torch.arange(i % 4) + i for i in range(10)]
+    parts = [
+        memfeed.cache(Made(values[a:b]), tmp_path / f"{a}.mf", progress=False).columns[0] for a, b in [(0, 3), (3, 10)]
+    ]
+    column = ConcatRaggedColumn(parts[0].field, parts)
+    for rows in ([], [0], [9, 0, 3, 2, 2, 8], list(range(10))):
+        assert _copied(column, rows) == [int(value) for row in rows for value in values[row]]
+    assert all(equal(read_row(column, row), values[row]) for row in range(10))
+
+
+def test_a_file_per_row(tmp_path):
+    values = [torch.arange(i) + i for i in (3, 0, 2)]
+    paths = [tmp_path / str(row) for row in range(3)]
+    for path, value in zip(paths, values, strict=True):
+        if len(value):
+            value.numpy().tofile(path)
+    field = Field(path=("r",), name="r", stem="r", kind="jagged", dtype="int64", shape=(None,))
+    column = FilePerRowColumn(field, paths, [tuple(value.shape) for value in values])
+    assert _copied(column, [2, 0, 1, 2]) == [2, 3, 3, 4, 5, 2, 3]
+    paths[0].write_bytes(b"")
+    with pytest.raises(CorruptStoreError, match="found 0 bytes; expected 24: the file was cut after opening"):
+        _copied(column, [0])
+
+
+def test_a_column_without_rows_is_one_tensor(tmp_path):
+    ROWS.numpy().tofile(tmp_path / "x.memmap")
+    assert FixedColumn(FIXED, tmp_path / "x.memmap", None).data.shape == (3,)
+    assert torch.equal(FixedColumn(FIXED, tmp_path / "x.memmap", 12).data, ROWS)
+
+
+@pytest.fixture
+def store(path):
+    return memfeed.cache(Made([{"r": torch.arange(i)} for i in range(5)]), path, progress=False)
+
+
+@pytest.mark.parametrize("value", [-1, 2**62, 2**61, 2**40, 7])
+def test_starts_outside_the_heap_are_refused_when_read(store, value):
+    file = store.path / "r" / "start.memmap"
+    file.chmod(0o644)
+    with open(file, "r+b") as handle:
+        handle.seek(4 * 8)  # row 4 has elements
+        handle.write(int(value).to_bytes(8, "little", signed=True))
+    opened = memfeed.open(store.path)
+    with pytest.raises(CorruptStoreError, match="found row 4 of field r"):
+        opened[4]
+    with pytest.raises(CorruptStoreError, match="found row 4 of field r"):
+        opened[:]
+
+
+@pytest.mark.parametrize("value", [-2, 2**62, 10**6])
+def test_dims_outside_the_heap_are_refused_when_read(store, value):
+    file = store.path / "r" / "dims.memmap"
+    file.chmod(0o644)
+    with open(file, "r+b") as handle:
+        handle.seek(2 * 8)
+        handle.write(int(value).to_bytes(8, "little", signed=True))
+    with pytest.raises(CorruptStoreError, match="found row 2 of field r"):
+        memfeed.open(store.path)[[0, 2]]

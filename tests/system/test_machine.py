@@ -1,0 +1,60 @@
+import multiprocessing
+import os
+import time
+
+from memfeed.system import machine
+
+
+def test_memory_limit_is_what_the_machine_has_or_less():
+    assert 0 < machine.memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_a_control_group_limits_memory(monkeypatch):
+    found = {
+        "/proc/meminfo": "MemTotal: 16 kB\nMemAvailable: 8 kB\n",
+        "/proc/self/cgroup": "0::/a\n",
+        "/sys/fs/cgroup/a/memory.max": "max\n",
+        "/sys/fs/cgroup/memory.max": "4096\n",
+    }
+    monkeypatch.setattr(machine, "_read", lambda path: found.get(path, ""))
+    assert machine.memory_limit() == 4096
+    found["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert machine.memory_limit() == 8192
+
+
+def test_a_boot_has_one_id():
+    assert machine.boot_id() == machine.boot_id()
+    assert machine.host_name()
+
+
+def _outlive(pid):
+    child = multiprocessing.get_context("fork").Process(target=_wait_for_parent)
+    child.start()
+    pid.value = child.pid
+    os._exit(0)
+
+
+def _wait_for_parent():
+    machine.die_with_parent()
+    time.sleep(60)
+
+
+def test_a_child_ends_after_its_parent():
+    context = multiprocessing.get_context("fork")
+    pid = context.Value("i", 0)
+    parent = context.Process(target=_outlive, args=(pid,))
+    parent.start()
+    parent.join()
+    for _ in range(300):
+        if not _is_alive(pid.value):
+            return
+        time.sleep(0.1)
+    raise AssertionError("the child lives on")
+
+
+def _is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
