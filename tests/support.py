@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, tensorclass
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+import memfeed
 from memfeed.testing import equal
 
-__all__ = ["Labelled", "Made", "Pair", "Point", "equal", "rich_sample", "skip_without_disk"]
+__all__ = ["Counting", "Labelled", "Made", "Pair", "Point", "cache", "equal", "rich_sample", "skip_without_disk"]
 
 Point = namedtuple("Point", "x y")
 
@@ -77,3 +79,20 @@ def rich_sample(i: int) -> dict[str, Any]:
         "maybe": None if i % 3 == 0 else torch.full((2,), float(i)),
         "nothing": None,
     }
+
+
+def cache(dataset: Any, path: Any = None, **options: Any) -> Any:
+    """`memfeed.cache` without a progress bar."""
+    return memfeed.cache(dataset, path, **{"progress": False, **options})
+
+
+class Counting(IterableDataset):
+    """Yields ``make(i)`` for i < n; workers share them out."""
+
+    def __init__(self, n: int, make: Callable[[int], Any] = lambda i: (torch.full((2,), i), i)) -> None:
+        self.n, self.make = n, make
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        share, shares = (info.id, info.num_workers) if info else (0, 1)
+        return (self.make(i) for i in range(share, self.n, shares))

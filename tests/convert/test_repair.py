@@ -118,7 +118,7 @@ def test_readers_keep_the_store_they_have_and_the_rest_is_what_it_was(store):
 def test_a_whole_store_is_left_alone(store, capsys):
     data, before = Counted(), store.digest
     assert memfeed.cache(data, store.path, repair=True).digest == before
-    assert "is whole: no row to repair" in capsys.readouterr().err
+    assert "no row is damaged" in capsys.readouterr().err
     assert set(data.read) == PROBED, "the store is compared with the dataset as ever"
 
 
@@ -170,7 +170,9 @@ def test_what_no_row_explains_is_an_error(store):
         mend(store, Counted())
     (store.path / "memfeed.json").chmod(0o644)
     (store.path / "memfeed.json").write_text("{")
-    with pytest.raises(CorruptStoreError, match=r"manifest that cannot be read .*overwrite=True makes it anew"):
+    with pytest.raises(
+        CorruptStoreError, match=r"manifest that cannot be read .*write the whole store again with overwrite=True"
+    ):
         mend(store, Counted())
     whole(memfeed.cache(Counted(), store.path, overwrite=True, workers=0, progress=False))
 
@@ -182,7 +184,7 @@ def test_a_cut_file_is_an_error_at_open_and_no_signal(store):
         handle.truncate(100)
     with pytest.raises(CorruptStoreError, match=r"image\.memmap: found 100 bytes; expected"):
         memfeed.open(store.path)
-    with pytest.raises(CorruptStoreError, match=r"found 100 bytes.*overwrite=True makes it anew"):
+    with pytest.raises(CorruptStoreError, match=r"found 100 bytes.*write the whole store again with overwrite=True"):
         mend(store, Counted())
 
 
@@ -206,7 +208,7 @@ def test_stores_that_cannot_be_mended_say_so(path):
         memfeed.cache(Counted(), repair=True)
     with memfeed.Writer(path) as writer:
         writer.append(sample(0))
-    with pytest.raises(StoreError, match="whose rows cannot be computed again one by one"):
+    with pytest.raises(StoreError, match="whose rows cannot be recomputed one by one"):
         memfeed.cache(Counted(), path, repair=True)
 
 

@@ -3,16 +3,14 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
 
 import memfeed
-from memfeed.convert import processes
 from memfeed.system.signals import Terminated, defer_signals, sigterm_unwinds
-from torture.victims import Logged, compared, ended, presence, reads, start, wait_for
+from torture.victims import Logged, compared, ended, left_behind, presence, reads, start, wait_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
@@ -30,7 +28,7 @@ def test_a_handler_of_the_users_is_asked_and_stays():
     users = signal.getsignal(signal.SIGTERM)
     with sigterm_unwinds() as outer, sigterm_unwinds() as inner:
         signal.raise_signal(signal.SIGTERM)
-        assert (outer.came, outer.ends, inner.came, inner.ends) == (True, False, True, False)
+        assert (outer.received, outer.terminates, inner.received, inner.terminates) == (True, False, True, False)
     assert asked == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is users
 
@@ -42,8 +40,8 @@ def test_blocks_may_end_in_any_order():
     first.__exit__(None, None, None)
     with pytest.raises(Terminated):
         signal.raise_signal(signal.SIGTERM)
-    assert sigterm.ends
-    sigterm.came = False  # else this process would end now
+    assert sigterm.terminates
+    sigterm.received = False  # else this process would end now
     second.__exit__(None, None, None)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -85,7 +83,7 @@ def test_signals_wait_where_they_would_tear_something(number):
                     done.append(number)
                 done.append("not reached")
             finally:
-                sigterm.came = False  # else this process would end now
+                sigterm.received = False  # else this process would end now
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == [number]
@@ -124,51 +122,47 @@ def test_held_back_a_second_signal_waits_no_more_and_none_is_lost():
             signal.signal(number, handler)
 
 
-def test_a_death_does_not_hide_what_is_on_its_way():
-    """After a Ctrl-C workers die while the builder leaves the queue that it waited at."""
-    heard, seen = [], signal.getsignal(signal.SIGCHLD)
-    signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+def test_a_death_does_not_hide_what_is_on_its_way(path, monkeypatch):
+    """After a Ctrl-C workers die while the builder leaves. The user's handler of SIGCHLD stays, and is called."""
+    calls, before = [], signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGCHLD, lambda number, frame: calls.append(number))
+    users = signal.getsignal(signal.SIGCHLD)
 
-    def waiting():
-        signal.raise_signal(signal.SIGCHLD)
-        yield len(heard)
-        try:
-            raise KeyboardInterrupt
-        finally:
-            signal.raise_signal(signal.SIGCHLD)
-            heard.append("left")
+    def interrupt(build):
+        assert signal.getsignal(signal.SIGCHLD) is users
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+        raise KeyboardInterrupt
 
+    monkeypatch.setattr("memfeed.building.build.Build.sync_if_due", interrupt)
     try:
-        deaths = processes._Deaths()
-        deaths.begin()
-        reports = deaths.heard(waiting())
-        signal.raise_signal(signal.SIGCHLD)
-        assert heard == [], "nobody waits"
-        assert next(reports) == 2
         with pytest.raises(KeyboardInterrupt):
-            next(reports)
-        assert heard == [signal.SIGCHLD] * 2 + ["left"]
-        deaths.end()
-        assert heard == [signal.SIGCHLD] * 2 + ["left", signal.SIGCHLD]
-        signal.signal(signal.SIGCHLD, deaths._hear)  # as where an exception came between
-        signal.raise_signal(signal.SIGCHLD)
-        assert len(heard) == 5
+            memfeed.cache(Logged(200, path.with_name("log"), 0, 0.001), path, workers=2, progress=False)
+        assert calls
+        assert signal.getsignal(signal.SIGCHLD) is users
+        assert not multiprocessing.active_children()
     finally:
-        signal.signal(signal.SIGCHLD, seen or signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
-def test_a_queue_whose_lock_an_interrupt_left_taken_is_given_up():
-    """multiprocessing's own ways of closing it wait for ever, at the end of the program too."""
-    code = (
-        "import multiprocessing, sys; from memfeed.convert import processes; queue = multiprocessing.Queue(); "
-        "queue.put(1); queue._notempty.acquire(); processes._close(queue)"
+def interrupted_by_its_first_worker(path, dataset):
+    """The builder is in the midst of starting three workers."""
+    forks, builder = [], os.getpid()
+    os.register_at_fork(
+        before=lambda: forks.append(1),
+        after_in_child=lambda: os.kill(builder, signal.SIGINT) if len(forks) == 1 else None,
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-    queue = multiprocessing.Queue()
-    queue.put(1)
-    processes._close(queue)
-    with pytest.raises(ValueError, match="closed"):
-        queue.put(1)
+    memfeed.cache(dataset, path, workers=3, progress=False)
+
+
+@linux
+def test_an_interrupt_while_workers_start_leaves_nothing_to_wait_for(path):
+    child = start(
+        path.with_name("stderr"), interrupted_by_its_first_worker, path, Logged(400, path.with_name("log"), 0, 0.001)
+    )
+    assert ended(child)
+    assert child.exitcode == 1, "by KeyboardInterrupt"
+    assert not left_behind(child.pid)
 
 
 def writing(path, dataset, swallow):

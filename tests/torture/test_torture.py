@@ -228,7 +228,7 @@ def test_workers_end_though_the_builder_died_while_they_were_forked(path):
 def test_a_worker_of_a_dead_builder_skips_nothing(path):
     with claim(path) as root:
         build = Build.begin(root, infer([torch.arange(3)]).schema, 4, None)
-        job = _Writer(build, None)
+        job = _Writer(build, None, 0)
         Build.resume(root)
         with pytest.raises(BuildError, match="another process has taken this build over"):
             job.skip(2)

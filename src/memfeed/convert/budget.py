@@ -1,4 +1,4 @@
-"""What a conversion will cost, said before its first byte."""
+"""Estimate what a conversion costs, before its first byte is written."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from memfeed.system.units import format_bytes, format_seconds
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a conversion will cost: rows, bytes on disk, seconds; None where the length is not known."""
+    """The cost of a conversion: rows, bytes on disk, seconds; None where the dataset's length is not known."""
 
-    rows: int | None
+    row_count: int | None
     row_bytes: float
-    bytes: int | None
+    byte_count: int | None
     seconds: float | None
-    free: int
+    free_bytes: int
 
     def __str__(self) -> str:
-        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
-        size = f"{format_bytes(self.row_bytes)} a row" if self.bytes is None else format_bytes(self.bytes)
+        rows = "an unknown number of rows" if self.row_count is None else f"{self.row_count:,} rows"
+        size = f"{format_bytes(self.row_bytes)} a row" if self.byte_count is None else format_bytes(self.byte_count)
         time_ = "" if self.seconds is None else f", about {format_seconds(self.seconds)}"
-        return f"{rows}, {size}{time_}; {format_bytes(self.free)} free"
+        return f"{rows}, {size}{time_}; {format_bytes(self.free_bytes)} free"
 
 
-def row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
-    """The bytes that one of these samples takes on disk, on average."""
+def mean_row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
+    """Return the mean number of bytes that one of these samples takes on disk."""
     sizes = [
         sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
     ]
     return float(np.mean(sizes))
 
 
-def budget_of(path: Path, rows: int | None, row_bytes: float, seconds_a_row: float) -> Budget:
-    """The cost of a store of ``rows`` such samples. Raises SpaceError if it cannot fit beside what is on the disk."""
-    total = None if rows is None else int(row_bytes * rows)
+def estimate_budget(path: Path, row_count: int | None, row_bytes: float, row_seconds: float) -> Budget:
+    """Return the cost of a store of so many rows. Raise SpaceError if the disk has too little free space."""
+    total = None if row_count is None else int(row_bytes * row_count)
     if total is not None:
-        files.check_room(path, total, f"{rows:,} rows of {format_bytes(row_bytes)}")
-    return Budget(rows, row_bytes, total, None if rows is None else rows * seconds_a_row, files.free_bytes(path))
+        files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
+    seconds = None if row_count is None else row_count * row_seconds
+    return Budget(row_count, row_bytes, total, seconds, files.free_bytes(path))

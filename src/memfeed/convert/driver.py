@@ -1,4 +1,4 @@
-"""The builder's side of a conversion: hands out tasks, collects reports, promotes columns between rounds."""
+"""The builder's side of a conversion: divide the rows, collect reports, promote columns between rounds."""
 
 from __future__ import annotations
 
@@ -12,114 +12,112 @@ import numpy as np
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
 from memfeed.convert.jobs import MapJob, RowRange, StreamJob
-from memfeed.convert.processes import working
-from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_now
+from memfeed.convert.processes import run_job
+from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_column
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.store.checksums import ChunkHasher
 
-TASK_SECONDS = 0.05
-MOST_ROWS_A_TASK = 4096
+RANGE_SECONDS = 0.05
+MOST_ROWS_A_RANGE = 4096
 BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
 OnReport = Callable[[Report], None]
 
 
-def _run(job: MapJob | StreamJob, workers: int, on_report: OnReport) -> bool:
-    """Runs all tasks of a job and promotes the columns that drifted; True when there was none and all is written.
-
-    Raises what a task raised, and BuildError if a worker died.
-    """
-    drifts: dict[int, list[tuple[int, ...]]] = {}
-    with working(job, workers) as reports:
-        for report in reports:
-            if report.error is not None:
-                raise report.error from report.cause
-            for number, shape in report.drifts:
-                drifts.setdefault(number, []).append(shape)
-            on_report(report)
-            job.build.sync_if_due()
-    for number, shapes in drifts.items():
-        promote_now(job.build, number, shapes)
-    return not drifts
-
-
 def convert_map(
-    build: Build, dataset: Any, plan: WritePlan, *, workers: int, seconds: float, on_report: OnReport
+    build: Build, dataset: Any, plan: WritePlan, *, worker_count: int, seconds: float, on_report: OnReport
 ) -> None:
-    """Writes every absent row of a map-style dataset; ``seconds`` is what one sample takes."""
+    """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
     while len(absent := build.absent()):
-        by_time = int(TASK_SECONDS / max(seconds, 1e-7))
-        size = max(1, min(by_time, MOST_ROWS_A_TASK, -(-len(absent) // max(4 * workers, 1))))
-        tasks = [
+        by_time = int(RANGE_SECONDS / max(seconds, 1e-7))
+        size = max(1, min(by_time, MOST_ROWS_A_RANGE, -(-len(absent) // max(4 * worker_count, 1))))
+        ranges = [
             RowRange(at, min(size, first + count - at))
             for first, count in runs(absent)
             for at in range(first, first + count, size)
         ]
-        count = min(workers, len(tasks))
-        _run(MapJob(dataset, build, plan, tasks, count), count, on_report)
+        useful = min(worker_count, len(ranges))
+        _run(MapJob(dataset, build, plan, ranges, useful), useful, on_report)
 
 
-def convert_stream(build: Build, dataset: Iterable[Any], plan: WritePlan, *, workers: int, on_report: OnReport) -> None:
-    """Writes every sample of an iterable, in the order it comes (with workers: in turns of ``STREAM_BLOCK``).
+def convert_stream(
+    build: Build, dataset: Iterable[Any], plan: WritePlan, *, worker_count: int, on_report: OnReport
+) -> None:
+    """Write every sample of an iterable, in its order; workers take turns of ``STREAM_BLOCK`` rows.
 
-    A drift that a worker meets promotes the column and iterates once more; rows that are present stay.
+    After a drift that a worker found, its column is promoted and the iterable is read again. Rows that were written
+    stay.
     """
-    build.rewrites = True  # a block of which a power loss left parts
-    while not _run(StreamJob(dataset, build, plan, workers), workers, on_report):
+    build.rewrites = True  # after a power loss, parts of a block may be written already
+    while not _run(StreamJob(dataset, build, plan, worker_count), worker_count, on_report):
         pass
-    note_skips(build, build.absent())  # the shares of the workers need not end together
+    mark_skipped(build, build.absent())  # the workers' shares may have different lengths
+
+
+def _run(job: MapJob | StreamJob, worker_count: int, on_report: OnReport) -> bool:
+    """Run a job, then promote the columns that drifted. Return True if none did, so that all its rows are written."""
+    drifts: dict[int, list[tuple[int, ...]]] = {}
+    with run_job(job, worker_count) as reports:
+        for report in reports:
+            for field_index, shape in report.drifts:
+                drifts.setdefault(field_index, []).append(shape)
+            on_report(report)
+            job.build.sync_if_due()
+    for field_index, shapes in drifts.items():
+        promote_column(job.build, field_index, shapes)
+    return not drifts
 
 
 def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_report: OnReport) -> None:
-    """Copies whole columns, a block of rows at a time and a column to each thread; no sample is ever made."""
-    rows = build.writer()
+    """Copy whole columns, one block of rows after the other, with a thread for each column."""
+    writer = build.writer()
     step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
     hashers = [ChunkHasher() for _ in columns]
-    whole = len(build.absent()) == build.row_count
+    is_whole = len(build.absent()) == build.rows
 
-    def copy(number: int, first: int, last: int) -> int:
-        field, done = build.schema.fields[number], 0
+    def copy(field_index: int, first: int, last: int) -> int:
+        field, written = build.schema.fields[field_index], 0
         part = max(1, WRITE_BYTES // max(field.row_bytes, 1))
         for at in range(first, last, part):
             end = min(at + part, last)
             try:
-                packed = codec.pack_column(field, columns[number][at:end], cast=number in plan.casts)
+                packed = codec.pack_column(field, columns[field_index][at:end], cast=field_index in plan.casts)
             except SchemaError as error:
                 raise SchemaError(f"rows {at} to {end - 1}, field {field.name}: {error}") from None
-            done += rows.write_fixed(field, at, packed)
-            for buffer in packed.buffers if whole else ():
-                hashers[number].update(buffer)  # while it is in the cache
-        return done
+            written += writer.write_fixed(field, at, packed)
+            for buffer in packed.buffers if is_whole else ():
+                hashers[field_index].update(buffer)  # while it is in the processor's cache
+        return written
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # a write waits for memory, not for Python
         metadata = pool.submit(build.write_metadata)
         for first, count in runs(build.absent()):
             for at in range(first, first + count, step):
                 last = min(at + step, first + count)
-                rows.check_generation()
-                written = sum(pool.map(lambda number, a=at, b=last: copy(number, a, b), range(len(columns))))
-                rows.mark(at, last - at, WRITTEN)
-                on_report(Report(rows=last - at, bytes=written))
+                writer.check_generation()
+                written = sum(pool.map(lambda field_index, a=at, b=last: copy(field_index, a, b), range(len(columns))))
+                writer.mark(at, last - at, WRITTEN)
+                on_report(Report(row_count=last - at, byte_count=written))
                 build.sync_if_due()
         metadata.result()
-    rows.close()
-    if whole:
+    writer.close()
+    if is_whole:
         names = (f"{field.stem}.memmap" for field in build.schema)
         build.hashes = {file: hasher.hashes() for file, hasher in zip(names, hashers, strict=True)}
 
 
-def note_skips(build: Build, numbers: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    """Marks rows as left out."""
-    rows = build.writer()
-    for first, count in runs(np.sort(np.asarray(numbers, np.int64))):
-        rows.mark(first, count, SKIPPED)
-    rows.close()
+def mark_skipped(build: Build, rows: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Mark rows as skipped."""
+    writer = build.writer()
+    for first, count in runs(np.sort(np.asarray(rows, np.int64))):
+        writer.mark(first, count, SKIPPED)
+    writer.close()
 
 
-def default_workers(rows: int, seconds: float) -> int:
-    """None for a second of work or less, else one worker for each core this process may use, at most 16."""
-    if rows * seconds < 1.0:
+def default_workers(row_count: int, seconds: float) -> int:
+    """Return 0 for a second of work or less, else one worker per core this process may use, at most 16."""
+    if row_count * seconds < 1.0:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS, rows)
+    return min(cores, MOST_WORKERS, row_count)

@@ -1,4 +1,4 @@
-"""What kind of dataset it is: columns in memory, a map-style dataset, or something that can only be iterated."""
+"""Classify a dataset: columns in memory, a map-style dataset, or an iterable. Read its samples one by one."""
 
 from __future__ import annotations
 
@@ -8,36 +8,22 @@ from typing import Any, Literal
 import msgspec
 from torch.utils.data import IterableDataset
 
-from memfeed.errors import CopyError, SchemaError
+from memfeed.convert.watchdog import Watchdog
+from memfeed.errors import CopyError, SampleError, SchemaError
 from memfeed.store import in_memory
 from memfeed.store.store import Store
 
 
 class Input(msgspec.Struct, frozen=True):
-    """A dataset and how it is read; ``length`` is None where only iterating tells."""
+    """A dataset and how to read it; ``length`` is the number of samples, None for an iterable."""
 
     dataset: Any
     kind: Literal["columns", "map", "iterable"]
     length: int | None
 
 
-def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
-    """Raises CopyError for data that lies memory-mapped on disk: nobody copies a terabyte by accident."""
-    at = str(dataset.path) if isinstance(dataset, Store) else in_memory.existing_path(dataset)
-    if at is None:
-        return
-    source = Path(at).resolve()
-    if target.resolve() == source or source in target.resolve().parents or target.resolve() in source.parents:
-        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
-    if not copy_existing:
-        raise CopyError(
-            f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
-            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
-        )
-
-
 def classify_input(dataset: Any) -> Input:
-    """How ``dataset`` is to be read. Raises SchemaError for what is no dataset, or an empty one."""
+    """Return how to read `dataset`. Raise SchemaError if it is no dataset, or an empty one."""
     columns = None if isinstance(dataset, Store) else in_memory.as_columns(dataset)
     if columns is not None:
         given = Input(columns, "columns", len(columns))
@@ -59,3 +45,32 @@ def classify_input(dataset: Any) -> Input:
     if given.length == 0:
         raise SchemaError("found an empty dataset (0 samples); expected at least one")
     return given
+
+
+def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
+    """Raise CopyError if the data is memory-mapped on disk already, unless the user asked for a copy elsewhere."""
+    at = str(dataset.path) if isinstance(dataset, Store) else in_memory.existing_path(dataset)
+    if at is None:
+        return
+    source = Path(at).resolve()
+    if target.resolve() == source or source in target.resolve().parents or target.resolve() in source.parents:
+        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
+    if not copy_existing:
+        raise CopyError(
+            f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
+            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
+        )
+
+
+def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -> Any:
+    """Return ``dataset[index]``. Raise SampleError with the index if the dataset raises."""
+    watchdog.begin_read(worker, index)
+    try:
+        return dataset[index]
+    except Exception as error:
+        raise SampleError(
+            f"sample {index}: the dataset raised {type(error).__name__}: {error}; "
+            'fix the dataset, or leave such samples out with on_error="skip"'
+        ) from error
+    finally:
+        watchdog.end_read(worker)

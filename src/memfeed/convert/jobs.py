@@ -1,10 +1,8 @@
-"""What a conversion worker does, as torch's DataLoader sees it: a dataset whose items are reports."""
+"""What each process of a conversion does: read samples, write rows, and yield reports."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,253 +10,227 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED, RowWriter
-from memfeed.convert.watchdog import Readers
-from memfeed.convert.write_run import Drifted, Report, WritePlan, promote_now, take_apart, write_run
-from memfeed.errors import BuildError, MemfeedError, SampleError
-from memfeed.schema import values
-from memfeed.schema.containers import map_leaves
+from memfeed.building.rows import SKIPPED, Rows
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.write_run import PromotionNeeded, Report, WritePlan, flatten_sample, promote_column, write_run
+from memfeed.errors import BuildError, SampleError
+from memfeed.schema import codec
+from memfeed.schema.tree import map_leaves
 
-STREAM_BLOCK = 16  # rows a worker of an iterable writes in turn
+STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
 _SKIP = object()
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """Rows ``first`` to ``first + count``."""
+    """The rows ``first`` to ``first + count - 1``."""
 
     first: int
     count: int
 
 
-def _survives(error: BaseException | None) -> Exception | None:
-    """An exception as it can cross to another process: itself, or its traceback as text."""
-    if error is None:
-        return None
-    try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error) and isinstance(error, Exception):
-            return error
-    except Exception:  # any class can break pickling in its own way
-        pass
-    return RuntimeError("".join(traceback.format_exception(error)))
-
-
-def _of_worker() -> str:
-    info = get_worker_info()
-    return f" of worker {info.id}" if info else ""
-
-
-def _carry(report: Report, error: Exception) -> None:
-    """Puts an exception into a report for the builder to raise; in the builder's own process it is raised here."""
-    if get_worker_info() is None:
-        raise error
-    ours = isinstance(error, MemfeedError)
-    report.error = _survives(error)
-    report.cause = _survives(error.__cause__ if ours else RuntimeError("".join(traceback.format_exception(error))))
-
-
 class _Writer:
-    """Writes runs for one process, promoting columns where this process is the builder."""
+    """Writes runs of rows. In the builder's own process (`worker` None) it promotes columns, in a worker it cannot."""
 
-    def __init__(self, build: Build, plan: WritePlan) -> None:
-        self.build, self.plan = build, plan
-        self._rows: RowWriter = build.writer()
+    def __init__(self, build: Build, plan: WritePlan, worker: int | None) -> None:
+        self.build, self.plan, self.worker = build, plan, worker
+        self._rows: Rows = build.writer()
 
-    def write(self, first: int, leaves: Sequence[Sequence[Any]], number: int, report: Report) -> bool:
-        """The rows from ``first``; False where a column has to be promoted before they can all be written."""
+    def write(self, row: int, samples: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
+        """Write samples from `row` on. Return False if the builder must promote a column before the rest fits."""
         done = 0
-        while done < len(leaves):
+        while done < len(samples):
             try:
-                report.bytes += write_run(self._rows, self.plan, first + done, leaves[done:], number + done)
-                report.rows += len(leaves) - done
+                report.byte_count += write_run(self._rows, self.plan, row + done, samples[done:], index + done)
+                report.row_count += len(samples) - done
                 break
-            except Drifted as drift:
-                report.rows, report.bytes = report.rows + drift.at, report.bytes + drift.bytes
-                done += drift.at
-                if get_worker_info() is not None:
-                    report.drifts.append((drift.number, drift.shape))
+            except PromotionNeeded as needed:
+                report.row_count += needed.row_count
+                report.byte_count += needed.byte_count
+                done += needed.row_count
+                if self.worker is not None:
+                    report.drifts.append((needed.field_index, needed.shape))
                     return False
-                self._rows = promote_now(self.build, drift.number, [drift.shape])
+                self._rows = promote_column(self.build, needed.field_index, [needed.shape])
         return True
 
     def skip(self, row: int) -> None:
-        """Marks a row as left out."""
+        """Mark a row as skipped."""
         self._rows.check_generation()
         self._rows.mark(row, 1, SKIPPED)
 
 
 class _Stopped(Exception):  # noqa: N818
-    """The builder wants no more, or is dead."""
+    """The builder wants no more samples, or is dead."""
 
 
 class _Reader:
-    """This process as one of those that read the dataset: a worker, which ends with the builder, or the builder."""
+    """The dataset's reads in one process: each is announced to the watchdog, and refused once it is not wanted."""
 
-    def __init__(self, readers: Readers) -> None:
-        info = get_worker_info()
-        self._readers, self._number = readers, info.id if info else 0
-        self._parent = os.getppid() if info else None
+    def __init__(self, watchdog: Watchdog, worker: int | None) -> None:
+        self.watchdog, self.worker = watchdog, worker or 0
+        self._parent = None if worker is None else os.getppid()
 
     def begin(self, first: int, count: int = 1) -> None:
-        """To be called before samples are asked for; raises _Stopped if they are not wanted any more."""
-        if self._readers.stopped or (self._parent is not None and os.getppid() != self._parent):
-            raise _Stopped
-        self._readers.begin(self._number, first, count)
+        """Call this before samples are read. Raise _Stopped if they are not wanted any more."""
+        self.require_wanted()
+        self.watchdog.begin_read(self.worker, first, count)
 
     def end(self) -> None:
-        """To be called when they are there, or the dataset raised."""
-        self._readers.end(self._number)
+        """Call this when the dataset has returned them, or has raised."""
+        self.watchdog.end_read(self.worker)
+
+    def require_wanted(self) -> None:
+        """Raise _Stopped if the builder has stopped this job, or is dead."""
+        if self.watchdog.is_stopped or (self._parent is not None and os.getppid() != self._parent):
+            raise _Stopped
 
 
-class MapJob(IterableDataset[Report]):
-    """Reads, packs and writes tasks of a map-style dataset, a report for each, until none is left.
+class MapJob:
+    """Reads and writes row ranges of a map-style dataset, and reports each, until none is left.
 
-    Workers take the next task from one counter, so that they end together however long each sample takes.
+    Workers take the next range from a shared counter, so they end together although samples take different times.
     """
 
-    def __init__(self, dataset: Any, build: Build, plan: WritePlan, tasks: Sequence[RowRange], workers: int) -> None:
-        self.dataset, self.build, self.plan, self.tasks = dataset, build, plan, list(tasks)
-        self.readers = Readers(workers)
+    def __init__(
+        self, dataset: Any, build: Build, plan: WritePlan, ranges: Sequence[RowRange], worker_count: int
+    ) -> None:
+        self.dataset, self.build, self.plan, self.ranges = dataset, build, plan, list(ranges)
+        self.watchdog = Watchdog(worker_count)
         self._taken = torch.multiprocessing.Value("q", 0)
 
-    def _take(self) -> int:
-        with self._taken.get_lock():
-            number: int = self._taken.value
-            self._taken.value = number + 1
-        return number
-
-    def __iter__(self) -> Iterator[Report]:
-        writer, step, reader = _Writer(self.build, self.plan), self.plan.rows_a_write, _Reader(self.readers)
-        while (number := self._take()) < len(self.tasks):
-            report, task = Report(), self.tasks[number]
+    def run(self, worker: int | None) -> Iterator[Report]:
+        """Yield a report for each range that this process wrote; `worker` is its index, None for the builder."""
+        writer, reader = _Writer(self.build, self.plan, worker), _Reader(self.watchdog, worker)
+        step = self.plan.rows_per_write
+        while (taken := self._take()) < len(self.ranges):
+            report, rows = Report(), self.ranges[taken]
+            last = rows.first + rows.count
             try:
-                for first in range(task.first, task.first + task.count, step):
-                    if not self._some(writer, reader, first, min(step, task.first + task.count - first), report):
+                for first in range(rows.first, last, step):
+                    if not self._write(writer, reader, first, min(step, last - first), report):
                         break
             except _Stopped:
                 return
-            except Exception as error:
-                _carry(report, error)
             yield report
-            if report.error is not None:
-                return
 
-    def _some(self, writer: _Writer, reader: _Reader, first: int, count: int, report: Report) -> bool:
+    def _take(self) -> int:
+        with self._taken.get_lock():
+            taken: int = self._taken.value
+            self._taken.value = taken + 1
+        return taken
+
+    def _write(self, writer: _Writer, reader: _Reader, first: int, count: int, report: Report) -> bool:
+        """Write `count` rows from `first`; return False as `_Writer.write` does."""
         run: list[list[Any]] = []
         start = first
         for row, sample in self._samples(reader, first, count):
             if sample is not _SKIP:
-                run.append(take_apart(self.plan, sample, row))
+                run.append(flatten_sample(self.plan, sample, row))
                 continue
             writer.skip(row)
-            report.skipped += 1
+            report.skipped_count += 1
             if not writer.write(start, run, start, report):
                 return False
             run, start = [], row + 1
         return writer.write(start, run, start, report)
 
     def _samples(self, reader: _Reader, first: int, count: int) -> Iterator[tuple[int, Any]]:
-        wanted = range(first, first + count)
-        many = getattr(self.dataset, "__getitems__", None)
-        if callable(many) and not self.plan.skip_errors:
+        rows = range(first, first + count)
+        get_many = getattr(self.dataset, "__getitems__", None)
+        if callable(get_many) and not self.plan.skip_errors:
             reader.begin(first, count)
             try:
-                found = list(many(list(wanted)))
-            except Exception:  # read one by one instead, to say which sample it was
-                found = []
+                samples = list(get_many(list(rows)))
+            except Exception:  # read them one by one below, so that the error names the sample
+                samples = []
             finally:
                 reader.end()
-            if len(found) == count:
-                yield from zip(wanted, found, strict=True)
+            if len(samples) == count:
+                yield from zip(rows, samples, strict=True)
                 return
-        for row in wanted:
-            reader.begin(row)
+        for row in rows:
+            reader.require_wanted()
             try:
-                sample = self.dataset[row]
-            except Exception as error:
+                sample = read_sample(self.dataset, row, self.watchdog, reader.worker)
+            except SampleError:
                 if not self.plan.skip_errors:
-                    raise SampleError(
-                        f"sample {row}: the dataset raised {type(error).__name__}: {error}; "
-                        'mend the dataset, or leave such samples out with on_error="skip"'
-                    ) from error
+                    raise
                 sample = _SKIP
-            finally:
-                reader.end()
             yield row, sample
 
 
-class StreamJob(IterableDataset[Report]):
-    """Iterates an iterable and writes its samples as they come, a report for every block.
+class StreamJob:
+    """Iterates an iterable and writes its samples in order, with a report for each block.
 
-    With W workers, each iterating its own share, block c of worker w holds the rows from
-    ``(c * W + w) * STREAM_BLOCK``.
+    Each of W workers iterates its own share. Block c of worker w has the rows from ``(c * W + w) * STREAM_BLOCK``.
     """
 
-    def __init__(self, dataset: Iterable[Any], build: Build, plan: WritePlan, workers: int) -> None:
+    def __init__(self, dataset: Iterable[Any], build: Build, plan: WritePlan, worker_count: int) -> None:
         self.dataset, self.build, self.plan = dataset, build, plan
-        self.readers = Readers(workers)
+        self.watchdog = Watchdog(worker_count)
 
-    def __iter__(self) -> Iterator[Report]:
-        info = get_worker_info()
-        share, shares = (info.id, info.num_workers) if info else (0, 1)
-        step = STREAM_BLOCK if shares > 1 else self.plan.rows_a_write
-        writer, samples, present = _Writer(self.build, self.plan), self._samples(), self.build.presence()
-        reader, number = _Reader(self.readers), 0
+    def run(self, worker: int | None) -> Iterator[Report]:
+        """Yield a report for each block that this process wrote; `worker` is its index, None for the builder."""
+        share, shares = worker or 0, max(self.watchdog.worker_count, 1)
+        step = STREAM_BLOCK if shares > 1 else self.plan.rows_per_write
+        writer, reader = _Writer(self.build, self.plan, worker), _Reader(self.watchdog, worker)
+        samples, presence, index = self._samples(), self.build.presence(), 0
+        name = "" if worker is None else f" of worker {worker}"
         while True:
             report = Report()
             try:
-                block = self._read(reader, samples, step, number)
-                first = number if shares == 1 else (number // STREAM_BLOCK * shares + share) * STREAM_BLOCK
-                leaves = [take_apart(self.plan, sample, number + i) for i, sample in enumerate(block)]
-                here = present[first : first + len(block)]
-                done = int(here.argmin()) if not here.all() else len(here)  # written before an interruption
-                writer.write(first + done, leaves[done:], number + done, report)
-                number += len(block)
+                block = self._read(reader, samples, step, index, name)
             except _Stopped:
                 return
-            except Exception as error:
-                _carry(report, error)
-                block = []
-            if len(block) < step and report.error is None and (more := self._beyond(present, number, share, shares)):
-                _carry(report, more)
-            if block or report.error is not None:
+            row = index if shares == 1 else (index // STREAM_BLOCK * shares + share) * STREAM_BLOCK
+            leaves = [flatten_sample(self.plan, sample, index + i) for i, sample in enumerate(block)]
+            present = presence[row : row + len(block)]
+            done = int(present.argmin()) if not present.all() else len(present)  # written before an interruption
+            writer.write(row + done, leaves[done:], index + done, report)
+            index += len(block)
+            if len(block) < step:
+                self._require_all(presence, index, share, shares, name)
+            if block:
                 yield report
-            if not block or report.drifts:
+            if len(block) < step or report.drifts:
                 return
 
     def _samples(self) -> Iterator[Any]:
-        yield from self.dataset  # what its __iter__ raises is raised by the first next()
+        yield from self.dataset  # so the first next() raises what the dataset's __iter__ raises
 
-    def _beyond(self, present: npt.NDArray[np.uint8], number: int, share: int, shares: int) -> BuildError | None:
-        """The error for an iterable that ended after ``number`` samples, where an earlier run had written more."""
-        own = np.arange(len(present)) // STREAM_BLOCK % shares == share if shares > 1 else slice(None)
-        there = int(np.count_nonzero(present[own] % SKIPPED))
-        if there <= number:
-            return None
-        return BuildError(
-            f"{self.build.root}: found that the iterable{_of_worker()} ended after {number:,} samples; expected at "
-            f"least {there:,}, which an earlier run has written: if it is meant to be shorter, remove that directory"
-        )
+    def _require_all(
+        self, presence: npt.NDArray[np.uint8], count: int, share: int, shares: int, worker_name: str
+    ) -> None:
+        """Raise BuildError if the iterable ended after `count` samples, but an earlier run wrote more."""
+        own = np.arange(len(presence)) // STREAM_BLOCK % shares == share if shares > 1 else slice(None)
+        written = int(np.count_nonzero(presence[own] % SKIPPED))
+        if written > count:
+            raise BuildError(
+                f"{self.build.root}: found that the iterable{worker_name} ended after {count:,} samples; expected at "
+                f"least {written:,}, which an earlier run wrote: if it is meant to be shorter, remove that directory"
+            )
 
-    def _read(self, reader: _Reader, samples: Iterator[Any], count: int, number: int) -> list[Any]:
+    def _read(self, reader: _Reader, samples: Iterator[Any], count: int, index: int, worker_name: str) -> list[Any]:
+        """Return the next `count` samples, or fewer at the end of the iterable."""
         block: list[Any] = []
         try:
             while len(block) < count:
-                reader.begin(number + len(block))
+                reader.begin(index + len(block))
                 try:
                     sample = next(samples)
                 finally:
                     reader.end()
-                block.append(map_leaves(values.copy_value, sample))  # an iterator may yield one buffer again and again
+                block.append(map_leaves(codec.own, sample))  # an iterator may yield the same buffer again
         except StopIteration:
             pass
         except _Stopped:
             raise
         except Exception as error:
             raise SampleError(
-                f"sample {number + len(block)}{_of_worker()}: the iterable raised {type(error).__name__}: {error}; "
-                "an iterator that raised cannot go on: catch the error inside it and yield the next sample"
+                f"sample {index + len(block)}{worker_name}: the iterable raised {type(error).__name__}: {error}; "
+                "an iterator cannot continue after an exception: catch it inside the iterator and yield the next sample"
             ) from error
         return block

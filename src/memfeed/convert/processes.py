@@ -1,166 +1,169 @@
-"""The worker processes of a conversion: started, heard of when one dies, and ended, whatever they are doing."""
+"""The worker processes of a conversion: start them, receive their reports, notice a death, and end them."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
+import pickle
+import random
 import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+import traceback
+from collections.abc import Iterator
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.jobs import MapJob, StreamJob
-from memfeed.convert.watchdog import Readers
+from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import Report
-from memfeed.errors import BuildError
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.system import machine
 from memfeed.system.signals import defer_signals
 
-REPORTS_AHEAD = 128  # reports are small: a worker must never wait for the builder to have read them
 STOP_SECONDS = 0.5
+CHECK_SECONDS = 1.0
+
+
+class _Failure(NamedTuple):
+    """An exception that a worker sends to the builder, and its cause."""
+
+    error: Exception
+    cause: Exception | None
+
+
+class _Worker(NamedTuple):
+    """A worker process, and the pipe that receives its reports: `Report`s, then None or a `_Failure`."""
+
+    process: BaseProcess
+    pipe: Connection
 
 
 @contextlib.contextmanager
-def working(job: MapJob | StreamJob, workers: int) -> Iterator[Iterator[Report]]:
-    """The reports of a job, from worker processes or, with 0, from this one; none is left when the block is.
+def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Report]]:
+    """Run `job` in `worker_count` processes, or in this one if that is 0. Yield an iterator over the reports.
 
-    The block raises BuildError if a worker died.
+    The iterator raises what the job raised, and BuildError if a worker died. No worker is left when the block ends.
     """
-    loader = DataLoader(
-        job,
-        batch_size=None,
-        num_workers=workers,
-        generator=torch.Generator(),  # else DataLoader draws from the user's own
-        prefetch_factor=REPORTS_AHEAD if workers else None,
-        worker_init_fn=_end_with_builder,
-        in_order=False,
-    )
-    reports: Iterator[Report] = iter(())
-    others, deaths = multiprocessing.active_children(), _Deaths()
+    workers: list[_Worker] = []
     try:
-        with defer_signals():  # it starts processes, and threads for their queues
-            deaths.begin()
-            reports = iter(loader)
-        with job.readers.watched():
-            yield deaths.heard(reports)
-    except BaseException as error:
-        with defer_signals():
-            _end_workers(reports, job.readers, others)
-        if type(error) is RuntimeError and str(error).startswith("DataLoader worker (pid"):
-            raise BuildError(
-                f"{job.build.root}: a worker process died ({str(error).splitlines()[0].rstrip('. ')}); "
-                "expected it to live: rows that were written are kept: call cache() again to go on. "
-                "If memory ran out, use fewer workers="
-            ) from error
-        raise
+        with defer_signals():  # an interrupt during a fork would lose the child
+            for index in range(worker_count):
+                pipe, sender = torch.multiprocessing.Pipe(duplex=False)
+                arguments = (job, index, worker_count, sender)
+                process = torch.multiprocessing.Process(target=_work, args=arguments, daemon=True)
+                workers.append(_Worker(process, pipe))
+                process.start()
+                sender.close()  # only the worker has it now, so the pipe ends when the worker dies
+        with job.watchdog.watch():
+            yield _receive(job.build.root, workers) if workers else job.run(None)
     finally:
-        deaths.end()
+        with defer_signals():
+            _end(workers, job.watchdog)
 
 
-def _end_with_builder(worker: int) -> None:
-    """Before all else: a worker whose builder is dead by now would wait for its first task for ever."""
-    machine.die_with_parent()
+def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Connection) -> None:
+    """Run one worker's part of `job` and send its reports."""
+    machine.die_with_parent()  # first, because the builder may be dead already
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
+    _prepare_like_dataloader(job.dataset, worker, worker_count)
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the builder was interrupted too, or has ended
+        try:
+            for report in job.run(worker):
+                sender.send_bytes(pickle.dumps(report))
+            sender.send_bytes(pickle.dumps(None))
+        except Exception as error:
+            sender.send_bytes(pickle.dumps(_failure(error)))
 
 
-class _Deaths:
-    """The deaths of workers, which torch's handler of SIGCHLD raises wherever the builder is: in a report's stead only.
+def _prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
+    """Give this process what torch's DataLoader gives its workers: one thread, seeds, and `get_worker_info`."""
+    torch.set_num_threads(1)
+    base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator()).item())
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    entropy = [worker, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]  # DataLoader seeds numpy with the same four words
+    np.random.seed(np.random.SeedSequence(entropy).generate_state(4))
+    info = torch_worker.WorkerInfo(id=worker, num_workers=worker_count, seed=seed, dataset=dataset)
+    torch_worker._worker_info = info  # torch has no public way to set it
 
-    Elsewhere it would tear what is being written, or hide a Ctrl-C. In other threads than the main one no handler runs:
-    there torch looks for itself, every five seconds.
+
+def _failure(error: Exception) -> _Failure:
+    """Return `error` in a form that can be sent. A MemfeedError keeps its cause; others get their traceback as one."""
+    cause = error.__cause__ if isinstance(error, MemfeedError) else _traceback_of(error)
+    return _Failure(_picklable(error), None if cause is None else _picklable(cause))
+
+
+def _picklable(error: BaseException) -> Exception:
+    """Return `error` itself if it survives pickling, else a RuntimeError with its traceback."""
+    try:
+        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # any class can break pickling in its own way
+        pass
+    return _traceback_of(error)
+
+
+def _traceback_of(error: BaseException) -> RuntimeError:
+    return RuntimeError("".join(traceback.format_exception(error)))
+
+
+def _receive(root: Path, workers: list[_Worker]) -> Iterator[Report]:
+    """Yield reports as they arrive, until every worker has sent None."""
+    running = {worker.pipe: worker.process for worker in workers}
+    while running:
+        ready = connection.wait(list(running), CHECK_SECONDS)
+        for pipe, process in list(running.items()):
+            if pipe in ready:
+                try:
+                    message = pickle.loads(pipe.recv_bytes())
+                except (EOFError, OSError):  # OSError: it ended within a message
+                    raise _death(root, process) from None
+                if message is None:
+                    del running[pipe]
+                elif isinstance(message, _Failure):
+                    raise message.error from message.cause
+                else:
+                    yield message
+            elif not ready and not process.is_alive() and not pipe.poll():  # a process that it forked holds the pipe
+                raise _death(root, process)
+
+
+def _death(root: Path, process: BaseProcess) -> BuildError:
+    process.join(STOP_SECONDS)
+    code = process.exitcode or 0
+    how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit status {code}"
+    return BuildError(
+        f"{root}: found that a worker process died (pid {process.pid}, {how}); expected it to finish. The rows "
+        "that were written are kept: call cache() again to continue. If memory ran out, use fewer workers="
+    )
+
+
+def _end(workers: list[_Worker], watchdog: Watchdog) -> None:
+    """End worker processes within two seconds, whatever they are doing.
+
+    A worker ends by itself before it reads another sample. One that is still in the dataset's code after
+    ``STOP_SECONDS``, where it may hold the user's locks, gets SIGTERM, and then SIGKILL if it does not react.
     """
-
-    def __init__(self) -> None:
-        self._waiting = self._missed = self._over = False
-        self._handled: BaseException | None = None  # before the wait began: another is on its way out of it
-        self._before: Any = None
-        self._own = os.getpid()
-
-    def begin(self) -> None:
-        """Puts its handler before torch's."""
-        if threading.current_thread() is threading.main_thread():
-            with contextlib.suppress(AttributeError):  # else it would be put before this one
-                torch.utils.data._utils.signal_handling._set_SIGCHLD_handler()
-            if callable(before := signal.getsignal(signal.SIGCHLD)):
-                self._before = before
-                signal.signal(signal.SIGCHLD, self._hear)
-
-    def end(self) -> None:
-        """Takes it away again."""
-        self._over = True
-        if self._before is not None and signal.getsignal(signal.SIGCHLD) == self._hear:
-            signal.signal(signal.SIGCHLD, self._before)
-            if self._missed:  # a child of the user's, perhaps
-                signal.raise_signal(signal.SIGCHLD)
-
-    def _hear(self, number: int, frame: Any) -> None:
-        waiting = self._waiting and sys.exc_info()[1] is self._handled
-        if waiting or self._over or os.getpid() != self._own:
-            self._before(number, frame)
-        else:
-            self._missed = True
-
-    def heard(self, reports: Iterator[Report]) -> Iterator[Report]:
-        """The reports; raises RuntimeError in place of one if a worker died."""
-        while True:
-            self._handled = sys.exc_info()[1]
-            self._waiting = True
-            try:
-                if self._missed:
-                    self._missed = False
-                    signal.raise_signal(signal.SIGCHLD)
-                report = next(reports, None)
-            finally:
-                self._waiting = False
-            if report is None:
-                return
-            yield report
-
-
-def _end_workers(reports: Iterator[Report], readers: Readers, others: Sequence[Any]) -> None:
-    """Ends worker processes within two seconds, whatever they are doing.
-
-    DataLoader's own way waits five seconds for each, and for ever for a lock that a killed worker held. Whoever is in
-    the dataset's code gets ``STOP_SECONDS`` to leave it: locks of the user's may be held there. If the start of one was
-    cut short DataLoader has told us of none: then they are the children that are not ``others``.
-    """
-    iterator: Any = reports
-    with contextlib.suppress(AttributeError, ValueError):  # torch must not take what follows for accidents
-        torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False
-        iterator._shutdown = True
-    children = multiprocessing.active_children()
-    known = getattr(iterator, "_workers", [child for child in children if child.daemon and child not in others])
-    workers = [worker for worker in known if worker.is_alive()]
-    readers.stop()
-    deadline = time.monotonic() + STOP_SECONDS
-    while workers and not readers.idle and time.monotonic() < deadline:
-        time.sleep(0.01)
+    watchdog.stop()
+    running = _join([worker.process for worker in workers])
+    for force in (BaseProcess.terminate, BaseProcess.kill):
+        for process in running:
+            force(process)
+        running = _join(running)
     for worker in workers:
-        worker.terminate()
+        worker.pipe.close()
+
+
+def _join(processes: list[BaseProcess]) -> list[BaseProcess]:
+    """Wait up to ``STOP_SECONDS`` in all for processes to end. Return those that have not."""
     deadline = time.monotonic() + STOP_SECONDS
-    for worker in workers:
-        worker.join(max(deadline - time.monotonic(), 0.01))
-        if worker.exitcode is None:  # stopped, or it blocks the signal
-            worker.kill()
-            worker.join(STOP_SECONDS)
-    for queue in getattr(iterator, "_index_queues", ()):
-        _close(queue)
-
-
-def _close(queue: Any) -> None:
-    """Closes a queue of multiprocessing, also one whose lock was left taken by an interrupt: it would wait for ever."""
-    queue.cancel_join_thread()
-    lock = getattr(queue, "_notempty", None)
-    if lock is None:
-        queue.close()
-    elif lock.acquire(timeout=STOP_SECONDS):
-        lock.release()
-        queue.close()
-    elif (at_exit := getattr(queue, "_close", None)) is not None:
-        at_exit.cancel()
+    for process in filter(BaseProcess.is_alive, processes):  # join is an error for one that was never started
+        process.join(max(deadline - time.monotonic(), 0.0))
+    return [process for process in processes if process.is_alive()]

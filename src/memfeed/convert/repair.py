@@ -1,4 +1,4 @@
-"""Mends a store whose files rotted: rows whose bytes are not what was written are computed again from the dataset."""
+"""Repair a store whose files are damaged: recompute from the dataset the rows whose bytes changed on the disk."""
 
 from __future__ import annotations
 
@@ -12,45 +12,106 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building import commit
-from memfeed.building.claim import clear
-from memfeed.convert import staleness
-from memfeed.errors import CorruptStoreError, MemfeedError, SchemaError
+from memfeed.building.build import Build
+from memfeed.building.claim import claim, clear
+from memfeed.convert.inputs import Input, read_sample
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.staleness import compare_store, stale
+from memfeed.convert.watchdog import Watchdog
+from memfeed.errors import BuildError, CorruptStoreError, MemfeedError, SchemaError, StoreError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
-from memfeed.schema.fields import Field
-from memfeed.store import format, ragged
-from memfeed.store.checksums import Chunk, compute_checksums, read_checksums
-from memfeed.store.manifest import Manifest
-from memfeed.store.verify import OnProgress, bad_chunks, verify
+from memfeed.schema.fields import HEAP_OF_BYTES, Field
+from memfeed.schema.tree import Flattener
+from memfeed.store import format
+from memfeed.store.format import Manifest
+from memfeed.store.store import Store, open_store
+from memfeed.store.verify import Chunk, OnProgress, bad_chunks, read_checksums, verify
 from memfeed.system import files
+from memfeed.system.progress import Progress
+from memfeed.system.signals import sigterm_unwinds
 
 Int64Array = npt.NDArray[np.int64]
 Leaves = Callable[[int], list[Any]]
-"""The leaves of the dataset's sample with this index."""
+"""(sample index) -> the leaves of that sample of the dataset."""
 
 
-def find_rot(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> list[Chunk]:
-    """The chunks that are not what was written. Raises CorruptStoreError where even the checksums are damaged."""
+def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store | None:
+    """Recompute the damaged rows of the store at `target` and return it, or None if no row is damaged."""
+    with sigterm_unwinds(), claim(target, first=commit.finish_interrupted) as root:
+        store, manifest = _open_repairable(target, given)
+        if Build.is_begun(root):
+            raise BuildError(
+                f"{root}: found an unfinished build; expected none: finish it (overwrite=True) or remove it to repair"
+            )
+        with Progress(target.name, store.nbytes, unit="B", shown=options.progress) as bar:
+            checked = 0
+
+            def advance(done: int, total: int) -> None:
+                nonlocal checked
+                bar.advance(done - checked)
+                checked = done
+
+            damaged = find_damage(target, manifest, advance)
+            if not damaged:
+                bar.say(f"memfeed: {target}: no row is damaged")
+                return None
+            result = compare_store(store, given, options)
+            known = dict(zip(result.indices, result.samples, strict=True))
+            flattener, watchdog = Flattener(result.inferred.structure), Watchdog(0)
+
+            def leaves(index: int) -> list[Any]:
+                return flattener(known[index] if index in known else read_sample(given.dataset, index, watchdog))
+
+            with watchdog.watch():
+                count = replace_rows(target, manifest, damaged, leaves, result.inferred.casts)
+            bar.say(f"memfeed: {target}: {count:,} of {len(store):,} rows repaired (bad chunks: {len(damaged)})")
+    return open_store(target, types=result.types)
+
+
+def _open_repairable(target: Path, given: Input) -> tuple[Store, Manifest]:
+    """Return the store at `target` and its manifest. Raise StoreError if its rows cannot be recomputed one by one."""
+    if not target.exists():
+        raise StoreError(f"{target}: found nothing to repair; expected a store: leave out repair=True to write one")
+    try:
+        store = open_store(target)
+    except StoreError as error:  # no manifest, or files that are missing or of another size
+        hint = "repair=True recomputes only rows: write the whole store again with overwrite=True"
+        raise CorruptStoreError(f"{error}; {hint}") from None
+    if store.manifest is None or given.kind == "iterable" or not getattr(store.manifest.fingerprint, "probes", ()):
+        raise StoreError(
+            f"{target}: found a store whose rows cannot be recomputed one by one; repair=True expects one that "
+            "cache made of a map-style dataset or of columns, without allow_random: use overwrite=True"
+        )
+    return store, store.manifest
+
+
+def find_damage(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> list[Chunk]:
+    """Return the chunks that differ from what was written. Raise CorruptStoreError if the checksums are damaged."""
     try:
         read_checksums(path, manifest)
     except CorruptStoreError as error:
-        raise CorruptStoreError(f"{error}; repair=True needs them: make the store anew with overwrite=True") from None
+        raise CorruptStoreError(f"{error}; repair=True needs them: write the store again with overwrite=True") from None
     return list(bad_chunks(path, manifest, progress))
 
 
 class _Column:
-    """One column of the rotten store: which rows of it are to be computed, and which of them have no place any more."""
+    """One column of the damaged store, with two masks over its rows.
+
+    ``damaged`` rows are recomputed. Of those, ``displaced`` ones have lost their place in the heap, because their start
+    or dims are damaged.
+    """
 
     def __init__(self, path: Path, field: Field, manifest: Manifest, chunks: list[Chunk]) -> None:
-        self.path, self.field, self.rows = path, field, manifest.rows
-        records = ragged.record_sizes(field)
-        bad, lost = np.zeros(manifest.rows, bool), np.zeros(manifest.rows, bool)
+        self.path, self.field, self.row_count = path, field, manifest.rows
+        records = format.column_files(field, 1)
+        damaged, displaced = np.zeros(manifest.rows, bool), np.zeros(manifest.rows, bool)
         for chunk in chunks:
             record = records[chunk.name]
             if record:
-                where = slice(chunk.first // record, (chunk.first + chunk.size - 1) // record + 1)
-                bad[where] = True
-                lost[where] |= field.kind != "fixed"
+                rows = slice(chunk.first // record, (chunk.first + chunk.size - 1) // record + 1)
+                damaged[rows] = True
+                displaced[rows] |= field.kind != "fixed"
         if field.kind != "fixed":
             self.unit = field.itemsize
             self.start, self.dims = ragged.open_rows(path, field, manifest.rows)
@@ -58,71 +119,79 @@ class _Column:
             for chunk in chunks:
                 if records[chunk.name] is None:
                     first = self.start * self.unit
-                    bad |= ~lost & (sizes > 0) & (first < chunk.first + chunk.size) & (first + sizes > chunk.first)
-        self.bad, self.lost = bad, lost
+                    overlaps = (first < chunk.first + chunk.size) & (first + sizes > chunk.first)
+                    damaged |= ~displaced & (sizes > 0) & overlaps
+        self.damaged, self.displaced = damaged, displaced
 
-    def stored(self, row: int) -> tuple[bytes, list[int] | None]:
-        """The bytes and the dims of a row that has its place."""
+    def read(self, row: int) -> tuple[bytes, list[int] | None]:
+        """Return the stored bytes and dims of a row that is not displaced."""
         if self.field.kind == "fixed":
             size = self.field.row_bytes
-            return _bytes(ragged.fixed_file(self.path, self.field), row * size, size), None
+            return _read(self.path / f"{self.field.stem}.memmap", row * size, size), None
         dims = self.dims[row].tolist()
         size = 0 if dims[0] < 0 else int(np.prod(dims)) * self.unit
-        heap = ragged.ragged_files(self.path, self.field).heap
-        return _bytes(heap, int(self.start[row]) * self.unit, size), dims
+        heap = self.path / self.field.stem / "heap.bin"
+        return _read(heap, int(self.start[row]) * self.unit, size), dims
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
-        """Puts a row into the copy of the column at ``root``: at its place, or behind all others."""
+        """Write a row into the copy of the column at `root`: at its place, or at the end of the heap if displaced."""
         if self.field.kind == "fixed":
-            _put(ragged.fixed_file(root, self.field), packed.buffers, row * self.field.row_bytes)
+            _write(root / f"{self.field.stem}.memmap", packed.buffers, row * self.field.row_bytes)
             return
         assert packed.dims is not None
         start_file, dims_file, heap = ragged.ragged_files(root, self.field)
         start = int(self.start[row])
-        if self.lost[row]:
+        if self.displaced[row]:
             start = -(-heap.stat().st_size // self.unit) if packed.buffers else 0
-            _put(start_file, [np.array([start], np.int64).tobytes()], row * 8)
-            _put(dims_file, [packed.dims.tobytes()], row * packed.dims.nbytes)
-        _put(heap, packed.buffers, start * self.unit)
+            _write(root / self.field.stem / "start.memmap", [np.array([start], np.int64).tobytes()], row * 8)
+            _write(root / self.field.stem / "dims.memmap", [packed.dims.tobytes()], row * packed.dims.nbytes)
+        _write(heap, packed.buffers, start * self.unit)
 
 
-def _bytes(path: Path, first: int, size: int) -> bytes:
+def _read(path: Path, first: int, size: int) -> bytes:
     with open(path, "rb") as file:
         file.seek(first)
         return file.read(size)
 
 
-def _put(path: Path, buffers: Any, offset: int) -> None:
-    with files.opened(path) as fd:
+def _write(path: Path, buffers: Any, offset: int) -> None:
+    fd = files.open_write(path)
+    try:
         files.write_all_at(fd, buffers, offset)
 
 
-def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, casts: frozenset[int]) -> int:
-    """Makes the store at ``path`` anew beside itself, with the rows that ``rot`` touches computed, and exchanges them.
+def replace_rows(path: Path, manifest: Manifest, chunks: list[Chunk], leaves: Leaves, casts: frozenset[int]) -> int:
+    """Write a copy of the store at `path` in which the rows that `chunks` touch are recomputed, and exchange the two.
 
-    Only for whoever has claimed the build. What is computed is compared with what is healthy of the same row. Returns
-    how many rows were computed. Raises StaleStoreError, and leaves the store as it is, where they differ.
+    Claim the store before. Returns the number of rows that were recomputed. Raises StaleStoreError, and leaves the
+    store as it is, if the undamaged part of such a row differs from what was recomputed.
     """
     root = format.build_path(path)
     columns = []
     for field in manifest.schema:
-        names = ragged.column_files(field, 0)
-        columns.append(_Column(path, field, manifest, [chunk for chunk in rot if chunk.name in names]))
-    changed = {chunk.name for chunk in rot}
+        names = format.column_files(field, 0)
+        columns.append(_Column(path, field, manifest, [chunk for chunk in chunks if chunk.name in names]))
+    changed = {chunk.name for chunk in chunks}
     for column in columns:
-        changed |= set(ragged.column_files(column.field, 0)) if column.lost.any() else set()
-    rows = np.flatnonzero(np.any([column.bad for column in columns], axis=0))
-    indices = _indices(manifest)
+        changed |= set(format.column_files(column.field, 0)) if column.displaced.any() else set()
+    rows = np.flatnonzero(np.any([column.damaged for column in columns], axis=0))
+    indices = _sample_indices(manifest)
     clear(root)
     try:
         for name in manifest.files:
             _copy(path / name, root / name, link=name not in changed)
         for row in rows.tolist():
-            _mend(path, root, columns, row, int(indices[row]), leaves, casts)
+            _replace_row(path, root, columns, row, int(indices[row]), leaves, casts)
     except BaseException:
-        with contextlib.suppress(MemfeedError):  # the first error is the one to be told
+        with contextlib.suppress(MemfeedError):  # the first error is the one to raise
             clear(root)
         raise
+    _publish(root, path, manifest, changed)
+    return len(rows)
+
+
+def _publish(root: Path, path: Path, manifest: Manifest, changed: set[str]) -> None:
+    """Sync and hash the files that changed, verify the copy at `root`, and put it in the place of the store."""
     for name in changed:
         files.sync_data(root / name)
     commit.write_metadata(root, manifest.schema, manifest.rows)
@@ -131,15 +200,14 @@ def repair(path: Path, manifest: Manifest, rot: list[Chunk], leaves: Leaves, cas
     known = {name: hashes for name, hashes in sums.items() if name not in changed}
     content = compute_checksums(root, sizes, known)
     files.write_file(root / format.CHECKSUMS, content)
-    mended = msgspec.structs.replace(manifest, files=sizes, checksums=format.digest(content))
-    commit.seal(root, format.decode(format.encode(mended), root))
-    verify(root, mended)
+    repaired = msgspec.structs.replace(manifest, files=sizes, checksums=format.digest(content))
+    commit.seal(root, format.decode(format.encode(repaired), root))
+    verify(root, repaired)
     commit.publish(root, path, overwrite=True)
-    return len(rows)
 
 
 def _copy(path: Path, to: Path, *, link: bool) -> None:
-    """A copy to write to; of a file that stays as it is another name does, where the file system has such."""
+    """Copy a file; with `link`, make it a second name of the same file if the file system can."""
     files.make_directory(to.parent)
     if link and files.link(path, to):
         return
@@ -148,27 +216,27 @@ def _copy(path: Path, to: Path, *, link: bool) -> None:
         files.sync_data(to)
 
 
-def _indices(manifest: Manifest) -> Int64Array:
-    """The index in the dataset of every row."""
-    whole = np.arange(manifest.rows + len(manifest.skipped), dtype=np.int64)
-    return np.delete(whole, np.array(manifest.skipped, np.int64))
+def _sample_indices(manifest: Manifest) -> Int64Array:
+    """Return the index in the dataset of every row."""
+    indices = np.arange(manifest.rows + len(manifest.skipped), dtype=np.int64)
+    return np.delete(indices, np.array(manifest.skipped, np.int64))
 
 
-def _mend(
+def _replace_row(
     path: Path, root: Path, columns: list[_Column], row: int, index: int, leaves: Leaves, casts: frozenset[int]
 ) -> None:
-    for number, (column, leaf) in enumerate(zip(columns, leaves(index), strict=True)):
+    for field_index, (column, leaf) in enumerate(zip(columns, leaves(index), strict=True)):
         field = column.field
         where = f"field {field.name}, sample {index}"
         try:
-            packed = codec.pack(field, [leaf], cast=number in casts)
-        except SchemaError as error:
-            raise staleness.refuse(path, f"{where}: {error}") from None
-        if not column.lost[row]:
-            data, dims = column.stored(row)
+            packed = codec.pack(field, [leaf], cast=field_index in casts)
+        except (Drift, SchemaError) as error:
+            raise stale(path, f"{where}: {error}") from None
+        if not column.displaced[row]:
+            data, dims = column.read(row)
             if packed.dims is not None and packed.dims[0].tolist() != dims:
-                raise staleness.refuse(path, f"{where}: found dims {packed.dims[0].tolist()}, expected {dims}")
-            if not column.bad[row] and b"".join(bytes(buffer) for buffer in packed.buffers) != data:
-                raise staleness.refuse(path, f"{where}: found another value than was stored")
-        if column.bad[row]:
+                raise stale(path, f"{where}: found dims {packed.dims[0].tolist()}, expected {dims}")
+            if not column.damaged[row] and b"".join(bytes(buffer) for buffer in packed.buffers) != data:
+                raise stale(path, f"{where}: found another value than was stored")
+        if column.damaged[row]:
             column.write(root, row, packed)

@@ -1,105 +1,127 @@
-"""Does a store still say what its dataset says? If not: which field, which sample, found, expected."""
+"""Compare a dataset with what was stored of it. Where they differ, say which field and sample, and both values."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from memfeed.convert import probe
-from memfeed.convert.probe import Probed
+from memfeed.convert.fingerprint import fingerprint_of, hash_packed
+from memfeed.convert.inputs import Input
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.errors import SchemaError, StaleStoreError
 from memfeed.schema import codec, values
 from memfeed.schema.fields import Field, Schema, display
-from memfeed.schema.infer import Inferred
 from memfeed.schema.tree import Flattener
-from memfeed.store.manifest import Fingerprint
+from memfeed.store.format import Fingerprint
+from memfeed.store.store import Store
 
-Stored = Callable[[int, int], Any]
-"""(sample index, field number) -> the value that the store has."""
+StoredValue = Callable[[int, int], Any]
+"""(sample index, field index) -> the stored value."""
 
-_IN_INIT = (
-    ". If the dataset draws values when it is made (a random split, noise, a shuffle in __init__), every process draws "
-    "others: seed it there"
+_DRAWN_IN_INIT = (
+    ". If the dataset draws values when it is made (a random split, noise, a shuffle in __init__), each process draws "
+    "other values: seed it there"
 )
 
 
-def refuse(path: Path, what: str, hint: str = "") -> StaleStoreError:
-    """The error for a store that is stale in this way."""
+def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
+    """Return the error for a store that differs from its dataset in this way."""
     return StaleStoreError(
-        f"{path}: found that the dataset no longer matches what was stored: {what}{hint}. To make the store anew, pass "
-        f"overwrite=True; to use it as it is, check=False or memfeed.open({str(path)!r})"
+        f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. To write the store "
+        f"again, pass overwrite=True; to use it as it is, check=False or memfeed.open({str(path)!r})"
     )
 
 
-def check(
-    path: Path,
-    stored: Schema,
-    old: Fingerprint,
-    new: Fingerprint,
-    found: Inferred,
-    probed: Probed,
-    value: Stored | None,
-) -> None:
-    """Raises StaleStoreError unless the samples read now are those that were stored; warns of a changed class source.
+def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeResult:
+    """Return the samples that were compared with `store`. Raise StaleStoreError if one differs."""
+    old = store.manifest.fingerprint if store.manifest else None
+    if old is None:
+        raise StaleStoreError(
+            f"{store.path}: found a store that was not made from a dataset (Writer, or tensordict), so it cannot be "
+            f"compared with this one; open it with memfeed.open({str(store.path)!r}), or pass check=False"
+            + (" or overwrite=True" if store.manifest else "")
+        )
+    if old.length != given.length:
+        raise stale(store.path, f"found {given.length} samples, expected {old.length}")
+    names = [field.name for field in store.schema]
+    if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
+        raise stale(store.path, f"found fields={list(options.fields)}, expected {names}")
+    result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
+    if given.kind == "iterable" and old.probes:
+        _require_count(store.path, len(result.samples), len(old.probes), len(store))
+    require_equal(store.path, store.schema, old, fingerprint_of(given), result, store.stored_value)
+    return result
 
-    ``found`` and ``probed`` are what was read now, ``value`` gives what is stored, for the message.
+
+def _require_count(path: Path, found: int, probed: int, row_count: int) -> None:
+    if found < probed:
+        raise stale(path, f"found an iterable of {found} samples, expected {row_count}")
+    if row_count == probed < found:
+        raise stale(path, f"found more than {row_count} samples in the iterable, expected {row_count}")
+
+
+def require_equal(
+    path: Path, stored: Schema, old: Fingerprint, new: Fingerprint, result: ProbeResult, value: StoredValue | None
+) -> None:
+    """Raise StaleStoreError unless the samples in `result` are those that were stored. Warn of a changed class source.
+
+    `value` returns stored values for the error message; without it the message has none.
     """
     if old.length != new.length:
-        raise refuse(path, f"found {new.length} samples, expected {old.length}")
-    # few samples may not show what the store was made from many: they are taken apart as those were
-    same_paths = [field.path for field in found.schema] == [field.path for field in stored]
-    flattener = Flattener(stored.structure if found.structure == found.schema.structure else found.structure)
-    try:
-        leaves = [flattener(sample) for sample in probed.samples]
-    except SchemaError as error:
-        raise refuse(path, schema_difference(found.schema, stored) or str(error)) from None
-    problem = schema_difference(found.schema, stored) if same_paths else ""
-    if problem:
-        raise refuse(path, problem)
-    wanted = {one.index: one.hashes for one in old.probes}
-    for index, row in zip(probed.indices, leaves, strict=True):
-        if index not in wanted:
+        raise stale(path, f"found {new.length} samples, expected {old.length}")
+    samples = _flatten(path, stored, result)
+    expected = {probe.index: probe.hashes for probe in old.probes}
+    for index, leaves in zip(result.indices, samples, strict=True):
+        if index not in expected:
             continue
-        for number, (field, leaf) in enumerate(zip(stored.fields, row, strict=True)):
+        for field_index, (field, leaf) in enumerate(zip(stored.fields, leaves, strict=True)):
             try:
-                packed = codec.pack(field, [leaf], cast=number in found.casts)
-            except SchemaError as error:
-                raise refuse(path, f"field {field.name}, sample {index}: {error}") from None
-            if probe.hash_packed(field, packed) != wanted[index][number]:
-                expected = value(index, number) if value is not None else None
-                what = f"field {field.name}, sample {index}: {_difference(leaf, expected)}"
-                raise refuse(path, what, _IN_INIT)
-    for one in new.probes:  # of columns all are hashed though few are read as samples
-        for field, hashed, then in zip(stored.fields, one.hashes, wanted.get(one.index, one.hashes), strict=True):
-            if hashed != then:
-                raise refuse(path, f"field {field.name}, sample {one.index}: found another value than was stored")
+                packed = codec.pack(field, [leaf], cast=field_index in result.inferred.casts)
+            except (Drift, SchemaError) as error:
+                raise stale(path, f"field {field.name}, sample {index}: {error}") from None
+            if hash_packed(field, packed) != expected[index][field_index]:
+                difference = _difference(leaf, value(index, field_index) if value is not None else None)
+                raise stale(path, f"field {field.name}, sample {index}: {difference}", _DRAWN_IN_INIT)
+    for probe in new.probes:  # all probed rows of columns are hashed, but few of them are read as samples
+        for field, found, hashed in zip(
+            stored.fields, probe.hashes, expected.get(probe.index, probe.hashes), strict=True
+        ):
+            if found != hashed:
+                raise stale(path, f"field {field.name}, sample {probe.index}: found another value than was stored")
     if old.source != new.source and old.source_name == new.source_name:
         warnings.warn(
             f"{path}: the source of {new.source_name} has changed since this store was made, but the samples compared "
-            "are the same; if the change matters for others, make the store anew with overwrite=True",
-            stacklevel=4,
+            "are the same; if the change matters for others, write the store again with overwrite=True",
+            stacklevel=6,  # the line that called cache()
         )
 
 
-def check_count(path: Path, found: int, probed: int, rows: int) -> None:
-    """Raises StaleStoreError for an iterable that ended before the samples that were probed, or goes on after all."""
-    if found < probed:
-        raise refuse(path, f"found an iterable of {found} samples, expected {rows}")
-    if rows == probed < found:
-        raise refuse(path, f"found more than {rows} samples in the iterable, expected {rows}")
+def _flatten(path: Path, stored: Schema, result: ProbeResult) -> list[list[Any]]:
+    """Return the leaves of each sample. Raise StaleStoreError if their fields differ from those stored."""
+    found = result.inferred
+    # a few samples may have a simpler structure than the many that were stored, whose structure then decides
+    flattener = Flattener(stored.structure if found.structure == found.schema.structure else found.structure)
+    try:
+        samples = [flattener(sample) for sample in result.samples]
+    except SchemaError as error:
+        raise stale(path, schema_difference(found.schema, stored) or str(error)) from None
+    if [field.path for field in found.schema] == [field.path for field in stored]:
+        difference = schema_difference(found.schema, stored)
+        if difference:
+            raise stale(path, difference)
+    return samples
 
 
 def schema_difference(found: Schema, stored: Schema) -> str:
-    """How samples read now differ in kind from what was stored; empty if they fit."""
+    """Return a sentence that says how the fields of samples differ from those stored, or an empty string."""
     have, want = [f.path for f in found.fields], [f.path for f in stored.fields]
     if have != want:
-        gone = [display(path) for path in want if path not in have]
-        new = [display(path) for path in have if path not in want]
-        if gone or new:
+        if set(have) != set(want):
             return f"found the fields {', '.join(map(display, have))}; expected {', '.join(map(display, want))}"
         return "found the fields in another order"
     for now, then in zip(found.fields, stored.fields, strict=True):
@@ -109,14 +131,14 @@ def schema_difference(found: Schema, stored: Schema) -> str:
 
 
 def _fits(now: Field, then: Field) -> bool:
-    """Whether a few samples of kind ``now`` can be rows of a column of kind ``then``."""
+    """Return True if samples of field `now` can be rows of column `then`."""
     if then.kind in ("str", "bytes", "json") or now.kind in ("str", "bytes", "json"):
         return now.kind == then.kind
     return all(dim is None or dim == have for have, dim in zip(now.shape, then.shape, strict=True))
 
 
 def _difference(found: Any, expected: Any) -> str:
-    """Two values side by side, briefly: for tensors the first element that differs."""
+    """Return both values in short form; for tensors, the first elements that differ."""
     if expected is None:
         return f"found {_brief(found)}, expected another value"
     one, other = values.as_tensor(found), values.as_tensor(expected)

@@ -1,4 +1,4 @@
-"""A dataset that blocks is waited for, but not in silence: which sample it is, and who reads it."""
+"""Name the sample that a dataset has been reading for too long, and the process that reads it."""
 
 from __future__ import annotations
 
@@ -16,46 +16,44 @@ STALL_SECONDS = 60.0
 _IDLE = -1
 
 
-class Readers:
-    """Which sample each reader is at, in memory that worker processes share; reader 0 alone is this process itself."""
+class Watchdog:
+    """Records which sample each process is reading, in memory that worker processes share.
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._first = RawArray("q", [_IDLE] * max(workers, 1))
-        self._count = RawArray("q", max(workers, 1))
+    With ``worker_count`` 0 only this process reads, as worker 0.
+    """
+
+    def __init__(self, worker_count: int) -> None:
+        self.worker_count = worker_count
+        self._first = RawArray("q", [_IDLE] * max(worker_count, 1))
+        self._count = RawArray("q", max(worker_count, 1))
         self._stop = RawArray("b", 1)
 
-    def begin(self, reader: int, first: int, count: int = 1) -> None:
-        """Reader number ``reader`` asks the dataset for ``count`` samples from ``first``."""
-        self._count[reader] = count
-        self._first[reader] = first
+    def begin_read(self, worker: int, first: int, count: int = 1) -> None:
+        """Record that `worker` asks the dataset for `count` samples from `first`."""
+        self._count[worker] = count
+        self._first[worker] = first
 
-    def end(self, reader: int) -> None:
-        """It has them."""
-        self._first[reader] = _IDLE
-
-    @property
-    def idle(self) -> bool:
-        """Whether nobody is in the dataset's code."""
-        return all(first == _IDLE for first in self._first)
+    def end_read(self, worker: int) -> None:
+        """Record that the dataset has returned them, or has raised."""
+        self._first[worker] = _IDLE
 
     @property
-    def stopped(self) -> bool:
-        """Whether readers shall read no more."""
+    def is_stopped(self) -> bool:
+        """Return True once no process should read another sample."""
         return bool(self._stop[0])
 
     def stop(self) -> None:
-        """Asks readers to read no more."""
+        """Ask all processes to read no more samples."""
         self._stop[0] = 1
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Meanwhile a thread says on stderr, at most once in ``STALL_SECONDS``, who has been at one sample that long.
+    def watch(self) -> Iterator[None]:
+        """Report stalled reads on stderr during the block, at most once in ``STALL_SECONDS``.
 
-        To be entered when worker processes have been started: a thread makes forking unsafe.
+        A thread does that. Start worker processes before: forking is unsafe while threads run.
         """
         done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(done,), name="memfeed-stall", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(done,), name="memfeed-watchdog", daemon=True)
         try:
             thread.start()
             yield
@@ -65,27 +63,27 @@ class Readers:
                 thread.join()
 
     def _watch(self, done: threading.Event) -> None:
-        since = [(_IDLE, time.monotonic())] * len(self._first)
-        told = -STALL_SECONDS
+        reads = [(_IDLE, time.monotonic())] * len(self._first)  # of each worker: the sample, and since when
+        reported = -STALL_SECONDS
         while not done.wait(min(STALL_SECONDS / 4, 1.0)):
             now = time.monotonic()
-            since = [old if first == old[0] else (first, now) for first, old in zip(self._first, since, strict=True)]
+            reads = [old if first == old[0] else (first, now) for first, old in zip(self._first, reads, strict=True)]
             stalled = [
-                (reader, first, now - begun)
-                for reader, (first, begun) in enumerate(since)
-                if first != _IDLE and now - begun >= STALL_SECONDS
+                (worker, first, now - since)
+                for worker, (first, since) in enumerate(reads)
+                if first != _IDLE and now - since >= STALL_SECONDS
             ]
-            if stalled and now - told >= STALL_SECONDS:
-                told = now
-                _say("; ".join(self._describe(*one) for one in stalled))
+            if stalled and now - reported >= STALL_SECONDS:
+                reported = now
+                _print("; ".join(self._describe(*read) for read in stalled))
 
-    def _describe(self, reader: int, first: int, seconds: float) -> str:
-        count = self._count[reader]
-        what = f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
-        who = f"worker {reader}" if self.workers else f"process {os.getpid()}"
-        return f"{who} has been reading {what} for {seconds:.0f} s"
+    def _describe(self, worker: int, first: int, seconds: float) -> str:
+        count = self._count[worker]
+        samples = f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
+        process = f"worker {worker}" if self.worker_count else f"process {os.getpid()}"
+        return f"{process} has been reading {samples} for {seconds:.0f} s"
 
 
-def _say(stalled: str) -> None:
-    text = f"memfeed: {stalled}; still waiting: see what the dataset does there, or end it with Ctrl-C"
-    tqdm.write(text, file=sys.stderr)  # above a progress bar, where there is one
+def _print(stalled: str) -> None:
+    text = f"memfeed: {stalled}; still waiting: check what the dataset does there, or stop it with Ctrl-C"
+    tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one

@@ -1,4 +1,4 @@
-"""One run of consecutive rows: samples in, bytes in files out."""
+"""Write one run of consecutive rows: samples in, bytes in files out."""
 
 from __future__ import annotations
 
@@ -20,75 +20,74 @@ MOST_ROWS_A_WRITE = 1024
 
 
 class WritePlan(msgspec.Struct, frozen=True):
-    """What a conversion needs to know beside the build: how samples come apart, and what to do with bad ones."""
+    """How the samples of a conversion become rows."""
 
     flattener: Flattener
-    casts: frozenset[int] = frozenset()  # fields that dtypes= casts
-    held: frozenset[int] = frozenset()  # fields whose kind or dims were fixed by like= or fields=: never promoted
+    casts: frozenset[int] = frozenset()  # indices of the fields that dtypes= casts
+    fixed: frozenset[int] = frozenset()  # indices of the fields that like= or fields= fixes: never promoted
     row_bytes: float = 1.0
     skip_errors: bool = False
 
     @property
-    def rows_a_write(self) -> int:
-        """How many rows are packed before they are written."""
+    def rows_per_write(self) -> int:
+        """Return how many rows are packed before they are written."""
         return int(min(max(WRITE_BYTES // max(self.row_bytes, 1), 1), MOST_ROWS_A_WRITE))
 
 
 class Report(msgspec.Struct):
-    """What was done since the last report."""
+    """Counts of what was written since the last report, and the drifts that were found: (field index, shape)."""
 
-    rows: int = 0
-    bytes: int = 0
-    skipped: int = 0
-    drifts: list[tuple[int, tuple[int, ...]]] = []  # field, shape
-    error: Exception | None = None
-    cause: Exception | None = None
+    row_count: int = 0
+    byte_count: int = 0
+    skipped_count: int = 0
+    drifts: list[tuple[int, tuple[int, ...]]] = []
 
 
-class Drifted(Exception):  # noqa: N818
-    """A row whose dims the schema does not admit yet; the ``at`` rows before it were written (``bytes`` of them)."""
+class PromotionNeeded(Exception):  # noqa: N818
+    """Raised for a row whose shape the schema does not admit yet. ``row_count`` rows before it were written."""
 
-    def __init__(self, at: int, number: int, shape: tuple[int, ...], written: int) -> None:
-        super().__init__(at, number, shape, written)
-        self.at, self.number, self.shape, self.bytes = at, number, shape, written
+    def __init__(self, row_count: int, byte_count: int, field_index: int, shape: tuple[int, ...]) -> None:
+        super().__init__(row_count, byte_count, field_index, shape)
+        self.row_count, self.byte_count, self.field_index, self.shape = row_count, byte_count, field_index, shape
 
 
-def take_apart(plan: WritePlan, sample: Any, number: int) -> list[Any]:
-    """The leaves of sample ``number``; raises SchemaError naming it."""
+def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
+    """Return the leaves of sample `index`. Raise SchemaError with that index if its structure differs."""
     try:
         return plan.flattener(sample)
     except SchemaError as error:
-        raise SchemaError(f"sample {number}: {error}") from None
+        raise SchemaError(f"sample {index}: {error}") from None
 
 
-def write_run(rows: RowWriter, plan: WritePlan, first: int, leaves: Sequence[Sequence[Any]], number: int) -> int:
-    """Packs and writes samples (already taken apart) as the rows from ``first``; returns the bytes written.
+def write_run(writer: Rows, plan: WritePlan, row: int, samples: Sequence[Sequence[Any]], index: int) -> int:
+    """Pack samples, given as their leaves, and write them from `row` on. Return the number of bytes written.
 
-    Raises SchemaError naming the sample (``number`` is the first one's) and the field, or Drifted.
+    `index` is the index of the first sample in the dataset. Raises SchemaError with the sample's index and the field,
+    or PromotionNeeded.
     """
-    if not leaves:
+    if not samples:
         return 0
     packed = []
-    columns = zip(*leaves, strict=True)
-    for which, (field, column) in enumerate(zip(rows.schema.fields, columns, strict=True)):
+    columns = zip(*samples, strict=True)
+    for field_index, (field, column) in enumerate(zip(writer.schema.fields, columns, strict=True)):
         try:
-            packed.append(codec.pack(field, column, cast=which in plan.casts))
-        except ShapeMismatchError as drift:
-            shape = drift.shape
-            if which in plan.held:
+            packed.append(codec.pack(field, column, cast=field_index in plan.casts))
+        except Drift as drift:
+            shape = drift.leaf.shape
+            if field_index in plan.fixed:
                 raise SchemaError(
-                    f"sample {number + drift.position}, field {field.name}: found dims {list(shape)}; expected "
-                    f"{field.describe()}, as like= or fields= fixed it: make the sample so, or leave that out"
+                    f"sample {index + drift.at}, field {field.name}: found dims {list(shape)}; expected "
+                    f"{field.describe()}, as like= or fields= fixed it: change the sample, or leave that argument out"
                 ) from None
-            written = write_run(rows, plan, first, leaves[: drift.position], number)
-            raise Drifted(drift.position, which, shape, written) from None
+            byte_count = write_run(writer, plan, row, samples[: drift.at], index)
+            raise PromotionNeeded(drift.at, byte_count, field_index, shape) from None
         except SchemaError as error:
-            at = getattr(error, "position", 0)
-            raise SchemaError(f"sample {number + at}, field {field.name}: {error}") from None
-    return rows.write(first, len(leaves), packed)
+            at = getattr(error, "at", 0)
+            raise SchemaError(f"sample {index + at}, field {field.name}: {error}") from None
+    return writer.write(row, len(samples), packed)
 
 
-def promote_now(build: Build, number: int, shapes: Sequence[tuple[int, ...]]) -> RowWriter:
-    """Promotes a column in the builder's own process and returns a writer for the new schema."""
-    build.promote(number, promote(build.schema.fields[number], shapes))
+def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> Rows:
+    """Promote a column so that it admits `shapes`. Return a writer for the new schema. Only the builder may do this."""
+    build.promote(field_index, promote(build.schema.fields[field_index], shapes))
     return build.writer()

@@ -19,7 +19,7 @@ from memfeed.building.build import Build, runs
 from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import ABSENT
 from memfeed.convert.probe import SAMPLES
-from memfeed.convert.write_run import Drifted, WritePlan, promote_now, take_apart, write_run
+from memfeed.convert.write_run import PromotionNeeded, WritePlan, promote_column, flatten_sample, write_run
 from memfeed.errors import BuildError, RowError, SchemaError, StoreError
 from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
@@ -126,7 +126,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open = False
         with self._stack:
-            if kind is None and not self._sigterm.ending:
+            if kind is None and not self._sigterm.terminating:
                 try:
                     self._finish()
                 except BaseException:
@@ -169,7 +169,7 @@ class Writer:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
         self._pending.append(map_leaves(values.copy_value, sample))
         due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # what a death can cost
-        if due or len(self._pending) >= (SAMPLES if self._plan is None else self._plan.rows_a_write):
+        if due or len(self._pending) >= (SAMPLES if self._plan is None else self._plan.rows_per_write):
             self._flush()
 
     def extend(self, batch: Any) -> None:
@@ -199,7 +199,7 @@ class Writer:
             raise RowError(f"found row {where}; expected {-self.length} to {self.length - 1}")
         if self._plan is None:
             self._begin([batch])
-        self._write(row, [take_apart(self._started()[1], batch, row)])
+        self._write(row, [flatten_sample(self._started()[1], batch, row)])
 
     # --- inside
 
@@ -247,7 +247,7 @@ class Writer:
         if self._plan is None:
             self._begin(samples)
         plan = self._started()[1]
-        self._write(self._at, [take_apart(plan, s, self._at + i) for i, s in enumerate(samples)])
+        self._write(self._at, [flatten_sample(plan, s, self._at + i) for i, s in enumerate(samples)])
         self._at += len(samples)
         self._failed = False
 
@@ -258,9 +258,9 @@ class Writer:
             try:
                 write_run(self._rows, plan, first + done, leaves[done:], first + done)
                 break
-            except Drifted as drift:
-                done += drift.at
-                self._rows = promote_now(build, drift.number, [drift.shape])
+            except PromotionNeeded as needed:
+                done += needed.row_count
+                self._rows = promote_column(build, needed.field_index, [needed.shape])
         self._sync_if_due()
 
     def _sync(self) -> None:
@@ -270,7 +270,7 @@ class Writer:
 
     def _sync_if_due(self) -> None:
         build, _ = self._started()
-        if self._sigterm.passed():
+        if self._sigterm.ignored():
             build.sync()
         else:
             build.sync_if_due()

@@ -1,4 +1,7 @@
-"""Signals: SIGTERM, which a scheduler sends before it takes the machine away, and moments in which they wait."""
+"""SIGTERM as an exception that unwinds a block, and blocks during which SIGINT and SIGTERM are deferred.
+
+A scheduler sends SIGTERM some seconds before it takes the machine away.
+"""
 
 from __future__ import annotations
 
@@ -12,121 +15,124 @@ from typing import Any
 
 
 class Terminated(BaseException):
-    """Raised in the main thread at a SIGTERM, so that what is open there is left in order."""
+    """Raised in the main thread by SIGTERM, so that with-blocks and finally-blocks clean up."""
 
 
 class Sigterm:
-    """Whether a SIGTERM ``came``, and whether it ``ends`` this process: where no handler of the user's decides."""
+    """The SIGTERM handler of one block: records that a signal was ``received``, and if it ``terminates`` the process.
+
+    It terminates the process only if the user has installed no handler of their own.
+    """
 
     def __init__(self) -> None:
-        self.came = self.ends = self._over = False
-        self._own = os.getpid()
-        self._before: Any = signal.SIG_DFL
+        self.received = self.terminates = self._is_over = False
+        self._pid = os.getpid()
+        self._previous: Any = signal.SIG_DFL
 
     @property
-    def ending(self) -> bool:
-        """Whether this process ends as soon as all is in order."""
-        return self.came and self.ends
+    def terminating(self) -> bool:
+        """Return True after a termination signal, while only cleanup is left."""
+        return self.received and self.terminates
 
     def check(self) -> None:
-        """Raises Terminated again where the user's own code has swallowed it."""
-        if self.ending:
+        """Raise Terminated again if the user's code has swallowed it."""
+        if self.terminating:
             raise Terminated
 
-    def passed(self) -> bool:
-        """Whether one came since this was last asked that a handler of the user's lets pass: the work goes on."""
-        passed = self.came and not self.ends
-        self.came = self.ending
-        return passed
+    def ignored(self) -> bool:
+        """Return True once for each signal after which the user's handler let the work continue."""
+        ignored = self.received and not self.terminates
+        self.received = self.terminating
+        return ignored
 
-    def begin(self) -> None:
-        """Puts its handler before the one that is there."""
-        self._before = signal.getsignal(signal.SIGTERM)
+    def install(self) -> None:
+        """Replace the current handler. It is still called by this one."""
+        self._previous = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._handle)
 
-    def end(self) -> None:
-        """Takes it away again, unless another stands before it now, which will pass it over."""
-        self._over = True
+    def remove(self) -> None:
+        """Restore the previous handler. A handler that was installed after this one stays, and skips this one."""
+        self._is_over = True
         if signal.getsignal(signal.SIGTERM) == self._handle:
             with contextlib.suppress(ValueError):  # not in the main thread any more
-                signal.signal(signal.SIGTERM, self._behind())
+                signal.signal(signal.SIGTERM, self._next_handler())
 
-    def _behind(self) -> Any:
-        """What stands behind it; blocks need not end in the order they began."""
-        found = self._before
-        while isinstance(other := getattr(found, "__self__", None), Sigterm) and other._over:
-            found = other._before
-        return found
+    def _next_handler(self) -> Any:
+        """Return the handler to call after this one. Blocks need not end in the order in which they began."""
+        handler = self._previous
+        while isinstance(other := getattr(handler, "__self__", None), Sigterm) and other._is_over:
+            handler = other._previous
+        return handler
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        behind = self._behind()
-        if self._over or os.getpid() != self._own:  # a child that was forked a moment ago
-            signal.signal(signal.SIGTERM, behind)
+        handler = self._next_handler()
+        if self._is_over or os.getpid() != self._pid:  # os.getpid: in a child that was just forked
+            signal.signal(signal.SIGTERM, handler)
             signal.raise_signal(signal.SIGTERM)
             return
-        self.came, self.ends = True, not callable(behind)
-        if self.ends:
+        self.received, self.terminates = True, not callable(handler)
+        if self.terminates:
             raise Terminated
-        behind(number, frame)
+        handler(number, frame)
 
 
 @contextlib.contextmanager
 def sigterm_unwinds() -> Iterator[Sigterm]:
-    """Meanwhile a SIGTERM unwinds the with-block; on leaving it the process ends by that signal, as it would have.
+    """Let SIGTERM unwind the block by an exception. When the block ends, the process ends by that signal.
 
-    A handler of the user's decides alone: it is called at once, and what it raises unwinds the block too. If it returns
-    the work goes on. Outside of the main thread, and where SIGTERM is ignored, nothing is changed.
+    If the user has a handler, only that one is called, at once. What it raises unwinds the block too; if it returns,
+    the work continues. Nothing is changed outside the main thread, or where SIGTERM is ignored.
     """
     sigterm = Sigterm()
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) in (None, signal.SIG_IGN):
         yield sigterm
         return
-    sigterm.begin()
+    sigterm.install()
     try:
         yield sigterm
     except Terminated:
-        if not sigterm.ending:
+        if not sigterm.terminating:
             raise  # of a block around this one
     finally:
-        sigterm.end()
-        if sigterm.ending:
+        sigterm.remove()
+        if sigterm.terminating:
             signal.raise_signal(signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block is left: an exception may leave a lock taken for ever.
+    """Defer SIGINT and SIGTERM until the block ends, where an exception would leave something half done.
 
-    For what is short; a second signal of the same kind waits no more. Outside of the main thread nothing is changed: no
-    handler runs there.
+    Use it for short blocks. A second signal of the same kind is not deferred. Nothing is changed outside the main
+    thread, because handlers run only there.
     """
-    came: list[int] = []
-    before: dict[int, Any] = {}
-    own, over = os.getpid(), False
+    deferred: list[int] = []
+    handlers: dict[int, Any] = {}
+    pid, is_over = os.getpid(), False
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if over or os.getpid() != own:  # it was left there by an exception, or in a child that was forked meanwhile
-            signal.signal(number, before[number])
+    def defer(number: int, frame: FrameType | None) -> None:
+        if is_over or os.getpid() != pid:  # an exception left it installed, or this is a child that was just forked
+            signal.signal(number, handlers[number])
             signal.raise_signal(number)
-        elif number in came:
-            came.remove(number)
-            before[number](number, frame)
+        elif number in deferred:
+            deferred.remove(number)
+            handlers[number](number, frame)
         else:
-            came.append(number)
+            deferred.append(number)
 
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if callable(handler := signal.getsignal(number)):
-                    before[number] = handler
-                    signal.signal(number, note)
+                    handlers[number] = handler
+                    signal.signal(number, defer)
         yield
     finally:
-        over = True
-        for held, handler in before.items():
-            if signal.getsignal(held) is note:
-                signal.signal(held, handler)
-        with contextlib.ExitStack() as stack:  # each, though one raises
-            for caught in came:
-                stack.callback(signal.raise_signal, caught)
+        is_over = True
+        for replaced, handler in handlers.items():
+            if signal.getsignal(replaced) is defer:
+                signal.signal(replaced, handler)
+        with contextlib.ExitStack() as stack:  # raise each signal, even if an earlier one raises an exception
+            for received in deferred:
+                stack.callback(signal.raise_signal, received)

@@ -1,0 +1,264 @@
+"""A conversion from the probe to the commit: open the store that exists, or write it, or resume writing it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memfeed.building.build import Build
+from memfeed.building.claim import claim, clear
+from memfeed.building.commit import finish_interrupted, sweep
+from memfeed.building.rows import ABSENT
+from memfeed.convert.budget import Budget, estimate_budget, mean_row_bytes
+from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
+from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
+from memfeed.convert.inputs import Input
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
+from memfeed.convert.temporary import TemporaryDirectory
+from memfeed.convert.write_run import Report, WritePlan, flatten_sample, write_run
+from memfeed.errors import MemfeedError, StaleStoreError, StoreError
+from memfeed.schema.tree import Flattener, types_of
+from memfeed.store import format
+from memfeed.store.store import Store, open_store
+from memfeed.system import files
+from memfeed.system.progress import Progress
+from memfeed.system.signals import Sigterm, sigterm_unwinds
+
+
+def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None) -> Store:
+    """Return the store at `target`: the one that exists, compared with the dataset, or a new one.
+
+    The store keeps `owner` alive. After an error `owner` is removed.
+    """
+    identity = format.identity(target)
+    if target.exists() and not options.overwrite:
+        sweep(target)
+        return _open_existing(target, given, options, owner)
+    if target.exists():
+        _require_store(target)
+    files.make_directory(target.parent)
+    with sigterm_unwinds() as sigterm, _removed_on_error(owner), claim(target, first=finish_interrupted):
+        # another process may have made the store while this one waited for the claim
+        is_made = format.identity(target) != identity if options.overwrite else target.exists()
+        if not is_made or (options.overwrite and not _is_equal(target, given, options)):
+            conversion = Conversion(target, given, options, probe_input(given, options), owner is not None)
+            conversion.run(sigterm)
+            return open_store(target, types=conversion.result.types, owner=owner)
+    return _open_existing(target, given, options, owner)
+
+
+def _require_store(target: Path) -> None:
+    """Raise StoreError unless a store of ours is at `target`: nothing else is ever replaced."""
+    if not (target / format.MANIFEST).exists():
+        raise StoreError(
+            f"{target}: found something that is no memfeed store; expected a store, because overwrite=True replaces "
+            "nothing else: choose another path, or remove it yourself"
+        )
+
+
+@contextlib.contextmanager
+def _removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if owner is not None:
+            owner.remove()
+        raise
+
+
+def _open_existing(target: Path, given: Input, options: ConvertOptions, owner: object) -> Store:
+    if options.check:
+        types = compare_store(open_store(target), given, options).types
+    else:
+        types = _types_unchecked(given, options)
+    return open_store(target, types=types, owner=owner)
+
+
+def _types_unchecked(given: Input, options: ConvertOptions) -> tuple[type, ...]:
+    """Return the classes of a dataset's samples, as one sample shows them."""
+    try:
+        first = [] if given.kind == "iterable" else [given.dataset[0]]
+    except Exception:  # the user asked for no check: open the store without its classes
+        first = []
+    return types_of(first) + options.record_types
+
+
+def _is_equal(target: Path, given: Input, options: ConvertOptions) -> bool:
+    """Return True if the store that another process made meanwhile is of this dataset."""
+    if isinstance(given.dataset, Iterator):
+        return False  # comparing would use up its samples
+    try:
+        compare_store(open_store(target), given, options)
+    except MemfeedError:
+        return False
+    return True
+
+
+class Conversion:
+    """Writes the store of a dataset that was probed. Claim `target` before ``run``.
+
+    Everything that the probe decides is computed here, before the first byte is written: how samples become rows, the
+    columns to copy whole, the fingerprint, the number of workers.
+    """
+
+    def __init__(
+        self, target: Path, given: Input, options: ConvertOptions, result: ProbeResult, is_temporary: bool
+    ) -> None:
+        self.target, self.given, self.options, self.result = target, given, options, result
+        self.is_temporary = is_temporary
+        inferred = result.inferred
+        packed = pack_samples(result)
+        self.plan = WritePlan(
+            flattener=Flattener(inferred.structure),
+            casts=inferred.casts,
+            fixed=inferred.held,
+            row_bytes=mean_row_bytes(packed),
+            skip_errors=options.skip_errors,
+        )
+        # columns that fields= makes ragged are written row by row
+        is_copied = given.kind == "columns" and all(field.kind == "fixed" for field in inferred.schema)
+        self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
+        hashes: tuple[format.Probe, ...] = ()
+        if self.columns is not None:
+            hashes = hash_columns(inferred.schema, self.columns, inferred.casts, len(given.dataset))
+        elif not options.allow_random:
+            hashes = hash_samples(inferred.schema, result.indices, packed)
+        self.fingerprint = fingerprint_of(given, hashes)
+        if options.worker_count is not None:
+            self.worker_count = options.worker_count
+        elif given.length is None or is_copied:
+            self.worker_count = 0
+        else:
+            self.worker_count = default_workers(given.length, result.probed.seconds)
+
+    def run(self, sigterm: Sigterm) -> None:
+        """Resume or begin the build, fill it, and commit it. After an error the rows that were written are kept."""
+        build = self._resume()
+        written = 0 if build is None else _count_written(build)
+        if build is None:
+            message = f"{self._estimate()} -> {self.target}"
+            build = self._begin()
+        else:
+            message = f"resuming {build.root}: {written:,} rows are written already"
+        try:
+            with Progress(
+                self.target.name, self.given.length, unit=" rows", shown=self.options.progress, done=written
+            ) as bar:
+                bar.say(f"memfeed: {message}")
+                self._fill(build, bar, sigterm)
+            build.commit(self.target, overwrite=self.options.overwrite)
+        except BaseException as error:
+            self._keep_or_remove(build, error)
+            raise
+
+    def _estimate(self) -> Budget:
+        row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
+        return estimate_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
+
+    def _begin(self) -> Build:
+        shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1
+        root = format.build_path(self.target)
+        return Build.begin(root, self.result.inferred.schema, self.given.length, self.fingerprint, shares)
+
+    def _resume(self) -> Build | None:
+        """Return the unfinished build of this dataset, None without one, or if overwrite=True discards another one.
+
+        Raises StaleStoreError for the build of another dataset.
+        """
+        root = format.build_path(self.target)
+        build = Build.resume(root)
+        if build is None:
+            return None
+        old, found = build.settings.fingerprint, self.result.inferred.schema
+        if self.options.overwrite and old is not None and old.source != self.fingerprint.source:
+            return None  # its rows may come from code that was faulty, which is a reason to pass overwrite=True
+        try:
+            if old is None:
+                raise stale(root, "found the build of a Writer")
+            if [field.path for field in found] != [field.path for field in build.schema]:  # or other fields= were given
+                raise stale(root, schema_difference(found, build.schema))
+            require_equal(root, build.schema, old, self.fingerprint, self.result, None)
+        except StaleStoreError:
+            if self.options.overwrite:
+                return None
+            raise
+        if build.rows is not None and not build.is_closing:
+            build.retry_skipped()  # the dataset may have been fixed, or on_error changed
+        return build
+
+    def _fill(self, build: Build, bar: Progress, sigterm: Sigterm) -> None:
+        """Write the rows that are absent."""
+
+        def on_report(report: Report) -> None:
+            bar.advance(report.row_count + report.skipped_count, report.byte_count)
+            sigterm.check()
+            if sigterm.ignored():
+                build.sync()
+
+        if build.is_closing:
+            bar.say(f"memfeed: {build.root} has all its rows; finishing its commit")
+        elif self.columns is not None:
+            convert_columns(build, self.columns, self.plan, on_report)
+        elif self.given.kind == "iterable":
+            # where a row is depends on the number of shares, so that of an earlier run stays
+            shares, dataset = build.settings.shares, self.given.dataset
+            if shares == 1:  # an iterator gives the probed samples only once
+                dataset = itertools.chain(self.result.samples, self.result.probed.remaining or ())
+            convert_stream(build, dataset, self.plan, worker_count=shares if shares > 1 else 0, on_report=on_report)
+        else:
+            if not self.options.allow_random:
+                self._write_probed(build, on_report)
+            convert_map(
+                build,
+                self.given.dataset,
+                self.plan,
+                worker_count=self.worker_count,
+                seconds=self.result.probed.seconds,
+                on_report=on_report,
+            )
+
+    def _write_probed(self, build: Build, on_report: OnReport) -> None:
+        """Write the probed samples, so that they are not decoded again."""
+        presence = build.presence()
+        writer = build.writer()
+        for index, sample in zip(self.result.indices, self.result.samples, strict=True):
+            if presence[index] == ABSENT:
+                leaves = flatten_sample(self.plan, sample, index)
+                on_report(Report(row_count=1, byte_count=write_run(writer, self.plan, index, [leaves], index)))
+        writer.close()
+        failed = [index for index in self.result.probed.failed if presence[index] == ABSENT]
+        mark_skipped(build, failed)
+        on_report(Report(skipped_count=len(failed)))
+
+    def _keep_or_remove(self, build: Build, error: BaseException) -> None:
+        """Sync the rows that were written, and add to an error of ours that they are kept.
+
+        A build without a row, or of a temporary store, is removed.
+        """
+        with contextlib.suppress(OSError, MemfeedError):  # the first error is the one to raise
+            if not self.is_temporary:
+                build.sync()
+        try:
+            written = _count_written(build)
+        except (OSError, StoreError):  # it was the finished store already, or the disk cannot be read
+            return
+        if not written or self.is_temporary:
+            with contextlib.suppress(OSError, MemfeedError):
+                clear(build.root)
+            return
+        if not isinstance(error, MemfeedError):
+            return
+        kept = f" [{written:,} rows are kept in {build.root}; the same call resumes from there]"
+        if isinstance(error, OSError):
+            error.strerror = f"{error.strerror}{kept}"
+        elif len(error.args) == 1:
+            error.args = (f"{error.args[0]}{kept}",)
+
+
+def _count_written(build: Build) -> int:
+    return int((build.presence() > 0).sum())

@@ -1,0 +1,86 @@
+"""What a store remembers of its dataset: hashes of some samples, and of the source of the dataset's class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from memfeed.convert.inputs import Input
+from memfeed.convert.probe import ProbeResult, probe_indices
+from memfeed.errors import SchemaError
+from memfeed.schema import codec
+from memfeed.schema.codec import Packed
+from memfeed.schema.fields import Field, Schema
+from memfeed.schema.tree import Flattener
+from memfeed.store.format import Fingerprint, Probe
+
+
+def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
+    """Return the fingerprint of a dataset. Columns in memory have no class whose source could change."""
+    source, name = ("", "") if given.kind == "columns" else hash_source(given.dataset)
+    return Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
+
+
+def pack_samples(result: ProbeResult) -> list[tuple[Packed, ...]]:
+    """Return each probed sample packed by itself, one ``Packed`` per field.
+
+    Raises SchemaError with the sample's index and the field.
+    """
+    flattener, packed = Flattener(result.inferred.structure), []
+    for index, sample in zip(result.indices, result.samples, strict=True):
+        row = []
+        for field_index, (field, leaf) in enumerate(zip(result.inferred.schema.fields, flattener(sample), strict=True)):
+            try:
+                row.append(codec.pack(field, [leaf], cast=field_index in result.inferred.casts))
+            except SchemaError as error:
+                raise SchemaError(f"sample {index}, field {field.name}: {error}") from None
+        packed.append(tuple(row))
+    return packed
+
+
+def hash_samples(schema: Schema, indices: Sequence[int], packed: Sequence[tuple[Packed, ...]]) -> tuple[Probe, ...]:
+    """Return the hashes of packed samples."""
+    return tuple(
+        Probe(index=index, hashes=tuple(hash_packed(f, p) for f, p in zip(schema.fields, row, strict=True)))
+        for index, row in zip(indices, packed, strict=True)
+    )
+
+
+def hash_columns(schema: Schema, columns: Sequence[Any], casts: frozenset[int], row_count: int) -> tuple[Probe, ...]:
+    """Return the hashes of the probed rows of columns in memory, hashed column by column, which is faster."""
+    indices = probe_indices(row_count)
+    hashes = []
+    for field_index, (field, column) in enumerate(zip(schema.fields, columns, strict=True)):
+        packed = codec.pack_column(field, column[indices], cast=field_index in casts)
+        parts = packed.buffers[0].reshape(len(indices), field.row_bytes)
+        hashes.append([hash_packed(field, Packed([part], None)) for part in parts])
+    return tuple(Probe(index=index, hashes=row) for index, row in zip(indices, zip(*hashes, strict=True), strict=True))
+
+
+def hash_packed(field: Field, packed: Packed) -> str:
+    """Return the xxh3-64 of one row of a field: of its dims, then of its bytes."""
+    hashed = xxhash.xxh3_64()
+    if packed.dims is not None:
+        hashed.update(packed.dims.tobytes())
+    else:
+        hashed.update(np.array(field.row_shape or (1,), np.int64).tobytes())
+    for buffer in packed.buffers:
+        hashed.update(buffer.data)
+    return hashed.hexdigest()
+
+
+def hash_source(dataset: Any) -> tuple[str, str]:
+    """Return the hash of the source of a dataset's class and of those it wraps, and the name of the class."""
+    hashed, seen, name = xxhash.xxh3_64(), set[int](), f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        try:
+            hashed.update(inspect.getsource(type(dataset)).encode())
+        except (OSError, TypeError):  # defined at a prompt, or built in
+            hashed.update(type(dataset).__qualname__.encode())
+        dataset = getattr(dataset, "dataset", None)
+    return hashed.hexdigest(), name

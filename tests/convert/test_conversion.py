@@ -1,0 +1,128 @@
+"""Conversions that are interrupted, resumed, or started again."""
+
+import shutil
+import textwrap
+
+import pytest
+import torch
+
+import memfeed
+from memfeed.errors import (
+    SampleError,
+    SchemaError,
+    SpaceError,
+    StaleStoreError,
+)
+from support import Counting, Made, cache
+
+
+def test_rows_that_were_written_are_not_computed_again(path):
+    read = []
+
+    class Once(Made):
+        def __getitem__(self, index):
+            read.append(index)
+            if index == 150 and len(read) < 400:
+                raise OSError("disk went away")
+            return index
+
+    dataset = Once(None, 200)
+    with pytest.raises(SampleError, match=r"\d+ rows are kept in .*a\.mf\.build; the same call resumes from there"):
+        cache(dataset, path, workers=0)
+    first = len(read)
+    read.extend([0] * (400 - first))
+    store = cache(dataset, path, workers=0)
+    again = read[400:]
+    assert [store[i] for i in range(200)] == list(range(200))
+    assert len(set(again)) < 80, "only the probe and what was missing"
+    assert not path.with_name("a.mf.build").exists()
+
+
+CODE = """
+    import torch
+    class D(torch.utils.data.Dataset):
+        def __len__(self):
+            return 100
+        def __getitem__(self, i):
+            if i == 90 and {stop}:
+                raise ValueError("stop")
+            return torch.tensor([i {bug}])
+"""
+
+
+def test_overwriting_takes_no_row_of_code_that_was_changed(path, tmp_path, monkeypatch):
+    """An interrupted build of a dataset that had a fault, which the samples that are compared do not show."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def dataset(name, **parts):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(CODE.format(**parts)))
+        return __import__(name).D()
+
+    with pytest.raises(SampleError):
+        cache(dataset("one", stop=True, bug="+ (i == 50) * 1000"), path, workers=0)
+    assert path.with_name("a.mf.build").exists()
+    store = cache(dataset("two", stop=False, bug=""), path, workers=0, overwrite=True)
+    assert [int(row) for row in store] == list(range(100))
+
+
+def test_too_little_space_is_said_at_once(path, monkeypatch):
+    monkeypatch.setattr("memfeed.system.files.free_bytes", lambda path: 1000)
+    with pytest.raises(SpaceError, match=r"found 1,000 bytes free; expected at least 800,000 for 100,000 rows of 8 B"):
+        cache(torch.arange(100_000), path)
+    assert not path.with_name("a.mf.build").exists()
+
+
+def test_the_budget_and_the_bar_are_shown(path, capsys):
+    memfeed.cache(Made(lambda i: torch.zeros(1000), 50), path)
+    err = capsys.readouterr().err
+    assert "memfeed: 50 rows, 200.0 KB, about" in err
+    assert "free ->" in err
+    assert "50.0/50.0" in err
+
+
+def test_an_iterable_goes_on_with_the_workers_it_began_with(path):
+    """Where a worker's rows go depends on how many share the iterable: another number would mix them up."""
+
+    class Stops(Counting):
+        def __iter__(self):
+            for sample in super().__iter__():
+                if sample[1] == 250 and not path.with_name("again").exists():
+                    raise OSError("gone")
+                yield sample
+
+    for first, then in ((2, 0), (0, 2)):
+        path.with_name("again").unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        with pytest.raises(SampleError, match=r"the iterable raised OSError: gone"):
+            cache(Stops(300), path, workers=first)
+        path.with_name("again").touch()
+        store = cache(Stops(300), path, workers=then)
+        assert sorted(label for _, label in store) == list(range(300))
+
+
+def test_skipped_rows_are_tried_again(path):
+    class Mended(Made):
+        bad = (5, 71)
+
+        def __getitem__(self, index):
+            if index in self.bad:
+                raise (KeyboardInterrupt if index == 71 else ValueError)("broken")
+            return index
+
+    dataset = Mended(None, 200)
+    with pytest.raises(KeyboardInterrupt):
+        cache(dataset, path, on_error="skip", workers=0)
+    dataset.bad = ()
+    store = cache(dataset, path, workers=0)
+    assert [int(x) for x in store] == list(range(200))
+    assert store.skipped == ()
+
+
+def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
+    dataset = Made(lambda i: {"t": [1, 2, 3] if i != 71 else [1, 2, 3, 4]}, 200)
+    with pytest.raises(SchemaError, match=r"sample 71: found a list of 4 at t.* pass fields=\{'t': 'jagged'\}"):
+        cache(dataset, path, workers=0)
+    with pytest.raises(StaleStoreError, match="found the fields t; expected t.0, t.1, t.2"):
+        cache(dataset, path, fields={"t": "jagged"})
+    store = cache(dataset, path, fields={"t": "jagged"}, overwrite=True)
+    assert [store[i]["t"] for i in (70, 71)] == [[1, 2, 3], [1, 2, 3, 4]]

@@ -1,0 +1,155 @@
+"""Kinds of datasets: which are read, and how, and which are refused."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict
+from torch.utils.data import IterableDataset, TensorDataset
+
+import memfeed
+from memfeed.convert import probe
+from memfeed.errors import (
+    CopyError,
+    SchemaError,
+)
+from support import Counting, Made, Pair, cache, equal
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 300])
+def test_iterables_of_unknown_length(path, n):
+    store = cache(Counting(n), path)
+    assert [label for _, label in store] == list(range(n))
+    assert len(cache((x for x in Counting(n)), path.with_name("b.mf"))) == n
+    assert equal(cache(Counting(n), path)[n - 1], (torch.full((2,), n - 1), n - 1))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        torch.arange(50),
+        np.arange(100.0).reshape(50, 2),
+        (torch.rand(50, 3), np.arange(50, dtype=np.uint16)),
+        {"x": torch.rand(50, 2, 2), "y": {"z": torch.arange(50).to(torch.bfloat16)}},
+        TensorDataset(torch.rand(50, 3), torch.arange(50)),
+        TensorDict({"a": torch.rand(50, 3), "b": {"c": torch.arange(50)}}, [50]),
+        Pair(images=torch.rand(50, 3), targets=torch.arange(50), batch_size=[50]),
+        torch.arange(100).view(2, 50).t(),
+    ],
+    ids=["tensor", "array", "tuple", "dict", "TensorDataset", "TensorDict", "tensorclass", "strided"],
+)
+def test_columns_are_copied_whole(path, columns, monkeypatch):
+    monkeypatch.setattr(probe, "SAMPLES", 4)
+    store = cache(columns, path)
+    rows = columns.tensors if isinstance(columns, TensorDataset) else columns
+    for i in (0, 17, 49):
+        if isinstance(rows, tuple):
+            want = tuple(column[i] for column in rows)
+        elif isinstance(rows, dict):
+            want = {"x": rows["x"][i], "y": {"z": rows["y"]["z"][i]}}
+        else:
+            want = rows[i]
+        assert equal(store[i], want)
+    assert len(cache(columns, path)) == 50
+
+
+def test_columns_of_text_go_row_by_row(path):
+    td = TensorDict({"a": torch.arange(3), "s": NonTensorStack("x", "yy", "z")}, [3])
+    store = cache(td, path)
+    assert [store[i]["s"] for i in range(3)] == ["x", "yy", "z"]
+
+
+def test_hugging_face_datasets(path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"ids": [list(range(i)) for i in range(30)], "label": list(range(30)), "text": [f"t{i}" for i in range(30)]}
+    dataset = datasets.Dataset.from_dict(rows)
+    store = cache(dataset, path)
+    assert [store[i] for i in range(30)] == [dataset[i] for i in range(30)]
+    assert store.schema.fields[0].kind == "jagged"
+    assert equal(cache(dataset, path)[3], dataset[3])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Made([]), r"found an empty dataset \(0 samples\)"),
+        (torch.zeros(0, 3), r"found an empty dataset"),
+        (iter([]), r"the iterable is empty"),
+        ("folder", r"found a str; expected a dataset"),
+        ({"a": [1, 2]}, r"found a dict; expected a dataset"),
+        (3, r"found int, which has neither len and \[\] nor iter"),
+        ((torch.zeros(3), torch.zeros(4)), r"found columns of different lengths \(0: 3, 1: 4\)"),
+        (Made([lambda: 1]), r"found an object of builtins.function, which no column holds"),
+    ],
+)
+def test_what_is_no_dataset(path, dataset, message):
+    with pytest.raises(SchemaError, match=message):
+        cache(dataset, path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_data_that_is_mapped_already_is_not_copied_by_accident(path, tmp_path):
+    store = cache(torch.arange(10), path)
+    td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
+    pair = Pair(images=torch.rand(10), targets=torch.arange(10), batch_size=[10]).memmap(str(tmp_path / "tc"))
+    for data, where in (
+        (store, path),
+        (td, tmp_path / "td"),
+        (TensorDict.load_memmap(str(tmp_path / "td")), tmp_path / "td"),
+        (pair, tmp_path / "tc"),
+    ):
+        with pytest.raises(CopyError, match=rf"memory-mapped already, at .*memfeed\.open\('{where}"):
+            cache(data, tmp_path / "copy.mf")
+    for data in (store, td, pair):
+        copy = cache(data, tmp_path / "copy.mf", copy_existing=True, overwrite=(tmp_path / "copy.mf").exists())
+        assert len(copy) == 10
+        copy.verify()
+
+
+def test_a_target_that_is_its_own_source_is_always_refused(path, tmp_path):
+    store = cache(torch.arange(10), path)
+    td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
+    for data, target in ((store, path), (store, path / "inside"), (td, tmp_path / "td"), (store.subset([1]), path)):
+        with pytest.raises(CopyError, match="found the source of the data itself"):
+            cache(data, target, copy_existing=True, overwrite=True)
+
+
+def test_an_iterator_is_not_shared_by_workers(path):
+    with pytest.raises(ValueError, match=r"found workers=2 for an iterator, which every worker would iterate"):
+        cache((i for i in range(100)), path, workers=2)
+
+
+def test_an_iterable_that_can_be_iterated_once(path):
+    class Once(IterableDataset):
+        def __init__(self):
+            self.g = iter(range(50))
+
+        def __iter__(self):
+            return self.g
+
+    assert [int(x) for x in cache(Once(), path)] == list(range(50))
+
+
+def test_namedtuples_of_columns_and_tuples_that_are_half_columns(path):
+    pair = namedtuple("pair", "x y")
+    store = cache(pair(torch.arange(9), torch.rand(9, 2)), path)
+    assert len(store) == 9
+    assert (type(store[3]).__name__, int(store[3].x)) == ("pair", 3)
+    with pytest.raises(SchemaError, match="found columns of which 1 is a list; expected tensors or arrays"):
+        cache((torch.arange(3), ["a", "b", "c"]), path.with_name("b.mf"))
+
+
+def test_a_read_only_map_is_not_copied_into_memory(path, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(200_000))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    loader = memfeed.Loader(mapped, 100)
+    assert loader.store.column(()).data_ptr() == mapped.ctypes.data
+    assert torch.equal(cache(mapped, path).column(()), torch.arange(200_000))
+
+
+def test_numpy_text_of_hugging_face(path):
+    datasets = pytest.importorskip("datasets")
+    dataset = datasets.Dataset.from_dict({"t": ["a", "bé"], "x": [1, 2]}).with_format("numpy")
+    store = cache(dataset, path)
+    assert [row["t"] for row in store] == ["a", "bé"]
