@@ -17,7 +17,7 @@ import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.convert import watchdog
-from memfeed.convert.jobs import _Writer
+from memfeed.convert.write_run import RunWriter
 from memfeed.errors import BuildError
 from memfeed.schema.infer import infer
 from memfeed.system import machine
@@ -228,10 +228,10 @@ def test_workers_end_though_the_builder_died_while_they_were_forked(path):
 def test_a_worker_of_a_dead_builder_skips_nothing(path):
     with claim(path) as root:
         build = Build.begin(root, infer([torch.arange(3)]).schema, 4, None)
-        job = _Writer(build, None, 0)
+        writer = RunWriter(build, None, may_promote=False)
         Build.resume(root)
         with pytest.raises(BuildError, match="another process has taken this build over"):
-            job.skip(2)
+            writer.skip(2)
         assert build.presence().tolist() == [0] * 4
 
 

@@ -20,7 +20,7 @@ from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
 from memfeed.convert.temporary import TemporaryDirectory
-from memfeed.convert.write_run import Report, WritePlan, flatten_sample, write_run
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
@@ -225,12 +225,13 @@ class Conversion:
     def _write_probed(self, build: Build, on_report: OnReport) -> None:
         """Write the probed samples, so that they are not decoded again."""
         presence = build.presence()
-        writer = build.writer()
+        writer = RunWriter(build, self.plan, may_promote=True)
         for index, sample in zip(self.result.indices, self.result.samples, strict=True):
             if presence[index] == ABSENT:
-                leaves = flatten_sample(self.plan, sample, index)
-                on_report(Report(row_count=1, byte_count=write_run(writer, self.plan, index, [leaves], index)))
-        writer.close()
+                report = Report()
+                writer.write(index, [flatten_sample(self.plan, sample, index)], index, report)
+                on_report(report)
+        writer.rows.close()
         failed = [index for index in self.result.probed.failed if presence[index] == ABSENT]
         mark_skipped(build, failed)
         on_report(Report(skipped_count=len(failed)))

@@ -1,4 +1,4 @@
-"""A tree of image files, one sub-directory per class, as a dataset. Needs the extra [vision]."""
+"""Read a tree of image files, one sub-directory per class, as a dataset. Needs the extra [vision]."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from memfeed.system.extras import require
 
 FIELDS = ("image", "label")
-"""The names of what a sample holds."""
+"""The names of the fields of a sample."""
 
 
 def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None) -> Any:
-    """torchvision's `ImageFolder`: (image, label) samples, classes numbered in the order of their sorted names.
+    """Return torchvision's `ImageFolder`: (image, label) samples, classes numbered in the order of their sorted names.
 
     A file that cannot be decoded raises an OSError that names it. Raises ModuleNotFoundError without [vision],
-    FileNotFoundError or NotADirectoryError for a tree that holds no images.
+    FileNotFoundError or NotADirectoryError for a tree without images.
     """
     require("vision", "torchvision", "PIL")
     from torchvision.datasets import ImageFolder
@@ -26,14 +26,14 @@ def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] |
 
 
 def to_pixels(resize: str | None = None) -> Callable[[Any], Any]:
-    """What makes a PIL image a uint8 tensor [3, h, w].
+    """Return a function that converts a PIL image to a uint8 tensor [3, h, w].
 
     Args:
-        resize: "256" scales the short side to 256 pixels and keeps the aspect, "256x192" squashes to that height and
-            width, None keeps every size as it is.
+        resize: "256" scales the short side to 256 pixels and keeps the aspect ratio, "256x192" scales to that height
+            and width, None keeps the size.
 
     Raises:
-        ValueError: ``resize`` is none of these.
+        ValueError: ``resize`` has another form.
     """
     size = None if resize is None else _size(resize)
     require("vision", "torchvision", "PIL")

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED, Rows
+from memfeed.building.rows import SKIPPED
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.watchdog import Watchdog
-from memfeed.convert.write_run import PromotionNeeded, Report, WritePlan, flatten_sample, promote_column, write_run
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema import codec
 from memfeed.schema.tree import map_leaves
@@ -29,37 +29,6 @@ class RowRange(msgspec.Struct, frozen=True):
 
     first: int
     count: int
-
-
-class _Writer:
-    """Writes runs of rows. In the builder's own process (`worker` None) it promotes columns, in a worker it cannot."""
-
-    def __init__(self, build: Build, plan: WritePlan, worker: int | None) -> None:
-        self.build, self.plan, self.worker = build, plan, worker
-        self._rows: Rows = build.writer()
-
-    def write(self, row: int, samples: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
-        """Write samples from `row` on. Return False if the builder must promote a column before the rest fits."""
-        done = 0
-        while done < len(samples):
-            try:
-                report.byte_count += write_run(self._rows, self.plan, row + done, samples[done:], index + done)
-                report.row_count += len(samples) - done
-                break
-            except PromotionNeeded as needed:
-                report.row_count += needed.row_count
-                report.byte_count += needed.byte_count
-                done += needed.row_count
-                if self.worker is not None:
-                    report.drifts.append((needed.field_index, needed.shape))
-                    return False
-                self._rows = promote_column(self.build, needed.field_index, [needed.shape])
-        return True
-
-    def skip(self, row: int) -> None:
-        """Mark a row as skipped."""
-        self._rows.check_generation()
-        self._rows.mark(row, 1, SKIPPED)
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -103,7 +72,8 @@ class MapJob:
 
     def run(self, worker: int | None) -> Iterator[Report]:
         """Yield a report for each range that this process wrote; `worker` is its index, None for the builder."""
-        writer, reader = _Writer(self.build, self.plan, worker), _Reader(self.watchdog, worker)
+        writer = RunWriter(self.build, self.plan, may_promote=worker is None)
+        reader = _Reader(self.watchdog, worker)
         step = self.plan.rows_per_write
         while (taken := self._take()) < len(self.ranges):
             report, rows = Report(), self.ranges[taken]
@@ -122,8 +92,8 @@ class MapJob:
             self._taken.value = taken + 1
         return taken
 
-    def _write(self, writer: _Writer, reader: _Reader, first: int, count: int, report: Report) -> bool:
-        """Write `count` rows from `first`; return False as `_Writer.write` does."""
+    def _write(self, writer: RunWriter, reader: _Reader, first: int, count: int, report: Report) -> bool:
+        """Write `count` rows from `first`; return False as `RunWriter.write` does."""
         run: list[list[Any]] = []
         start = first
         for row, sample in self._samples(reader, first, count):
@@ -176,7 +146,8 @@ class StreamJob:
         """Yield a report for each block that this process wrote; `worker` is its index, None for the builder."""
         share, shares = worker or 0, max(self.watchdog.worker_count, 1)
         step = STREAM_BLOCK if shares > 1 else self.plan.rows_per_write
-        writer, reader = _Writer(self.build, self.plan, worker), _Reader(self.watchdog, worker)
+        writer = RunWriter(self.build, self.plan, may_promote=worker is None)
+        reader = _Reader(self.watchdog, worker)
         samples, presence, index = self._samples(), self.build.presence(), 0
         name = "" if worker is None else f" of worker {worker}"
         while True:

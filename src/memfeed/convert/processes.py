@@ -69,10 +69,10 @@ def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Rep
 
 def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Connection) -> None:
     """Run one worker's part of `job` and send its reports."""
-    machine.die_with_parent()  # first, because the builder may be dead already
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
-    _prepare_like_dataloader(job.dataset, worker, worker_count)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the builder was interrupted too, or has ended
+        machine.die_with_parent()  # first, because the builder may be dead already
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
+        _prepare_like_dataloader(job.dataset, worker, worker_count)
         try:
             for report in job.run(worker):
                 sender.send_bytes(pickle.dumps(report))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.rows import RowWriter
+from memfeed.building.rows import SKIPPED, Rows
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
@@ -87,7 +87,38 @@ def write_run(writer: Rows, plan: WritePlan, row: int, samples: Sequence[Sequenc
     return writer.write(row, len(samples), packed)
 
 
-def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> Rows:
-    """Promote a column so that it admits `shapes`. Return a writer for the new schema. Only the builder may do this."""
+class RunWriter:
+    """Writes runs of rows. With `may_promote`, which only the builder's process may set, columns are promoted."""
+
+    def __init__(self, build: Build, plan: WritePlan, *, may_promote: bool) -> None:
+        self.build, self.plan, self.may_promote = build, plan, may_promote
+        self.rows: Rows = build.writer()
+
+    def write(self, row: int, samples: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
+        """Write samples, see `write_run`, and add to `report`. Return False if a promotion is needed for the rest."""
+        done = 0
+        while done < len(samples):
+            try:
+                report.byte_count += write_run(self.rows, self.plan, row + done, samples[done:], index + done)
+                report.row_count += len(samples) - done
+                break
+            except PromotionNeeded as needed:
+                report.row_count += needed.row_count
+                report.byte_count += needed.byte_count
+                done += needed.row_count
+                if not self.may_promote:
+                    report.drifts.append((needed.field_index, needed.shape))
+                    return False
+                promote_column(self.build, needed.field_index, [needed.shape])
+                self.rows = self.build.writer()
+        return True
+
+    def skip(self, row: int) -> None:
+        """Mark a row as skipped."""
+        self.rows.check_generation()
+        self.rows.mark(row, 1, SKIPPED)
+
+
+def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Promote a column so that it admits `shapes`. No writer that was made before may be used afterwards."""
     build.promote(field_index, promote(build.schema.fields[field_index], shapes))
-    return build.writer()

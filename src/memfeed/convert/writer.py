@@ -1,4 +1,4 @@
-"""Data that comes from no dataset: a simulator, a script, an array that is filled slowly."""
+"""`memfeed.Writer`: write a store row by row, from a simulator, a script, an array that is filled slowly."""
 
 from __future__ import annotations
 
@@ -11,48 +11,46 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
 from memfeed.building import build as building
 from memfeed.building.build import Build, runs
-from memfeed.building.recovery import claim_recovered
-from memfeed.building.rows import ABSENT
+from memfeed.building.claim import claim
+from memfeed.building.commit import finish_interrupted
+from memfeed.building.rows import ABSENT, Rows
+from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.convert.probe import SAMPLES
-from memfeed.convert.write_run import PromotionNeeded, WritePlan, promote_column, flatten_sample, write_run
-from memfeed.errors import BuildError, RowError, SchemaError, StoreError
-from memfeed.schema import codec, values
-from memfeed.schema.codec import Packed
-from memfeed.schema.containers import map_leaves
-from memfeed.schema.fields import Field, Node, Schema
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.errors import BuildError, RowError, StoreError
+from memfeed.schema import codec
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, open_container
+from memfeed.schema.tree import Flattener, map_leaves
 from memfeed.store import format, in_memory
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
+ZERO_ROWS = 4096  # written at a time
+
 
 class Writer:
-    """Writes a store row by row or run by run; it appears at ``path``, whole, when the with-block ends cleanly.
+    """Writes a store row by row or batch by batch. It appears at ``path`` when the with-block ends without an error.
 
     Without ``like`` the schema is inferred from the first samples, as `memfeed.cache` does. With ``like``, a sample (or
     a TensorDict of them, as `datum.expand(n)`, whose first dim then is the ``length``), dtypes and dims are fixed. With
     a ``length``, space is reserved at once and rows may be written in any order: ``w[i] = sample``,
-    ``w[i:j] = batch``; a row may be written again, and is absent while it is. Values are cast only where that changes
-    none of them.
+    ``w[i:j] = batch``. A row may be written again; if the process dies meanwhile, that row is absent. Values are cast
+    only if that changes none of them.
 
-    After an error, Ctrl-C or SIGTERM the rows stay in ``NAME.build``, synced; the same Writer goes on from there, with
+    After an error, Ctrl-C or SIGTERM the rows stay in ``NAME.build``, synced. The same Writer resumes from there, with
     ``len(w)`` rows written.
 
     Args:
-        path: where the store will be; nothing may be there yet.
-        like: a sample that all others are like, or columns with a row for each.
-        length: how many rows there will be.
-        missing: what becomes of rows never written: "error" names them, "zero" fills them with zeros.
+        path: the store's directory; nothing may exist there yet.
+        like: a sample with the structure, dtypes and dims of all others, or columns with one row per sample.
+        length: the number of rows.
+        missing: "error" raises BuildError for rows that were never written, "zero" fills them with zeros.
 
     Raises:
-        SchemaError: a sample that does not fit (its number, the field). BuildError: rows are missing at the end.
-        RowError: a row out of range. StoreError: something is at ``path``. SpaceError: it will not fit on the disk.
+        SchemaError: a sample that does not fit (its index, the field). BuildError: rows are missing at the end.
+        RowError: a row out of range. StoreError: something is at ``path``. SpaceError: the disk has too little space.
 
     Example::
 
@@ -82,17 +80,17 @@ class Writer:
         self._stack = contextlib.ExitStack()
         self._pending: list[Any] = []  # samples that wait for the schema
         self._build: Build | None = None
-        self._rows: Any = None
-        self._plan: WritePlan | None = None
-        self._at = 0
-        self._open = self._numbered = self._failed = False
+        self._writer: RunWriter | None = None  # from the moment the schema is known
+        self._next_row = 0
+        self._is_open = self._has_assigned = self._has_failed = False
         self._flushed = time.monotonic()
         self._sigterm = Sigterm()
 
     def __enter__(self) -> Writer:
         if self.path.exists():
             raise StoreError(
-                f"{self.path}: found something there; expected a new path: a Writer replaces nothing; remove it first"
+                f"{self.path}: found something there; expected a new path, because a Writer replaces nothing: "
+                "remove it first"
             )
         files.make_directory(self.path.parent)
         self._sigterm = self._stack.enter_context(sigterm_unwinds())
@@ -101,7 +99,7 @@ class Writer:
             if self.path.exists():
                 raise StoreError(
                     f"{self.path}: found a whole store there: the commit of an earlier Writer was cut short and has "
-                    "been finished now, or another process finished it; open it with memfeed.open"
+                    "been finished now, or another process finished it; expected none: open it with memfeed.open"
                 )
             self._build = Build.resume(root)
             if self._build is not None:
@@ -113,18 +111,18 @@ class Writer:
                 if self.length is None:
                     self._build.keep_until_absent()
                 presence = self._build.presence() != ABSENT
-                self._at = int(presence.argmin()) if not presence.all() else len(presence)
-                self._numbered = bool(presence[self._at :].any())
+                self._next_row = int(presence.argmin()) if not presence.all() else len(presence)
+                self._has_assigned = bool(presence[self._next_row :].any())
             if self._sample is not None:
                 self._begin([self._sample])
         except BaseException:
             self._stack.close()
             raise
-        self._open = True
+        self._is_open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._open = False
+        self._is_open = False
         with self._stack:
             if kind is None and not self._sigterm.terminating:
                 try:
@@ -133,57 +131,56 @@ class Writer:
                     self._sync()
                     raise
             else:
-                with contextlib.suppress(Exception):  # the first error is the one to be told
+                with contextlib.suppress(Exception):  # the first error is the one to raise
                     self._flush()
                 self._sync()
 
     def _finish(self) -> None:
-        if self._failed:
+        if self._has_failed:
             raise _failed()
         self._flush()
         if self._build is None:
             raise BuildError(f"{self.path}: found no row written; expected at least one")
-        if self._rows is None:  # an earlier build had all its rows
-            self._rows = self._build.writer()
+        rows = self._build.writer() if self._writer is None else self._writer.rows  # None: a build with all its rows
         if self.missing == "zero":
-            self._fill_zeros()
-        self._rows.close()
+            _fill_zeros(self._build, rows)
+        rows.close()
         self._build.commit(self.path)
 
     def __len__(self) -> int:
-        """Rows written so far."""
+        """Return the number of rows written so far."""
         written = 0 if self._build is None else int((self._build.presence() != ABSENT).sum())
         return written + len(self._pending)
 
     @property
     def absent(self) -> list[tuple[int, int]]:
-        """The ranges of rows still to be written, as (first, last + 1); only with a length."""
+        """Return the ranges of rows still to be written, as (first, last + 1); only with a length."""
         return [] if self._build is None else [(a, a + k) for a, k in runs(self._build.absent())]
 
     # --- writing
 
     def append(self, sample: Any) -> None:
-        """The next row. What ``sample`` holds is copied: its memory may be used again at once."""
+        """Write the next row. The sample is copied: its memory may be used again at once."""
         self._check_open(in_turn=True)
-        if self.length is not None and self._at + len(self._pending) >= self.length:
+        if self.length is not None and self._next_row + len(self._pending) >= self.length:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
-        self._pending.append(map_leaves(values.copy_value, sample))
-        due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # what a death can cost
-        if due or len(self._pending) >= (SAMPLES if self._plan is None else self._plan.rows_per_write):
+        self._pending.append(map_leaves(codec.own, sample))
+        is_due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # samples that a killed process loses
+        if is_due or len(self._pending) >= (SAMPLES if self._writer is None else self._writer.plan.rows_per_write):
             self._flush()
 
     def extend(self, batch: Any) -> None:
-        """The next rows, from a batch: the structure of a sample with a leading dim (or a list) at every leaf."""
+        """Write the next rows, from a batch: the structure of a sample with a leading dim (or a list) at every leaf."""
         self._check_open(in_turn=True)
         self._flush()
-        self._write_batch(self._at, None, batch)
+        self._next_row += self._write_batch(self._next_row, None, batch)
 
     def __setitem__(self, where: int | slice, batch: Any) -> None:
         if self.length is None:
             raise RowError("found an assignment to rows; expected length= (or like= with rows) for that: use append")
         self._check_open(in_turn=False)
         self._flush()
-        self._numbered = True
+        self._has_assigned = True
         if isinstance(where, slice):
             first, last, step = where.indices(self.length)
             if step != 1:
@@ -197,43 +194,38 @@ class Writer:
         row = where + self.length if where < 0 else where
         if not 0 <= row < self.length:
             raise RowError(f"found row {where}; expected {-self.length} to {self.length - 1}")
-        if self._plan is None:
-            self._begin([batch])
-        self._write(row, [flatten_sample(self._started()[1], batch, row)])
+        self._write(row, [batch], self._writer or self._begin([batch]))
 
-    # --- inside
+    # --- internal
 
-    def _begin(self, samples: Sequence[Any]) -> None:
-        """Fixes the schema and, unless an earlier build is gone on with, makes the files."""
+    def _begin(self, samples: Sequence[Any]) -> RunWriter:
+        """Fix the schema. Create the files, unless an interrupted build is resumed."""
         schema, structure, _, _ = infer(samples)
-        held = frozenset(range(len(schema))) if self._sample is not None else frozenset()
+        row_bytes = sum(field.row_bytes for field in schema)
         if self._build is None:
-            row_bytes = sum(field.row_bytes for field in schema if field.kind == "fixed")
             if self.length is not None:
-                files.check_room(self.path, row_bytes * self.length, f"{self.length:,} rows of {row_bytes} bytes")
+                fixed_bytes = sum(field.row_bytes for field in schema if field.kind == "fixed")
+                files.check_room(self.path, fixed_bytes * self.length, f"{self.length:,} rows of {fixed_bytes} bytes")
             self._build = Build.begin(format.build_path(self.path), schema, self.length, None)
-        elif [f.path for f in self._build.schema] != [f.path for f in schema]:
+        elif [field.path for field in self._build.schema] != [field.path for field in schema]:
             raise BuildError(
                 f"{self._build.root}: found a build with the fields {self._build.schema.names()}; expected "
                 f"{schema.names()}: remove that directory to start over"
             )
         self._build.rewrites = self.length is not None
         every = frozenset(range(len(schema)))
-        self._plan = WritePlan(Flattener(structure), every, held, max(sum(field.row_bytes for field in schema), 1))
-        self._rows = self._build.writer()
-
-    def _started(self) -> tuple[Build, WritePlan]:
-        if self._build is None or self._plan is None:
-            raise BuildError("found a Writer that is not open; expected it in a with-block")
-        return self._build, self._plan
+        fixed = every if self._sample is not None else frozenset[int]()
+        plan = WritePlan(Flattener(structure), every, fixed, max(row_bytes, 1))
+        self._writer = RunWriter(self._build, plan, may_promote=True)
+        return self._writer
 
     def _check_open(self, *, in_turn: bool) -> None:
-        if not self._open:
+        if not self._is_open:
             raise BuildError("found a Writer that is not open; expected it in a with-block")
         self._sigterm.check()
-        if self._failed:
+        if self._has_failed:
             raise _failed()
-        if in_turn and self._numbered:
+        if in_turn and self._has_assigned:
             raise RowError(
                 "found append or extend after rows were assigned by number; expected one or the other, because there "
                 "is no next row then: use w[i] or w[i:j] (w.absent has the rows still to be written)"
@@ -243,146 +235,56 @@ class Writer:
         samples, self._pending, self._flushed = self._pending, [], time.monotonic()
         if not samples:
             return
-        self._failed = True  # unless all goes well: the rows behind the error are gone
-        if self._plan is None:
-            self._begin(samples)
-        plan = self._started()[1]
-        self._write(self._at, [flatten_sample(plan, s, self._at + i) for i, s in enumerate(samples)])
-        self._at += len(samples)
-        self._failed = False
+        self._has_failed = True  # until all are written: an error loses the samples after it
+        self._write(self._next_row, samples, self._writer or self._begin(samples))
+        self._next_row += len(samples)
+        self._has_failed = False
 
-    def _write(self, first: int, leaves: Sequence[Sequence[Any]]) -> None:
-        build, plan = self._started()
-        done = 0
-        while done < len(leaves):
-            try:
-                write_run(self._rows, plan, first + done, leaves[done:], first + done)
-                break
-            except PromotionNeeded as needed:
-                done += needed.row_count
-                self._rows = promote_column(build, needed.field_index, [needed.shape])
-        self._sync_if_due()
+    def _write(self, row: int, samples: Sequence[Any], writer: RunWriter) -> None:
+        leaves = [flatten_sample(writer.plan, sample, row + i) for i, sample in enumerate(samples)]
+        self._write_leaves(row, leaves, writer)
+
+    def _write_leaves(self, row: int, leaves: Sequence[Sequence[Any]], writer: RunWriter) -> None:
+        writer.write(row, leaves, row, Report())
+        self._sync_if_due(writer.build)
+
+    def _write_batch(self, row: int, row_count: int | None, batch: Any) -> int:
+        """Write the rows of `batch` from `row` on, and return how many: `row_count`, unless that is None."""
+        writer = self._writer or self._begin(first_samples(batch, SAMPLES))
+        schema = writer.build.schema
+        columns = columns_of(schema.structure, batch)
+        count = column_lengths(schema, columns, row_count)
+        if self.length is not None and row + count > self.length:
+            raise RowError(f"found rows {row} to {row + count - 1}; expected at most row {self.length - 1}")
+        packed = pack_columns(schema, columns)
+        if packed is None:
+            self._write_leaves(row, rows_of(columns), writer)
+        else:
+            writer.rows.write(row, count, packed)
+            self._sync_if_due(writer.build)
+        return count
 
     def _sync(self) -> None:
-        with contextlib.suppress(Exception):  # there is an error to be told already
+        with contextlib.suppress(Exception):  # another error is being raised already
             if self._build is not None:
                 self._build.sync()
 
-    def _sync_if_due(self) -> None:
-        build, _ = self._started()
+    def _sync_if_due(self, build: Build) -> None:
         if self._sigterm.ignored():
             build.sync()
         else:
             build.sync_if_due()
 
-    def _write_batch(self, first: int, count: int | None, batch: Any) -> None:
-        if self._plan is None:
-            self._begin(_first_samples(batch))
-        build, _ = self._started()
-        schema = build.schema
-        columns = _columns(schema.structure, batch)
-        lengths = {len(column) for column in columns}
-        k = lengths.pop()
-        if lengths or (count is not None and k != count):
-            found = ", ".join(f"{f.name}: {len(c)}" for f, c in zip(schema, columns, strict=True))
-            raise SchemaError(
-                f"found a batch with rows {found}; expected {'one number' if count is None else count} in all"
-            )
-        if self.length is not None and first + k > self.length:
-            raise RowError(f"found rows {first} to {first + k - 1}; expected at most row {self.length - 1}")
-        packed = self._packed(schema, columns)
-        if packed is not None:
-            self._rows.write(first, k, packed)
-            self._sync_if_due()
-        else:
-            self._write(first, list(zip(*(_values(column) for column in columns), strict=True)))
-        if count is None:
-            self._at += k
 
-    def _packed(self, schema: Schema, columns: Sequence[Any]) -> list[Packed] | None:
-        """Whole columns at once where every field is fixed and its rows fit; None to go row by row."""
-        packed = []
-        for field, column in zip(schema, columns, strict=True):
-            if field.kind != "fixed" or isinstance(column, list):
-                return None
-            tensor = values.as_tensor(column)
-            if tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
-                return None
-            try:
-                packed.append(codec.pack_column(field, tensor, cast=True))
-            except SchemaError as error:
-                raise SchemaError(f"field {field.name}: {error}") from None
-        return packed
-
-    def _fill_zeros(self) -> None:
-        build, _ = self._started()
-        for first, count in runs(build.absent()):
-            for at in range(first, first + count, 4096):
-                here = min(4096, first + count - at)
-                self._rows.write(at, here, [_zeros(field, here) for field in build.schema])
+def _fill_zeros(build: Build, rows: Rows) -> None:
+    for first, count in runs(build.absent()):
+        for row in range(first, first + count, ZERO_ROWS):
+            part = min(ZERO_ROWS, first + count - row)
+            rows.write(row, part, [zeros(field, part) for field in build.schema])
 
 
 def _failed() -> BuildError:
     return BuildError(
-        "found a Writer after a write that failed: the samples that waited with it were not written; expected its "
-        "with-block to be left by that error: len() of the next Writer for this path says from where to go on"
+        "found a Writer after a write that failed: the samples that waited with it were not written; expected that "
+        "error to end its with-block: len() of the next Writer for this path says from which row to continue"
     )
-
-
-def _columns(node: Node, batch: Any) -> list[Any]:
-    """The leaves of a batch by the structure of a sample; a tuple's may come as a list, a record's as a dict."""
-    if node.kind == "leaf":
-        return [batch]
-    if not node.children:
-        return []
-    opened = open_container(batch)
-    if opened is None:
-        raise SchemaError(
-            f"found {type(batch).__name__} in a batch; expected a {node.kind} of {len(node.children)} parts"
-        )
-    keys = opened[0].keys or tuple(range(len(opened[1])))
-    wanted = node.keys or tuple(range(len(node.children)))
-    held = dict(zip(keys, opened[1], strict=True))
-    if set(held) != set(wanted):
-        raise SchemaError(f"found a batch with the parts {list(held)}; expected {list(wanted)}")
-    return [leaf for key, child in zip(wanted, node.children, strict=True) for leaf in _columns(child, held[key])]
-
-
-def _values(column: Any) -> Sequence[Any]:
-    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else column
-
-
-def _first_samples(batch: Any) -> list[Any]:
-    """A few rows of a batch as samples."""
-
-    def row(value: Any, i: int) -> Any:
-        opened = None if isinstance(value, list) else open_container(value)
-        if opened is None or hasattr(value, "batch_dims"):
-            return value[i]
-        parts = [row(part, i) for part in opened[1]]
-        if opened[0].kind == "dict":
-            return dict(zip(opened[0].keys, parts, strict=True))
-        return type(value)(*parts) if opened[0].kind != "tuple" else tuple(parts)
-
-    def rows(value: Any) -> int:
-        opened = None if isinstance(value, list) else open_container(value)
-        return len(value) if opened is None or hasattr(value, "batch_dims") else rows(opened[1][0])
-
-    if isinstance(batch, list):
-        batch = tuple(batch)  # as default_collate gives the batches of tuples
-    k = rows(batch)
-    if k == 0:
-        raise SchemaError("found a batch without rows; expected at least one")
-    return [row(batch, i) for i in range(min(k, SAMPLES))]
-
-
-def _zeros(field: Field, count: int) -> Packed:
-    if field.kind == "fixed":
-        return Packed([np.zeros(count * field.row_bytes, np.uint8)], None)
-    if field.optional:
-        return Packed([], np.full((count, max(field.rank, 1)), -1, np.int64))
-    if field.kind == "json":
-        null = np.frombuffer(b"null" * count, np.uint8)
-        return Packed([null], np.full((count, 1), 4, np.int64))
-    dims = np.array([dim or 0 for dim in field.shape] or [0], np.int64)
-    return Packed([], np.tile(dims, (count, 1)))

@@ -1,0 +1,112 @@
+"""Batches that a user writes: divide them into columns, or into samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.errors import SchemaError
+from memfeed.schema import codec
+from memfeed.schema.codec import Packed
+from memfeed.schema.fields import Field, Node, Schema
+from memfeed.schema.tree import open_container
+
+
+def columns_of(node: Node, batch: Any) -> list[Any]:
+    """Return the leaves of `batch`, which has the structure `node` of a sample with a leading dim at every leaf.
+
+    A tuple may be given as a list, a record as a dict. Raises SchemaError for another structure.
+    """
+    if node.kind == "leaf":
+        return [batch]
+    if not node.children:
+        return []
+    opened = open_container(batch)
+    if opened is None:
+        raise SchemaError(
+            f"found {type(batch).__name__} in a batch; expected a {node.kind} of {len(node.children)} parts"
+        )
+    keys = opened[0].keys or tuple(range(len(opened[1])))
+    expected = node.keys or tuple(range(len(node.children)))
+    parts = dict(zip(keys, opened[1], strict=True))
+    if set(parts) != set(expected):
+        raise SchemaError(f"found a batch with the parts {list(parts)}; expected {list(expected)}")
+    return [leaf for key, child in zip(expected, node.children, strict=True) for leaf in columns_of(child, parts[key])]
+
+
+def column_lengths(schema: Schema, columns: Sequence[Any], row_count: int | None) -> int:
+    """Return the length of all columns. Raise SchemaError if they differ, or are not `row_count`."""
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1 or (row_count is not None and lengths != {row_count}):
+        found = ", ".join(f"{field.name}: {len(column)}" for field, column in zip(schema, columns, strict=True))
+        expected = "the same number" if row_count is None else row_count
+        raise SchemaError(f"found a batch with rows {found}; expected {expected} in every column")
+    return lengths.pop()
+
+
+def pack_columns(schema: Schema, columns: Sequence[Any]) -> list[Packed] | None:
+    """Return whole columns packed, or None if a field is not fixed, or a column has rows of another shape."""
+    packed = []
+    for field, column in zip(schema, columns, strict=True):
+        if field.kind != "fixed" or isinstance(column, list):
+            return None
+        tensor = codec.as_tensor(column)
+        if tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
+            return None
+        try:
+            packed.append(codec.pack_column(field, tensor, cast=True))
+        except SchemaError as error:
+            raise SchemaError(f"field {field.name}: {error}") from None
+    return packed
+
+
+def rows_of(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the leaves of each row."""
+    values = (list(column.unbind(0)) if isinstance(column, torch.Tensor) else column for column in columns)
+    return list(zip(*values, strict=True))
+
+
+def first_samples(batch: Any, most: int) -> list[Any]:
+    """Return up to `most` rows of a batch as samples. Raise SchemaError for a batch without rows."""
+    if isinstance(batch, list):
+        batch = tuple(batch)  # default_collate returns batches of tuples as lists
+    count = _count_rows(batch)
+    if count == 0:
+        raise SchemaError("found a batch without rows; expected at least one")
+    return [_take_row(batch, i) for i in range(min(count, most))]
+
+
+def _open(value: Any) -> tuple[Node, Sequence[Any]] | None:
+    """Return the container that `value` is, None if it is a leaf of the batch, or a container with a batch dim."""
+    return None if isinstance(value, list) or hasattr(value, "batch_dims") else open_container(value)
+
+
+def _count_rows(value: Any) -> int:
+    opened = _open(value)
+    return len(value) if opened is None else _count_rows(opened[1][0])
+
+
+def _take_row(value: Any, i: int) -> Any:
+    opened = _open(value)
+    if opened is None:
+        return value[i]
+    parts = [_take_row(part, i) for part in opened[1]]
+    if opened[0].kind == "dict":
+        return dict(zip(opened[0].keys, parts, strict=True))
+    return type(value)(*parts) if opened[0].kind != "tuple" else tuple(parts)
+
+
+def zeros(field: Field, row_count: int) -> Packed:
+    """Return rows of zeros, or of the emptiest value that a field can hold."""
+    if field.kind == "fixed":
+        return Packed([np.zeros(row_count * field.row_bytes, np.uint8)], None)
+    if field.optional:
+        return Packed([], np.full((row_count, max(field.rank, 1)), -1, np.int64))
+    if field.kind == "json":
+        null = np.frombuffer(b"null" * row_count, np.uint8)
+        return Packed([null], np.full((row_count, 1), 4, np.int64))
+    dims = np.array([dim or 0 for dim in field.shape] or [0], np.int64)
+    return Packed([], np.tile(dims, (row_count, 1)))
