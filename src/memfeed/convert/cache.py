@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from memfeed.convert.conversion import open_or_convert
-from memfeed.convert.inputs import classify_input, refuse_copy
-from memfeed.convert.options import ConvertOptions
+from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
+from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy
 from memfeed.convert.repair import repair_store
-from memfeed.convert.temporary import TemporaryDirectory
 from memfeed.schema.fields import Kind
 from memfeed.store.store import Store
 

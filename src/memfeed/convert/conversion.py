@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,12 @@ from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear
 from memfeed.building.commit import finish_interrupted, sweep
 from memfeed.building.rows import ABSENT
-from memfeed.convert.budget import Budget, estimate_budget, mean_row_bytes
+from memfeed.convert.budget import estimate_budget, mean_row_bytes
 from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
-from memfeed.convert.inputs import Input
-from memfeed.convert.options import ConvertOptions
+from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
-from memfeed.convert.temporary import TemporaryDirectory
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.tree import Flattener, types_of
@@ -28,6 +30,22 @@ from memfeed.store.store import Store, open_store
 from memfeed.system import files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import Sigterm, sigterm_unwinds
+
+
+class TemporaryDirectory:
+    """A directory that is removed with this object, or at the end of the process that made it.
+
+    Call ``remove`` to remove it at once: a process that is ended by a signal runs no finalizers.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="memfeed-"))
+        self.remove = weakref.finalize(self, _remove, str(self.path), os.getpid())
+
+
+def _remove(path: str, pid: int) -> None:
+    if pid == os.getpid():  # a forked worker must not remove its parent's store
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None) -> Store:
@@ -127,7 +145,7 @@ class Conversion:
         if self.columns is not None:
             hashes = hash_columns(inferred.schema, self.columns, inferred.casts, len(given.dataset))
         elif not options.allow_random:
-            hashes = hash_samples(inferred.schema, result.indices, packed)
+            hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         if options.worker_count is not None:
             self.worker_count = options.worker_count
@@ -141,7 +159,9 @@ class Conversion:
         build = self._resume()
         written = 0 if build is None else _count_written(build)
         if build is None:
-            message = f"{self._estimate()} -> {self.target}"
+            row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
+            budget = estimate_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
+            message = f"{budget} -> {self.target}"
             build = self._begin()
         else:
             message = f"resuming {build.root}: {written:,} rows are written already"
@@ -155,10 +175,6 @@ class Conversion:
         except BaseException as error:
             self._keep_or_remove(build, error)
             raise
-
-    def _estimate(self) -> Budget:
-        row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-        return estimate_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
 
     def _begin(self) -> Build:
         shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1
@@ -208,7 +224,7 @@ class Conversion:
             # where a row is depends on the number of shares, so that of an earlier run stays
             shares, dataset = build.settings.shares, self.given.dataset
             if shares == 1:  # an iterator gives the probed samples only once
-                dataset = itertools.chain(self.result.samples, self.result.probed.remaining or ())
+                dataset = itertools.chain(self.result.probed.samples, self.result.probed.remaining or ())
             convert_stream(build, dataset, self.plan, worker_count=shares if shares > 1 else 0, on_report=on_report)
         else:
             if not self.options.allow_random:
@@ -226,7 +242,7 @@ class Conversion:
         """Write the probed samples, so that they are not decoded again."""
         presence = build.presence()
         writer = RunWriter(build, self.plan, may_promote=True)
-        for index, sample in zip(self.result.indices, self.result.samples, strict=True):
+        for index, sample in zip(self.result.probed.indices, self.result.probed.samples, strict=True):
             if presence[index] == ABSENT:
                 report = Report()
                 writer.write(index, [flatten_sample(self.plan, sample, index)], index, report)

@@ -11,7 +11,7 @@ import numpy as np
 
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
-from memfeed.convert.jobs import MapJob, RowRange, StreamJob
+from memfeed.convert.jobs import MapJob, StreamJob
 from memfeed.convert.processes import run_job
 from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_column
 from memfeed.errors import SchemaError
@@ -33,7 +33,7 @@ def convert_map(
         by_time = int(RANGE_SECONDS / max(seconds, 1e-7))
         size = max(1, min(by_time, MOST_ROWS_A_RANGE, -(-len(absent) // max(4 * worker_count, 1))))
         ranges = [
-            RowRange(at, min(size, first + count - at))
+            range(at, min(at + size, first + count))
             for first, count in runs(absent)
             for at in range(first, first + count, size)
         ]

@@ -31,7 +31,7 @@ def pack_samples(result: ProbeResult) -> list[tuple[Packed, ...]]:
     Raises SchemaError with the sample's index and the field.
     """
     flattener, packed = Flattener(result.inferred.structure), []
-    for index, sample in zip(result.indices, result.samples, strict=True):
+    for index, sample in zip(result.probed.indices, result.probed.samples, strict=True):
         row = []
         for field_index, (field, leaf) in enumerate(zip(result.inferred.schema.fields, flattener(sample), strict=True)):
             try:

@@ -1,15 +1,18 @@
-"""Classify a dataset: columns in memory, a map-style dataset, or an iterable. Read its samples one by one."""
+"""The input of a conversion: a dataset, how to read it, and the options."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError
+from memfeed.schema.fields import Kind
 from memfeed.store import in_memory
 from memfeed.store.store import Store
 
@@ -20,6 +23,25 @@ class Input(msgspec.Struct, frozen=True):
     dataset: Any
     kind: Literal["columns", "map", "iterable"]
     length: int | None
+
+
+class ConvertOptions(msgspec.Struct, frozen=True):
+    """The options of one conversion; see `memfeed.cache`. ``record`` is its argument ``type``."""
+
+    fields: Sequence[str] | Mapping[Any, Kind] | None
+    dtypes: Mapping[Any, torch.dtype] | None
+    record: type[Any] | None
+    worker_count: int | None
+    skip_errors: bool
+    allow_random: bool
+    check: bool
+    overwrite: bool
+    progress: bool
+
+    @property
+    def record_types(self) -> tuple[type, ...]:
+        """Return the class that samples come back as, if the user named one."""
+        return (self.record,) if self.record else ()
 
 
 def classify_input(dataset: Any) -> Input:

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from memfeed.convert.inputs import Input, read_sample
-from memfeed.convert.options import ConvertOptions
+from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError
@@ -50,16 +49,6 @@ class ProbeResult(msgspec.Struct, frozen=True):
     probed: ProbedSamples
     inferred: Inferred
     types: tuple[type, ...]
-
-    @property
-    def indices(self) -> list[int]:
-        """Return the indices of the samples."""
-        return self.probed.indices
-
-    @property
-    def samples(self) -> list[Any]:
-        """Return the samples."""
-        return self.probed.samples
 
 
 def probe_indices(sample_count: int) -> list[int]:

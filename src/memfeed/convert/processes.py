@@ -20,7 +20,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.jobs import MapJob, StreamJob
-from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.watchdog import Stopped, Watchdog
 from memfeed.convert.write_run import Report
 from memfeed.errors import BuildError, MemfeedError
 from memfeed.system import machine
@@ -69,7 +69,7 @@ def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Rep
 
 def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Connection) -> None:
     """Run one worker's part of `job` and send its reports."""
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the builder was interrupted too, or has ended
+    with contextlib.suppress(Stopped, KeyboardInterrupt, BrokenPipeError):  # the builder ends, or has ended
         machine.die_with_parent()  # first, because the builder may be dead already
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
         _prepare_like_dataloader(job.dataset, worker, worker_count)

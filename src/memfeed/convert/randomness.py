@@ -56,7 +56,7 @@ def check_iterable(dataset: Any) -> None:
         if len(second) < len(first):
             raise SchemaError(
                 f"found {len(first)} samples or more in the first pass over the iterable and {len(second)} in another; "
-                "expected each iter() to start anew: make __iter__ open its source itself"
+                "expected each iter() to start from the beginning: make __iter__ open its source itself"
             )
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             leaf = differing_leaf(one, other)
@@ -70,7 +70,7 @@ def _random(dataset: Any, found: str) -> RandomDataError:
     return RandomDataError(
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
-        "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws anew for "
+        "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again for "
         "every sample and epoch; or pass allow_random=True to keep this one draw for all epochs"
     )
 

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear
-from memfeed.convert.inputs import Input, read_sample
-from memfeed.convert.options import ConvertOptions
+from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.staleness import compare_store, stale
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, CorruptStoreError, MemfeedError, SchemaError, StoreError
@@ -57,7 +56,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
                 bar.say(f"memfeed: {target}: no row is damaged")
                 return None
             result = compare_store(store, given, options)
-            known = dict(zip(result.indices, result.samples, strict=True))
+            known = dict(zip(result.probed.indices, result.probed.samples, strict=True))
             flattener, watchdog = Flattener(result.inferred.structure), Watchdog(0)
 
             def leaves(index: int) -> list[Any]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.inputs import Input
-from memfeed.convert.options import ConvertOptions
+from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.errors import SchemaError, StaleStoreError
 from memfeed.schema import codec, values
@@ -53,16 +52,13 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
         raise stale(store.path, f"found fields={list(options.fields)}, expected {names}")
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
-        _require_count(store.path, len(result.samples), len(old.probes), len(store))
+        found, probed = len(result.probed.samples), len(old.probes)
+        if found < probed:
+            raise stale(store.path, f"found an iterable of {found} samples, expected {len(store)}")
+        if len(store) == probed < found:
+            raise stale(store.path, f"found more than {probed} samples in the iterable, expected {probed}")
     require_equal(store.path, store.schema, old, fingerprint_of(given), result, store.stored_value)
     return result
-
-
-def _require_count(path: Path, found: int, probed: int, row_count: int) -> None:
-    if found < probed:
-        raise stale(path, f"found an iterable of {found} samples, expected {row_count}")
-    if row_count == probed < found:
-        raise stale(path, f"found more than {row_count} samples in the iterable, expected {row_count}")
 
 
 def require_equal(
@@ -76,7 +72,7 @@ def require_equal(
         raise stale(path, f"found {new.length} samples, expected {old.length}")
     samples = _flatten(path, stored, result)
     expected = {probe.index: probe.hashes for probe in old.probes}
-    for index, leaves in zip(result.indices, samples, strict=True):
+    for index, leaves in zip(result.probed.indices, samples, strict=True):
         if index not in expected:
             continue
         for field_index, (field, leaf) in enumerate(zip(stored.fields, leaves, strict=True)):
@@ -107,7 +103,7 @@ def _flatten(path: Path, stored: Schema, result: ProbeResult) -> list[list[Any]]
     # a few samples may have a simpler structure than the many that were stored, whose structure then decides
     flattener = Flattener(stored.structure if found.structure == found.schema.structure else found.structure)
     try:
-        samples = [flattener(sample) for sample in result.samples]
+        samples = [flattener(sample) for sample in result.probed.samples]
     except SchemaError as error:
         raise stale(path, schema_difference(found.schema, stored) or str(error)) from None
     if [field.path for field in found.schema] == [field.path for field in stored]:

@@ -16,6 +16,10 @@ STALL_SECONDS = 60.0
 _IDLE = -1
 
 
+class Stopped(BaseException):
+    """Raised instead of a read that the builder does not want any more."""
+
+
 class Watchdog:
     """Records which sample each process is reading, in memory that worker processes share.
 
@@ -29,7 +33,9 @@ class Watchdog:
         self._stop = RawArray("b", 1)
 
     def begin_read(self, worker: int, first: int, count: int = 1) -> None:
-        """Record that `worker` asks the dataset for `count` samples from `first`."""
+        """Record that `worker` asks the dataset for `count` samples from `first`. Raise Stopped after ``stop``."""
+        if self._stop[0]:
+            raise Stopped
         self._count[worker] = count
         self._first[worker] = first
 
@@ -37,13 +43,8 @@ class Watchdog:
         """Record that the dataset has returned them, or has raised."""
         self._first[worker] = _IDLE
 
-    @property
-    def is_stopped(self) -> bool:
-        """Return True once no process should read another sample."""
-        return bool(self._stop[0])
-
     def stop(self) -> None:
-        """Ask all processes to read no more samples."""
+        """Let all processes raise Stopped before they read another sample."""
         self._stop[0] = 1
 
     @contextlib.contextmanager

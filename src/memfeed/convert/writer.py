@@ -242,9 +242,6 @@ class Writer:
 
     def _write(self, row: int, samples: Sequence[Any], writer: RunWriter) -> None:
         leaves = [flatten_sample(writer.plan, sample, row + i) for i, sample in enumerate(samples)]
-        self._write_leaves(row, leaves, writer)
-
-    def _write_leaves(self, row: int, leaves: Sequence[Sequence[Any]], writer: RunWriter) -> None:
         writer.write(row, leaves, row, Report())
         self._sync_if_due(writer.build)
 
@@ -258,10 +255,10 @@ class Writer:
             raise RowError(f"found rows {row} to {row + count - 1}; expected at most row {self.length - 1}")
         packed = pack_columns(schema, columns)
         if packed is None:
-            self._write_leaves(row, rows_of(columns), writer)
+            writer.write(row, rows_of(columns), row, Report())
         else:
             writer.rows.write(row, count, packed)
-            self._sync_if_due(writer.build)
+        self._sync_if_due(writer.build)
         return count
 
     def _sync(self) -> None:
