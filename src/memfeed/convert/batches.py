@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from memfeed.errors import SchemaError
-from memfeed.schema import codec
+from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.schema.tree import open_container
@@ -53,7 +53,7 @@ def pack_columns(schema: Schema, columns: Sequence[Any]) -> list[Packed] | None:
     for field, column in zip(schema, columns, strict=True):
         if field.kind != "fixed" or isinstance(column, list):
             return None
-        tensor = codec.as_tensor(column)
+        tensor = values.as_tensor(column)
         if tensor is None or tuple(tensor.shape[1:]) != field.row_shape:
             return None
         try:
@@ -65,8 +65,8 @@ def pack_columns(schema: Schema, columns: Sequence[Any]) -> list[Packed] | None:
 
 def rows_of(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return the leaves of each row."""
-    values = (list(column.unbind(0)) if isinstance(column, torch.Tensor) else column for column in columns)
-    return list(zip(*values, strict=True))
+    leaves = (list(column.unbind(0)) if isinstance(column, torch.Tensor) else column for column in columns)
+    return list(zip(*leaves, strict=True))
 
 
 def first_samples(batch: Any, most: int) -> list[Any]:

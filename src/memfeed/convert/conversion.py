@@ -134,7 +134,7 @@ class Conversion:
         self.plan = WritePlan(
             flattener=Flattener(inferred.structure),
             casts=inferred.casts,
-            fixed=inferred.held,
+            fixed=inferred.chosen_kinds,
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skip_errors,
         )

@@ -15,8 +15,8 @@ from memfeed.convert.inputs import read_sample
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
-from memfeed.schema import codec
-from memfeed.schema.tree import map_leaves
+from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 
 STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
 _SKIP = object()
@@ -146,7 +146,7 @@ class StreamJob:
                     sample = next(samples)
                 finally:
                     self.watchdog.end_read(worker)
-                block.append(map_leaves(codec.own, sample))  # an iterator may yield the same buffer again
+                block.append(map_leaves(values.copy_value, sample))  # an iterator may yield the same buffer again
         except StopIteration:
             pass
         except Exception as error:

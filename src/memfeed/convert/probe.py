@@ -16,9 +16,10 @@ from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError
-from memfeed.schema import codec
+from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.infer import Inferred, infer
-from memfeed.schema.tree import map_leaves, open_container, types_of
+from memfeed.schema.tree import open_container, types_of
 from memfeed.store.store import Store
 from memfeed.system import random_state
 
@@ -39,7 +40,7 @@ class ProbedSamples(msgspec.Struct):
     def add(self, index: int, sample: Any) -> int:
         """Keep a copy of `sample`, whose memory the dataset may use again. Return about how many bytes it has."""
         self.indices.append(index)
-        self.samples.append(map_leaves(codec.own, sample))
+        self.samples.append(map_leaves(values.copy_value, sample))
         return _sample_bytes(sample)
 
 

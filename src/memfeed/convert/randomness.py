@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memfeed.errors import RandomDataError, SchemaError
-from memfeed.schema import codec
+from memfeed.schema import values
 from memfeed.schema.fields import display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener
@@ -70,8 +70,8 @@ def _random(dataset: Any, found: str) -> RandomDataError:
     return RandomDataError(
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
-        "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again for "
-        "every sample and epoch; or pass allow_random=True to keep this one draw for all epochs"
+        "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again "
+        "for every sample and epoch; or pass allow_random=True to keep this one draw for all epochs"
     )
 
 
@@ -93,10 +93,10 @@ def differing_leaf(one: Any, other: Any) -> str | None:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    left, right = codec.as_tensor(a), codec.as_tensor(b)
+    left, right = values.as_tensor(a), values.as_tensor(b)
     if left is None or right is None:
         return bool(a == b) or (a != a and b != b)
-    return codec.bytes_equal(left, right)
+    return values.bytes_equal(left, right)
 
 
 def describe_transforms(dataset: Any) -> str:

@@ -229,7 +229,7 @@ def _replace_row(
         where = f"field {field.name}, sample {index}"
         try:
             packed = codec.pack(field, [leaf], cast=field_index in casts)
-        except (Drift, SchemaError) as error:
+        except SchemaError as error:
             raise stale(path, f"{where}: {error}") from None
         if not column.displaced[row]:
             data, dims = column.read(row)

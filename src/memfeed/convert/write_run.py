@@ -72,17 +72,17 @@ def write_run(writer: Rows, plan: WritePlan, row: int, samples: Sequence[Sequenc
     for field_index, (field, column) in enumerate(zip(writer.schema.fields, columns, strict=True)):
         try:
             packed.append(codec.pack(field, column, cast=field_index in plan.casts))
-        except Drift as drift:
-            shape = drift.leaf.shape
+        except ShapeMismatchError as mismatch:
+            shape = mismatch.shape
             if field_index in plan.fixed:
                 raise SchemaError(
-                    f"sample {index + drift.at}, field {field.name}: found dims {list(shape)}; expected "
+                    f"sample {index + mismatch.position}, field {field.name}: found dims {list(shape)}; expected "
                     f"{field.describe()}, as like= or fields= fixed it: change the sample, or leave that argument out"
                 ) from None
-            byte_count = write_run(writer, plan, row, samples[: drift.at], index)
-            raise PromotionNeeded(drift.at, byte_count, field_index, shape) from None
+            byte_count = write_run(writer, plan, row, samples[: mismatch.position], index)
+            raise PromotionNeeded(mismatch.position, byte_count, field_index, shape) from None
         except SchemaError as error:
-            at = getattr(error, "at", 0)
+            at = getattr(error, "position", 0)
             raise SchemaError(f"sample {index + at}, field {field.name}: {error}") from None
     return writer.write(row, len(samples), packed)
 

@@ -20,9 +20,10 @@ from memfeed.convert.batches import column_lengths, columns_of, first_samples, p
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, RowError, StoreError
-from memfeed.schema import codec
+from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, map_leaves
+from memfeed.schema.tree import Flattener
 from memfeed.store import format, in_memory
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
@@ -164,7 +165,7 @@ class Writer:
         self._check_open(in_turn=True)
         if self.length is not None and self._next_row + len(self._pending) >= self.length:
             raise RowError(f"found one row more than length={self.length}; expected at most that many")
-        self._pending.append(map_leaves(codec.own, sample))
+        self._pending.append(map_leaves(values.copy_value, sample))
         is_due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # samples that a killed process loses
         if is_due or len(self._pending) >= (SAMPLES if self._writer is None else self._writer.plan.rows_per_write):
             self._flush()
