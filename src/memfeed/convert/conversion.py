@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from memfeed.building.build import Build
-from memfeed.building.claim import claim, clear
-from memfeed.building.commit import finish_interrupted, sweep
+from memfeed.building.claim import clear
+from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
 from memfeed.convert.budget import estimate_budget, mean_row_bytes
 from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
@@ -26,6 +26,7 @@ from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_samp
 from memfeed.errors import MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
+from memfeed.store.manifest import Probe
 from memfeed.store.store import Store, open_store
 from memfeed.system import files
 from memfeed.system.progress import Progress
@@ -55,12 +56,12 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
     """
     identity = format.identity(target)
     if target.exists() and not options.overwrite:
-        sweep(target)
+        remove_remains(target)
         return _open_existing(target, given, options, owner)
     if target.exists():
         _require_store(target)
     files.make_directory(target.parent)
-    with sigterm_unwinds() as sigterm, _removed_on_error(owner), claim(target, first=finish_interrupted):
+    with sigterm_unwinds() as sigterm, _removed_on_error(owner), claim_recovered(target):
         # another process may have made the store while this one waited for the claim
         is_made = format.identity(target) != identity if options.overwrite else target.exists()
         if not is_made or (options.overwrite and not _is_equal(target, given, options)):
@@ -141,7 +142,7 @@ class Conversion:
         # columns that fields= makes ragged are written row by row
         is_copied = given.kind == "columns" and all(field.kind == "fixed" for field in inferred.schema)
         self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
-        hashes: tuple[format.Probe, ...] = ()
+        hashes: tuple[Probe, ...] = ()
         if self.columns is not None:
             hashes = hash_columns(inferred.schema, self.columns, inferred.casts, len(given.dataset))
         elif not options.allow_random:
@@ -203,7 +204,7 @@ class Conversion:
             if self.options.overwrite:
                 return None
             raise
-        if build.rows is not None and not build.is_closing:
+        if build.row_count is not None and not build.is_closing:
             build.retry_skipped()  # the dataset may have been fixed, or on_error changed
         return build
 

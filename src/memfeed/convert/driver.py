@@ -16,6 +16,7 @@ from memfeed.convert.processes import run_job
 from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_column
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
+from memfeed.store import ragged
 from memfeed.store.checksums import ChunkHasher
 
 RANGE_SECONDS = 0.05
@@ -74,7 +75,7 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
     writer = build.writer()
     step = max(1, int(BLOCK_BYTES / max(plan.row_bytes, 1)))
     hashers = [ChunkHasher() for _ in columns]
-    is_whole = len(build.absent()) == build.rows
+    is_whole = len(build.absent()) == build.row_count
 
     def copy(field_index: int, first: int, last: int) -> int:
         field, written = build.schema.fields[field_index], 0
@@ -103,7 +104,7 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
         metadata.result()
     writer.close()
     if is_whole:
-        names = (f"{field.stem}.memmap" for field in build.schema)
+        names = (name for field in build.schema for name in ragged.column_files(field, 0))
         build.hashes = {file: hasher.hashes() for file, hasher in zip(names, hashers, strict=True)}
 
 

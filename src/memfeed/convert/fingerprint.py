@@ -16,7 +16,7 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
-from memfeed.store.format import Fingerprint, Probe
+from memfeed.store.manifest import Fingerprint, Probe
 
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:

@@ -13,19 +13,21 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.build import Build
-from memfeed.building.claim import claim, clear
+from memfeed.building.claim import clear
+from memfeed.building.recovery import claim_recovered
 from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.staleness import compare_store, stale
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, CorruptStoreError, MemfeedError, SchemaError, StoreError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
-from memfeed.schema.fields import HEAP_OF_BYTES, Field
+from memfeed.schema.fields import Field
 from memfeed.schema.tree import Flattener
-from memfeed.store import format
-from memfeed.store.format import Manifest
+from memfeed.store import format, ragged
+from memfeed.store.checksums import Chunk, compute_checksums, read_checksums
+from memfeed.store.manifest import Manifest
 from memfeed.store.store import Store, open_store
-from memfeed.store.verify import Chunk, OnProgress, bad_chunks, read_checksums, verify
+from memfeed.store.verify import OnProgress, bad_chunks, verify
 from memfeed.system import files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import sigterm_unwinds
@@ -37,7 +39,7 @@ Leaves = Callable[[int], list[Any]]
 
 def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store | None:
     """Recompute the damaged rows of the store at `target` and return it, or None if no row is damaged."""
-    with sigterm_unwinds(), claim(target, first=commit.finish_interrupted) as root:
+    with sigterm_unwinds(), claim_recovered(target) as root:
         store, manifest = _open_repairable(target, given)
         if Build.is_begun(root):
             raise BuildError(
@@ -103,7 +105,7 @@ class _Column:
 
     def __init__(self, path: Path, field: Field, manifest: Manifest, chunks: list[Chunk]) -> None:
         self.path, self.field, self.row_count = path, field, manifest.rows
-        records = format.column_files(field, 1)
+        records = ragged.record_sizes(field)
         damaged, displaced = np.zeros(manifest.rows, bool), np.zeros(manifest.rows, bool)
         for chunk in chunks:
             record = records[chunk.name]
@@ -126,24 +128,24 @@ class _Column:
         """Return the stored bytes and dims of a row that is not displaced."""
         if self.field.kind == "fixed":
             size = self.field.row_bytes
-            return _read(self.path / f"{self.field.stem}.memmap", row * size, size), None
+            return _read(ragged.fixed_file(self.path, self.field), row * size, size), None
         dims = self.dims[row].tolist()
         size = 0 if dims[0] < 0 else int(np.prod(dims)) * self.unit
-        heap = self.path / self.field.stem / "heap.bin"
+        heap = ragged.ragged_files(self.path, self.field).heap
         return _read(heap, int(self.start[row]) * self.unit, size), dims
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
         """Write a row into the copy of the column at `root`: at its place, or at the end of the heap if displaced."""
         if self.field.kind == "fixed":
-            _write(root / f"{self.field.stem}.memmap", packed.buffers, row * self.field.row_bytes)
+            _write(ragged.fixed_file(root, self.field), packed.buffers, row * self.field.row_bytes)
             return
         assert packed.dims is not None
         start_file, dims_file, heap = ragged.ragged_files(root, self.field)
         start = int(self.start[row])
         if self.displaced[row]:
             start = -(-heap.stat().st_size // self.unit) if packed.buffers else 0
-            _write(root / self.field.stem / "start.memmap", [np.array([start], np.int64).tobytes()], row * 8)
-            _write(root / self.field.stem / "dims.memmap", [packed.dims.tobytes()], row * packed.dims.nbytes)
+            _write(start_file, [np.array([start], np.int64).tobytes()], row * 8)
+            _write(dims_file, [packed.dims.tobytes()], row * packed.dims.nbytes)
         _write(heap, packed.buffers, start * self.unit)
 
 
@@ -154,8 +156,7 @@ def _read(path: Path, first: int, size: int) -> bytes:
 
 
 def _write(path: Path, buffers: Any, offset: int) -> None:
-    fd = files.open_write(path)
-    try:
+    with files.opened(path) as fd:
         files.write_all_at(fd, buffers, offset)
 
 
@@ -168,11 +169,11 @@ def replace_rows(path: Path, manifest: Manifest, chunks: list[Chunk], leaves: Le
     root = format.build_path(path)
     columns = []
     for field in manifest.schema:
-        names = format.column_files(field, 0)
+        names = ragged.column_files(field, 0)
         columns.append(_Column(path, field, manifest, [chunk for chunk in chunks if chunk.name in names]))
     changed = {chunk.name for chunk in chunks}
     for column in columns:
-        changed |= set(format.column_files(column.field, 0)) if column.displaced.any() else set()
+        changed |= set(ragged.column_files(column.field, 0)) if column.displaced.any() else set()
     rows = np.flatnonzero(np.any([column.damaged for column in columns], axis=0))
     indices = _sample_indices(manifest)
     clear(root)

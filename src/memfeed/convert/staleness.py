@@ -16,7 +16,7 @@ from memfeed.errors import SchemaError, StaleStoreError
 from memfeed.schema import codec, values
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.tree import Flattener
-from memfeed.store.format import Fingerprint
+from memfeed.store.manifest import Fingerprint
 from memfeed.store.store import Store
 
 StoredValue = Callable[[int, int], Any]

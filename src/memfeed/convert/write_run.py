@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED, Rows
+from memfeed.building.rows import SKIPPED, RowWriter
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
@@ -59,7 +59,7 @@ def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
         raise SchemaError(f"sample {index}: {error}") from None
 
 
-def write_run(writer: Rows, plan: WritePlan, row: int, samples: Sequence[Sequence[Any]], index: int) -> int:
+def write_run(writer: RowWriter, plan: WritePlan, row: int, samples: Sequence[Sequence[Any]], index: int) -> int:
     """Pack samples, given as their leaves, and write them from `row` on. Return the number of bytes written.
 
     `index` is the index of the first sample in the dataset. Raises SchemaError with the sample's index and the field,
@@ -92,7 +92,7 @@ class RunWriter:
 
     def __init__(self, build: Build, plan: WritePlan, *, may_promote: bool) -> None:
         self.build, self.plan, self.may_promote = build, plan, may_promote
-        self.rows: Rows = build.writer()
+        self.rows: RowWriter = build.writer()
 
     def write(self, row: int, samples: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
         """Write samples, see `write_run`, and add to `report`. Return False if a promotion is needed for the rest."""

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from memfeed.building import build as building
 from memfeed.building.build import Build, runs
-from memfeed.building.claim import claim
-from memfeed.building.commit import finish_interrupted
-from memfeed.building.rows import ABSENT, Rows
+from memfeed.building.recovery import claim_recovered
+from memfeed.building.rows import ABSENT, RowWriter
 from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
@@ -274,7 +273,7 @@ class Writer:
             build.sync_if_due()
 
 
-def _fill_zeros(build: Build, rows: Rows) -> None:
+def _fill_zeros(build: Build, rows: RowWriter) -> None:
     for first, count in runs(build.absent()):
         for row in range(first, first + count, ZERO_ROWS):
             part = min(ZERO_ROWS, first + count - row)
