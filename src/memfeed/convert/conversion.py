@@ -16,7 +16,7 @@ from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
-from memfeed.convert.budget import estimate_budget, mean_row_bytes
+from memfeed.convert.budget import describe_budget, mean_row_bytes
 from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input
@@ -58,8 +58,11 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
     if target.exists() and not options.overwrite:
         remove_remains(target)
         return _open_existing(target, given, options, owner)
-    if target.exists():
-        _require_store(target)
+    if target.exists() and not (target / format.MANIFEST).exists():
+        raise StoreError(
+            f"{target}: found something that is no memfeed store; expected a store, because overwrite=True replaces "
+            "nothing else: choose another path, or remove it yourself"
+        )
     files.make_directory(target.parent)
     with sigterm_unwinds() as sigterm, _removed_on_error(owner), claim_recovered(target):
         # another process may have made the store while this one waited for the claim
@@ -69,15 +72,6 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
             conversion.run(sigterm)
             return open_store(target, types=conversion.result.types, owner=owner)
     return _open_existing(target, given, options, owner)
-
-
-def _require_store(target: Path) -> None:
-    """Raise StoreError unless a store of ours is at `target`: nothing else is ever replaced."""
-    if not (target / format.MANIFEST).exists():
-        raise StoreError(
-            f"{target}: found something that is no memfeed store; expected a store, because overwrite=True replaces "
-            "nothing else: choose another path, or remove it yourself"
-        )
 
 
 @contextlib.contextmanager
@@ -161,7 +155,7 @@ class Conversion:
         written = 0 if build is None else _count_written(build)
         if build is None:
             row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-            budget = estimate_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
+            budget = describe_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
             message = f"{budget} -> {self.target}"
             build = self._begin()
         else:
