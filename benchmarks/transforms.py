@@ -46,7 +46,7 @@ def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
 
 
 def slice_and_cast(images: torch.Tensor, keys: Keys, allocator: Allocator) -> torch.Tensor:
-    """The floor: each crop is sliced and cast, neither flipped nor normalised."""
+    """Slice and cast each crop, without a flip or a normalisation: the least that any contender must do."""
     tops, lefts, _ = drawn(keys)
     output = allocator.allocate((N, 3, CROP, CROP), torch.float32)
     for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
@@ -84,7 +84,7 @@ def torchvision_per_sample(images: torch.Tensor, keys: Keys) -> torch.Tensor:
 
 
 def resized_by_torchvision(images: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """The same crops, sample by sample; what it takes to draw them is not in it."""
+    """Resize the same crops sample by sample. The time to draw them is not included."""
     from torchvision.transforms.v2 import functional
 
     made = RESIZED.params(keys.rows, shape=images.shape[1:], dtype=images.dtype)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys, uniform
+from memfeed.system import random_state
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace
 from memfeed.transforms.transform import Transform
 
@@ -75,7 +74,7 @@ class PerSample(Transform):
         try:
             if hasattr(self.fn, "set_random_seed") and hasattr(self.fn, "add_targets"):
                 return self._call_albumentations(fields, tensors, seed)
-            with _seeded(seed):
+            with random_state.seeded(seed):
                 results = self.fn(*(tensor.clone() for tensor in tensors))
         except TransformError:
             raise
@@ -129,18 +128,3 @@ def _to_tensor(values: Any, given: torch.Tensor) -> torch.Tensor:
         values = values[0]
     result: torch.Tensor = values.contiguous()
     return result
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global CPU generators within the block, and restore them after it."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
