@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 
@@ -34,7 +34,6 @@ _OCCURRENCE_STEP = np.uint64(0xD1342543DE82EF95)
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _TO_DOUBLE = np.uint64(11)  # a double in [0, 1) holds 53 of the 64 bits
-_LARGEST_HIGH = 1 << 53
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,26 +98,6 @@ def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64
     numbers = bits.astype(np.float64)
     numbers *= 2.0**-53
     return numbers
-
-
-def integers(keys: Keys, stream: int | str, high: int | ArrayLike) -> NDArray[np.int64]:
-    """Return random integers in [0, high), int64 [k]; `high` is an int or one int per row, from 1 to 2**53.
-
-    Raises:
-        TransformError: a `high` below 1 or above 2**53.
-    """
-    highs = np.asarray(high)
-    if highs.size and (highs.min() < 1 or highs.max() > _LARGEST_HIGH):
-        found = int(highs.min()) if highs.min() < 1 else int(highs.max())
-        raise TransformError(f"found high={found}; expected a limit from 1 to 2**53: check `high`")
-    # u <= 1 - 2**-53, and the product with high <= 2**53 then rounds to less than high.
-    numbers: NDArray[np.int64] = (uniform(keys, stream)[:, 0] * highs).astype(np.int64)
-    return numbers
-
-
-def bernoulli(keys: Keys, stream: int | str, p: float | ArrayLike) -> NDArray[np.bool_]:
-    """Return bool [k], True with probability `p` (a number or one per row): never for p = 0, always for p = 1."""
-    return uniform(keys, stream)[:, 0] < np.asarray(p)
 
 
 def derive(*parts: int | str) -> int:
