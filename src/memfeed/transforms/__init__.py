@@ -6,9 +6,8 @@ The names are those of torchvision. Neighbours in a Compose are fused: as few pa
 from memfeed.transforms.compose import Compose
 from memfeed.transforms.mix import CutMix, MixUp
 from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
-from memfeed.transforms.ops.crop import CenterCrop, RandomCrop
+from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.erase import RandomErasing
-from memfeed.transforms.ops.flip import RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.normalize import Normalize, ToDtype
 from memfeed.transforms.ops.pointwise import Pointwise
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize

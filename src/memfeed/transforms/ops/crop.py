@@ -1,8 +1,9 @@
-"""Transforms that crop: RandomCrop and CenterCrop."""
+"""Transforms that take a window of each image: RandomCrop and CenterCrop, and the flips, which mirror the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.params.window import Window
-from memfeed.transforms.transform import ImageTransform
+from memfeed.transforms.transform import ImageTransform, check_probability
 
 
 class RandomCrop(ImageTransform):
@@ -51,7 +52,7 @@ class RandomCrop(ImageTransform):
             down, across = max(0, height - h - top - bottom), max(0, width - w - left - right)
             left, top, right, bottom = left + across, top + down, right + across, bottom + down
         room = _room(self.size, (h + top + bottom, w + left + right))
-        # The product stays below room + 1, see memfeed.random.integers.
+        # Numbers are at most 1 - 2**-53, so the product rounds to less than room + 1.
         corners = (uniform(2) * (room[0] + 1, room[1] + 1)).astype(np.int64) - (top, left)
         return Window.whole(shape, top=corners[:, 0], left=corners[:, 1], height=height, width=width, fill=self.fill)
 
@@ -83,6 +84,41 @@ class CenterCrop(ImageTransform):
         down, right = _room(self.size, (shape[2], shape[3]))
         top, left = np.full(shape[0], round(down / 2)), np.full(shape[0], round(right / 2))
         return Window.whole(shape, top=top, left=left, height=self.size[0], width=self.size[1])
+
+
+class _RandomFlip(ImageTransform):
+    """A flip with probability p, drawn per sample."""
+
+    _shown = ("p",)
+    _window_field: ClassVar[str]
+
+    def __init__(self, p: float = 0.5, *, on: On = None) -> None:
+        super().__init__(on=on)
+        self.p = check_probability(p)
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window:
+        """Draw the samples to mirror."""
+        return Window.whole(shape, **{self._window_field: uniform(1)[:, 0] < self.p})
+
+
+class RandomHorizontalFlip(_RandomFlip):
+    """Mirror left and right with probability `p`, drawn per sample.
+
+    Args:
+        p: from 0 (never) to 1 (always).
+        on: the field, see `Transform`.
+
+    Raises:
+        TransformError: p is not a probability.
+    """
+
+    _window_field = "hflip"
+
+
+class RandomVerticalFlip(_RandomFlip):
+    """Mirror top and bottom with probability `p`, drawn per sample. Arguments: see `RandomHorizontalFlip`."""
+
+    _window_field = "vflip"
 
 
 def _room(size: tuple[int, int], image: tuple[int, int]) -> tuple[int, int]:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
+from memfeed.transforms.ops.resize import TRIES
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.transform import ImageTransform, check_probability
-
-TRIES = 10  # of boxes per image, as in torchvision
 
 
 class RandomErasing(ImageTransform):

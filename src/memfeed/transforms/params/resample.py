@@ -78,9 +78,7 @@ class Resampled(Geometry):
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
-        left, top, w, h = (
-            torch.from_numpy(a)[sample] for a in (self.left, self.top, self.box_width, self.box_height)
-        )  # fmt: skip
+        left, top, w, h = (torch.from_numpy(a)[sample] for a in (self.left, self.top, self.box_width, self.box_height))
         return torch.stack([(xy[:, 0] - left) * (self.width / w), (xy[:, 1] - top) * (self.height / h)], 1)
 
 

@@ -86,8 +86,4 @@ class Warped(Geometry):
         if np.any(self.fill):
             sampled, share = sampled[:, :c], sampled[:, c:]
             sampled = sampled + (1 - share) * filled(self.fill, (c, 1, 1), sampled)
-        return sampled if image.dtype.is_floating_point and dtype is image.dtype else _cast(sampled, image.dtype)
-
-
-def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return values.to(dtype) if dtype.is_floating_point else values.round().to(dtype)
+        return (sampled if image.dtype.is_floating_point else sampled.round()).to(image.dtype)

@@ -115,9 +115,7 @@ class Window(Geometry):
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
-        left, top, hflip, vflip = (
-            torch.from_numpy(a)[sample] for a in (self.left, self.top, self.hflip, self.vflip)
-        )  # fmt: skip
+        left, top, hflip, vflip = (torch.from_numpy(a)[sample] for a in (self.left, self.top, self.hflip, self.vflip))
         x, y = xy[:, 0] - left, xy[:, 1] - top
         return torch.stack([torch.where(hflip, self.width - x, x), torch.where(vflip, self.height - y, y)], 1)
 
