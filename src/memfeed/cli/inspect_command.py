@@ -19,9 +19,8 @@ from memfeed.cli.user_code import load_transform
 from memfeed.errors import StoreError
 from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
-from memfeed.store import ragged, tensordict_dir
 from memfeed.store.gather import read_row
-from memfeed.store.store import Store
+from memfeed.store.store import Store, field_bytes
 from memfeed.system.units import format_bytes, printable
 
 PIPE_WIDTH = 200
@@ -99,14 +98,6 @@ def _dtype_and_shape(field: Field) -> tuple[str, str]:
     if field.kind in HEAP_OF_BYTES:
         return "", ""
     return field.dtype, "[" + ", ".join("*" if dim is None else str(dim) for dim in field.shape) + "]"
-
-
-def field_bytes(store: Store) -> list[int]:
-    """Return the bytes on disk of every field, in the order of the schema."""
-    manifest = store.manifest
-    if manifest is None:
-        return [tensordict_dir.column_bytes(column) for column in store.columns]
-    return [sum(manifest.files[name] for name in ragged.column_files(field, 0)) for field in store.schema]
 
 
 def _values_table(store: Store, rows: range | None) -> Table:

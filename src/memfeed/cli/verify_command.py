@@ -20,15 +20,8 @@ def verify(
     """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
     opened = memfeed.open(store)
     total_bytes = sum(opened.manifest.files.values()) if opened.manifest is not None else 0
-    shown_bytes = 0
     started = time.perf_counter()
     with Progress(store.name, total_bytes, unit="B", shown=progress and total_bytes > 0) as bar:
-
-        def advance(read_bytes: int, _: int) -> None:
-            nonlocal shown_bytes
-            bar.advance(read_bytes - shown_bytes)
-            shown_bytes = read_bytes
-
-        opened.verify(advance)
+        opened.verify(bar.advance_to)
     seconds = max(time.perf_counter() - started, 1e-9)
     typer.echo(f"{store}: ok, {format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")

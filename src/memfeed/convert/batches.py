@@ -13,6 +13,7 @@ from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.schema.tree import open_container
+from memfeed.store.in_memory import take_row
 
 
 def columns_of(node: Node, batch: Any) -> list[Any]:
@@ -76,27 +77,13 @@ def first_samples(batch: Any, most: int) -> list[Any]:
     count = _count_rows(batch)
     if count == 0:
         raise SchemaError("found a batch without rows; expected at least one")
-    return [_take_row(batch, i) for i in range(min(count, most))]
-
-
-def _open(value: Any) -> tuple[Node, Sequence[Any]] | None:
-    """Return the container that `value` is, None if it is a leaf of the batch, or a container with a batch dim."""
-    return None if isinstance(value, list) or hasattr(value, "batch_dims") else open_container(value)
+    return [take_row(batch, i) for i in range(min(count, most))]
 
 
 def _count_rows(value: Any) -> int:
-    opened = _open(value)
+    is_leaf = isinstance(value, list) or hasattr(value, "batch_dims")  # of the batch, or with a batch dim of its own
+    opened = None if is_leaf else open_container(value)
     return len(value) if opened is None else _count_rows(opened[1][0])
-
-
-def _take_row(value: Any, i: int) -> Any:
-    opened = _open(value)
-    if opened is None:
-        return value[i]
-    parts = [_take_row(part, i) for part in opened[1]]
-    if opened[0].kind == "dict":
-        return dict(zip(opened[0].keys, parts, strict=True))
-    return type(value)(*parts) if opened[0].kind != "tuple" else tuple(parts)
 
 
 def zeros(field: Field, row_count: int) -> Packed:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.build import Build
@@ -24,15 +23,13 @@ from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field
 from memfeed.schema.tree import Flattener
 from memfeed.store import format, ragged
-from memfeed.store.checksums import Chunk, compute_checksums, read_checksums
+from memfeed.store.checksums import Chunk, OnProgress, bad_chunks, compute_checksums, read_checksums, verify
 from memfeed.store.manifest import Manifest
 from memfeed.store.store import Store, open_store
-from memfeed.store.verify import OnProgress, bad_chunks, verify
 from memfeed.system import files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import sigterm_unwinds
 
-Int64Array = npt.NDArray[np.int64]
 Leaves = Callable[[int], list[Any]]
 """(sample index) -> the leaves of that sample of the dataset."""
 
@@ -46,14 +43,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
                 f"{root}: found an unfinished build; expected none: finish it (overwrite=True) or remove it to repair"
             )
         with Progress(target.name, store.nbytes, unit="B", shown=options.progress) as bar:
-            checked = 0
-
-            def advance(done: int, total: int) -> None:
-                nonlocal checked
-                bar.advance(done - checked)
-                checked = done
-
-            damaged = find_damage(target, manifest, advance)
+            damaged = find_damage(target, manifest, bar.advance_to)
             if not damaged:
                 bar.say(f"memfeed: {target}: no row is damaged")
                 return None
@@ -175,13 +165,13 @@ def replace_rows(path: Path, manifest: Manifest, chunks: list[Chunk], leaves: Le
     for column in columns:
         changed |= set(ragged.column_files(column.field, 0)) if column.displaced.any() else set()
     rows = np.flatnonzero(np.any([column.damaged for column in columns], axis=0))
-    indices = _sample_indices(manifest)
+    sample_indices = np.delete(np.arange(manifest.rows + len(manifest.skipped)), np.array(manifest.skipped, np.int64))
     clear(root)
     try:
         for name in manifest.files:
             _copy(path / name, root / name, link=name not in changed)
         for row in rows.tolist():
-            _replace_row(path, root, columns, row, int(indices[row]), leaves, casts)
+            _replace_row(path, root, columns, row, int(sample_indices[row]), leaves, casts)
     except BaseException:
         with contextlib.suppress(MemfeedError):  # the first error is the one to raise
             clear(root)
@@ -214,12 +204,6 @@ def _copy(path: Path, to: Path, *, link: bool) -> None:
     files.copy(path, to)
     if link:
         files.sync_data(to)
-
-
-def _sample_indices(manifest: Manifest) -> Int64Array:
-    """Return the index in the dataset of every row."""
-    indices = np.arange(manifest.rows + len(manifest.skipped), dtype=np.int64)
-    return np.delete(indices, np.array(manifest.skipped, np.int64))
 
 
 def _replace_row(

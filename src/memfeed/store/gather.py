@@ -1,16 +1,17 @@
-"""Copy the rows of one batch out of the columns into one buffer per column.
+"""Read rows of columns: one by one, as views of the map, or those of one batch into one buffer per column.
 
 ``reference`` is the slow, obviously right way; ``Gather`` is the fast one, and a property test compares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from memfeed.errors import RowError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
@@ -50,19 +51,59 @@ def read_row(column: Column, row: int) -> Any:
     if isinstance(column, ConcatFixedColumn):
         ((part, _, rows),) = column.by_part(np.array([row]))
         return read_row(part, int(rows[0]))
+    value = _view_row(column, row)
+    return codec.unpack(field, value.clone()) if isinstance(value, torch.Tensor) else value
+
+
+def _view_row(column: RaggedRows, row: int) -> Any:
+    """Return one row of a ragged column: a tensor that shares the memory of a map, or a decoded value, or None."""
+    field = column.field
     starts, lengths, dims = column.locate(np.array([row]))
     if lengths[0] < 0:
         return None
     raw = column.view(int(starts[0]), int(lengths[0]))
     if field.kind in HEAP_OF_BYTES:
         return codec.decode_bytes(field, raw.numpy().tobytes())
-    shape = dims[0, : len(field.shape)].tolist()
-    return codec.unpack(field, raw.clone().view(field.torch_dtype).view(shape))
+    return raw.view(field.torch_dtype).view(dims[0, : len(field.shape)].tolist())
 
 
 def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
     """Read each column's rows one by one: every batch must equal this before it is stacked."""
     return [[read_row(column, row) for row in rows] for column in columns]
+
+
+class RaggedView(Sequence[Any]):
+    """The rows of a ragged column, each a view of the map (str, bytes and json: decoded)."""
+
+    def __init__(self, column: Column, rows: Int64Array, owner: object) -> None:
+        self._column, self._rows, self._owner = column, rows, owner  # a temporary store lives as long as its views
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return RaggedView(self._column, self._rows[which], self._owner)
+        try:
+            row = int(self._rows[which])
+        except IndexError:
+            raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
+        column = self._column
+        if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn):
+            return read_row(column, row)
+        return _view_row(column, row)
+
+
+def sample_leaves(column: Column, leaf: Any) -> Iterable[Any]:
+    """Split a batch's leaf of ``column`` into one value per sample."""
+    form = column.field.form
+    if isinstance(leaf, list):
+        if form == "tensor":
+            return leaf
+        return [None if value is None else (value.item() if form == "scalar" else value.tolist()) for value in leaf]
+    if form == "tensor":
+        return list(leaf.unbind(0))
+    return leaf.tolist() if form == "scalar" else [row.tolist() for row in leaf.unbind(0)]
 
 
 class Gather:

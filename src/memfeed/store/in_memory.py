@@ -15,7 +15,7 @@ from memfeed.errors import SchemaError
 from memfeed.schema import values
 from memfeed.schema.fields import Node, Schema, display
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, open_container, types_of
+from memfeed.schema.tree import Flattener, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 
 
@@ -32,7 +32,7 @@ class Columns:
         return self._row_count
 
     def __getitem__(self, row: int) -> Any:
-        return _sample(self._data, row)
+        return take_row(self._data, row)
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -51,12 +51,17 @@ class Columns:
         return found.schema, columns
 
 
-def _sample(value: Any, row: int) -> Any:
+def take_row(value: Any, row: int) -> Any:
+    """Return one row of columns, or of a batch of dataclass instances, as a sample. A list is one column."""
     if isinstance(value, tuple):
-        parts = [_sample(part, row) for part in value]
+        parts = [take_row(part, row) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, Mapping) and not isinstance(value, TensorDictBase):
-        return {key: _sample(part, row) for key, part in value.items()}
+    if hasattr(value, "batch_dims"):  # a TensorDict or tensorclass
+        return value[row]
+    if isinstance(value, Mapping):
+        return {key: take_row(part, row) for key, part in value.items()}
+    if names := record_names(type(value)):
+        return type(value)(*(take_row(getattr(value, name), row) for name in names))
     return value[row]
 
 

@@ -22,12 +22,11 @@ from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.fields import Schema
 from memfeed.store import bulk, indexing, tensordict_dir
 from memfeed.store.backing import Backing, open_backing
+from memfeed.store.checksums import verify
 from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
-from memfeed.store.gather import Gather, read_row
+from memfeed.store.gather import Gather, RaggedView, read_row, sample_leaves
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
-from memfeed.store.verify import verify
-from memfeed.store.views import RaggedView, sample_leaves
 from memfeed.system.buffers import Fresh
 from memfeed.system.units import format_bytes
 
@@ -102,10 +101,7 @@ class Store:
     @property
     def nbytes(self) -> int:
         """Bytes on disk of the selected columns, for all rows of the base store."""
-        manifest = self._backing.manifest
-        if manifest is None:
-            return sum(tensordict_dir.column_bytes(column) for column in self.columns)
-        return sum(manifest.files[name] for field in self.schema for name in column_files(field, 0))
+        return sum(field_bytes(self))
 
     @property
     def skipped(self) -> tuple[int, ...]:
@@ -325,16 +321,21 @@ class Store:
             self._backing.check()  # the damage may be that of a store that replaced this one
 
 
+def field_bytes(store: Store) -> list[int]:
+    """Return the bytes on disk of every field, for all rows of the base store, in the order of the schema."""
+    manifest = store.manifest
+    if manifest is None:
+        return [tensordict_dir.column_bytes(column) for column in store.columns]
+    return [sum(manifest.files[name] for name in column_files(field, 0)) for field in store.schema]
+
+
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
     """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
     return Store(open_backing(Path(path), owner), types=(types,) if isinstance(types, type) else tuple(types))
 
 
 def open(
-    path: str | os.PathLike[str],
-    *,
-    fields: Iterable[str | int | FieldPath] | None = None,
-    types: Iterable[type] = (),
+    path: str | os.PathLike[str], *, fields: Iterable[str | int | FieldPath] | None = None, types: Iterable[type] = ()
 ) -> Store:
     """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
 

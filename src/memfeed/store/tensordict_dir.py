@@ -17,11 +17,12 @@ from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.store import tensordict_entries as entries
+from memfeed.store import tensordict_layout as layout
 from memfeed.store.columns import Column, ConcatFixedColumn, FilePerRowColumn, FixedColumn, JsonColumn, RaggedColumn
+from memfeed.store.gather import Gather
 from memfeed.store.manifest import MOST_EMPTY_ROWS
 from memfeed.store.ragged import RaggedFiles, consecutive_starts, element_counts
-from memfeed.store.tensordict_layout import Reader
+from memfeed.system.buffers import Fresh
 
 
 class Contents(NamedTuple):
@@ -45,12 +46,10 @@ class NestedColumn(RaggedColumn):
 
 def column_bytes(column: Column) -> int:
     """Return the bytes on disk of a column; values that tensordict keeps in its metadata count as 0."""
-    if isinstance(column, FixedColumn):
+    if isinstance(column, FixedColumn | ConcatFixedColumn):
         return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
     if isinstance(column, JsonColumn):
         return 0
-    if isinstance(column, ConcatFixedColumn):
-        return column.row_count * column.field.row_bytes
     return int(column.locate(np.arange(column.row_count))[1].sum())
 
 
@@ -60,21 +59,8 @@ def all_rows(column: Column) -> Any:
         return column.data
     if isinstance(column, JsonColumn):
         return column.values
-    field = column.field
-    if isinstance(column, ConcatFixedColumn):
-        out = torch.empty((column.row_count, *field.row_shape), dtype=field.torch_dtype)
-        return column.gather_into(np.arange(column.row_count), out)
-    starts, lengths, dims = column.locate(np.arange(column.row_count))
-    raw = torch.empty(int(lengths.sum()), dtype=torch.uint8)
-    column.copy(starts, lengths, raw.numpy())  # read, not mapped: a process may have 65,530 maps, a stack more files
-    flat = raw.view(field.torch_dtype)
-    if field.kind == "fixed":
-        return flat.view(column.row_count, *field.row_shape)
-    if field.kind == "list":
-        parts = torch.split(flat, (lengths // field.itemsize).tolist())
-        return [part.view(shape) for part, shape in zip(parts, dims.tolist(), strict=True)]
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(dims[:, 0])]))
-    return torch.nested.nested_tensor_from_jagged(flat.view(int(offsets[-1]), *field.row_shape), offsets)
+    # Gather reads and does not map: a process may have 65,530 maps, and a stack more files
+    return Gather([column], [Fresh()])(np.arange(column.row_count))[0]
 
 
 def read(root: Path) -> Contents:
@@ -84,10 +70,10 @@ def read(root: Path) -> Contents:
     stack along another dim than the first, a dtype that no column can have), CorruptStoreError for files that differ
     from the metadata.
     """
-    reader = Reader(root)
+    reader = layout.Reader(root)
     top = reader.directory(root, 0)
-    if not isinstance(top, entries.Group):
-        raise StoreError(f"{root}: found {entries.DESCRIPTIONS[type(top)]}; expected a TensorDict: save it inside one")
+    if not isinstance(top, layout.Group):
+        raise StoreError(f"{root}: found {layout.DESCRIPTIONS[type(top)]}; expected a TensorDict: save it inside one")
     row_count = top.batch[0] if top.batch else None
     planner = _Planner(row_count)
     structure = planner.node(top, ())
@@ -109,10 +95,10 @@ class _Planner:
         self._lengths: dict[bytes, int] = {}
         self.columns: list[Column] = []
 
-    def node(self, entry: entries.Entry, path: FieldPath) -> Node:
-        if isinstance(entry, entries.Shared):
+    def node(self, entry: layout.Entry, path: FieldPath) -> Node:
+        if isinstance(entry, layout.Shared):
             return Node(kind="shared", value=entry.value)
-        if isinstance(entry, entries.Group):
+        if isinstance(entry, layout.Group):
             return Node(
                 kind=entry.kind,
                 name=entry.name,
@@ -123,18 +109,18 @@ class _Planner:
         self.columns.append(self._column(entry, path))
         return Node(kind="leaf")
 
-    def _column(self, entry: entries.LeafEntry, path: FieldPath) -> Column:
+    def _column(self, entry: layout.LeafEntry, path: FieldPath) -> Column:
         def field(kind: Kind, dtype: str, shape: tuple[int | None, ...] = ()) -> Field:
             stem = f"c{len(self.columns)}"
             return Field(path=path, name=display(path), stem=stem, kind=kind, dtype=dtype, shape=shape)
 
-        if isinstance(entry, entries.PerRow):
+        if isinstance(entry, layout.PerRow):
             kind: Kind = "str" if all(isinstance(value, str) for value in entry.values) else "json"
             return JsonColumn(field(kind, "uint8"), entry.values)
-        if isinstance(entry, entries.Tensor):
+        if isinstance(entry, layout.Tensor):
             shape = entry.shape if self._row_count is None else entry.shape[1:]
             return FixedColumn(field("fixed", entry.dtype, shape), entry.file, self._row_count)
-        if isinstance(entry, entries.Nested):
+        if isinstance(entry, layout.Nested):
             return NestedColumn(self._ragged(field, entry.dtype, entry.dims, True), entry.file, entry.dims)
         shapes = [tensor.shape for tensor in entry.tensors]
         dims = np.array(shapes, np.int64).reshape(len(shapes), len(shapes[0]))

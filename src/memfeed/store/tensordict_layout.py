@@ -1,7 +1,7 @@
 """Read and check the layout of a directory that `TensorDict.memmap()` wrote.
 
-``Reader`` turns a directory into entries and compares every file's size with its shape and dtype. It imports no class
-by name, reads no pickle, follows no symbolic link and maps nothing.
+``Reader`` turns a directory into entries, such as `Tensor` and `Group`, and compares every file's size with its shape
+and dtype. It imports no class by name, reads no pickle, follows no symbolic link and maps nothing.
 """
 
 from __future__ import annotations
@@ -13,26 +13,17 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import xxhash
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.schema.fields import DEEPEST, DTYPES, display
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import DEEPEST, DTYPES, NodeKind, display
+from memfeed.schema.fields import Path as FieldPath
 from memfeed.store.format import LARGEST_MANIFEST
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
-from memfeed.store.tensordict_entries import (
-    DESCRIPTIONS,
-    Entry,
-    Group,
-    Nested,
-    PerRow,
-    Shared,
-    Tensor,
-    check_batch,
-    merge,
-)
 
 METADATA = "meta.json"
 VERSION = 1  # of tensordict's layout; directories without a version are 0
@@ -42,6 +33,126 @@ DEEPEST_JSON = 200  # Python prints, compares and copies nested values by recurs
 _CLASS = re.compile(r"<class '([\w.<>]+)'>")
 # characters that tensordict writes as %XX in a file's name
 _ENCODED = re.compile(r'[\x00-\x20\x7f/<>:"|?*\\%]')
+
+
+class Tensor(NamedTuple):
+    """A dense tensor in a file of its own."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Nested(NamedTuple):
+    """A strided nested tensor: its rows one after another in a file, ``dims`` int64 [n, rank]."""
+
+    file: Path
+    dtype: str
+    dims: Int64Array
+
+
+class TensorStack(NamedTuple):
+    """One tensor per row, each from one element of a lazy stack."""
+
+    tensors: list[Tensor]
+
+
+class Shared(NamedTuple):
+    """A value that is not a tensor, the same for every row."""
+
+    value: Any
+
+
+class PerRow(NamedTuple):
+    """Values that are not tensors, one per row."""
+
+    values: list[Any]
+
+
+class Group(NamedTuple):
+    """A TensorDict or tensorclass. A dim of ``batch`` is None if the elements of a lazy stack differ in it."""
+
+    kind: NodeKind
+    name: str
+    batch: tuple[int | None, ...]
+    children: dict[str, Entry]
+
+
+LeafEntry: TypeAlias = Tensor | Nested | TensorStack | PerRow
+Entry: TypeAlias = LeafEntry | Shared | Group
+
+
+DESCRIPTIONS: dict[type, str] = {
+    Tensor: "a tensor",
+    Nested: "a nested tensor",
+    TensorStack: "a lazy stack",
+    Shared: "a value that is no tensor (NonTensorData)",
+    PerRow: "values that are no tensors (NonTensorStack)",
+    Group: "a TensorDict or tensorclass",
+}
+
+
+def check_batch(entry: Entry, batch: tuple[int, ...], where: str) -> None:
+    """Raise StoreError unless an entry's shape begins with the batch_size of the TensorDict that contains it."""
+    shape: tuple[int | None, ...] = batch
+    if isinstance(entry, Tensor):
+        shape = entry.shape
+    elif isinstance(entry, Group):
+        shape = entry.batch
+    elif isinstance(entry, PerRow) and batch:
+        shape = (len(entry.values), *batch[1:])
+    elif isinstance(entry, Nested) and batch:
+        same = entry.dims.shape[1] >= len(batch) - 1 and (entry.dims[:, : len(batch) - 1] == batch[1:]).all()
+        shape = (len(entry.dims), *(batch[1:] if same else ()))
+    if shape[: len(batch)] != batch:
+        raise StoreError(
+            f"{where}: found {DESCRIPTIONS[type(entry)]} of shape {list(shape)}; expected it to begin with the "
+            f"batch_size {list(batch)} of the TensorDict around it: save it with its own batch_size in order"
+        )
+
+
+def merge(elements: Sequence[Entry], where: Path, at: FieldPath = ()) -> Entry:
+    """Merge the elements of a lazy stack into one entry with one row per element. ``at`` is their path in the stack."""
+    first = elements[0]
+    for row, element in enumerate(elements):
+        difference = _difference(first, element)
+        if difference:
+            raise StoreError(
+                f"{where / str(row)}: found {difference}, at {display(at) if at else 'its top'}; "
+                "expected the same keys, dtypes and numbers of dims as in piece 0 of the lazy stack"
+            )
+    if isinstance(first, Shared):
+        return PerRow([element.value for element in elements])  # type: ignore[union-attr]
+    if isinstance(first, PerRow):
+        return PerRow([element.values for element in elements])  # type: ignore[union-attr]
+    if isinstance(first, Tensor):
+        return TensorStack(list(elements))  # type: ignore[arg-type]
+    if isinstance(first, Group):
+        batches = zip(*(element.batch for element in elements), strict=True)  # type: ignore[union-attr]
+        common = tuple(dims[0] if len(set(dims)) == 1 else None for dims in batches)
+        children = {
+            key: merge([element.children[key] for element in elements], where, (*at, key))  # type: ignore[union-attr]
+            for key in first.children
+        }
+        return first._replace(batch=(len(elements), *common), children=children)
+    raise StoreError(
+        f"{where}: found {DESCRIPTIONS[type(first)]} at {display(at)} inside a lazy stack; expected tensors in its "
+        "pieces: call .contiguous() (or .densify() where shapes differ) on the inner one and save that"
+    )
+
+
+def _difference(first: Entry, other: Entry) -> str:
+    """Return a phrase that says how an element differs from the first, or an empty string."""
+    if isinstance(first, Tensor) and isinstance(other, Tensor):
+        same = first.dtype == other.dtype and len(first.shape) == len(other.shape)
+        return "" if same else f"{other.dtype} {list(other.shape)}, not {first.dtype} {list(first.shape)}"
+    if isinstance(first, Group) and isinstance(other, Group):
+        odd = sorted(first.children.keys() ^ other.children.keys())
+        if odd:
+            return f"the key {odd[0]!r} {'more' if odd[0] in other.children else 'missing'}"
+        same = first[:2] == other[:2] and len(first.batch) == len(other.batch)
+        return "" if same else f"a {other.name or other.kind} of batch_size {list(other.batch)}"
+    return "" if type(first) is type(other) else f"{DESCRIPTIONS[type(other)]}, not {DESCRIPTIONS[type(first)]}"
 
 
 def _status(path: Path) -> os.stat_result | None:

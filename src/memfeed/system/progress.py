@@ -23,23 +23,14 @@ class Progress:
     def __init__(
         self, title: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
     ) -> None:
-        self._title, self._total, self._unit, self._shown, self._done = title, total, unit, shown, done
-        self._delay = delay_seconds
+        self._options = {"desc": title, "total": total, "unit": unit, "initial": done, "delay": delay_seconds}
+        self._shown, self._done = shown, done
         self._bar: tqdm[object] | None = None
         self.bytes = 0
 
     def __enter__(self) -> Progress:
         if self._shown:
-            self._bar = _Bar(
-                total=self._total,
-                initial=self._done,
-                desc=self._title,
-                unit=self._unit,
-                unit_scale=True,
-                dynamic_ncols=True,
-                file=sys.stderr,
-                delay=self._delay,
-            )
+            self._bar = _Bar(**self._options, unit_scale=True, dynamic_ncols=True, file=sys.stderr)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -53,6 +44,11 @@ class Progress:
             if more_bytes:
                 self._bar.set_postfix_str(format_bytes(self.bytes), refresh=False)
             self._bar.update(count)
+        self._done += count
+
+    def advance_to(self, done: int, total: int) -> None:
+        """Set the units done, as a callback that gets (units done, units in total)."""
+        self.advance(done - self._done)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

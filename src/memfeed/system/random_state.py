@@ -72,9 +72,7 @@ def decode(encoded: Mapping[str, Any]) -> RandomState:
     kind, keys, *rest = encoded["numpy"]
     version, numbers, gauss = encoded["python"]
     return RandomState(
-        base64.b64decode(encoded["torch"]),
-        (kind, base64.b64decode(keys), *rest),
-        (version, tuple(numbers), gauss),
+        base64.b64decode(encoded["torch"]), (kind, base64.b64decode(keys), *rest), (version, tuple(numbers), gauss)
     )
 
 
