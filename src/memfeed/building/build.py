@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -82,17 +82,11 @@ class Build:
         Raises SpaceError if they do not fit on the disk.
         """
         clear(root)
-        host, boot_id = machine.host_name(), machine.boot_id()
-        settings = Settings(
-            schema=schema,
-            rows=row_count,
-            fingerprint=fingerprint,
-            generation=1,
-            host=host,
-            boot_id=boot_id,
-            shares=shares,
+        here = {"host": machine.host_name(), "boot_id": machine.boot_id()}
+        build = cls(
+            root,
+            Settings(schema=schema, rows=row_count, fingerprint=fingerprint, generation=1, shares=shares, **here),
         )
-        build = cls(root, settings)
         try:
             for field in schema:
                 build._create_files(field, row_count or 0)
@@ -111,10 +105,10 @@ class Build:
             raise
         return build
 
-    def _sync_directories(self, schema: Schema) -> None:
+    def _sync_directories(self, fields: Iterable[Field]) -> None:
         """Wait until the names of the column files, and of the directories above them, are on the disk."""
         directories = {self.root}
-        for field in schema:
+        for field in fields:
             for name in ragged.column_files(field, 0):
                 directories |= {self.root / above for above in Path(name).parents}
         for directory in sorted(directories, reverse=True):  # the target of a move is synced before its source
@@ -137,9 +131,7 @@ class Build:
         host, boot_id = machine.host_name(), machine.boot_id()
         build = cls(root, msgspec.structs.replace(old, generation=old.generation + 1, host=host, boot_id=boot_id))
         for field in old.schema:
-            if (
-                field.kind != "fixed" and ragged.fixed_file(root, field).exists()
-            ):  # a promotion was interrupted before this
+            if field.kind != "fixed" and ragged.fixed_file(root, field).exists():  # a promotion was interrupted here
                 files.rename(ragged.fixed_file(root, field), ragged.ragged_files(root, field).heap)
             for name in ragged.column_files(field, 0):
                 if not os.access(root / name, os.W_OK):  # a commit was interrupted after it had made them read-only
@@ -191,7 +183,7 @@ class Build:
             if old.row_bytes:
                 Extents(self.root).grant(field_index, row_count * old.row_bytes)
                 files.sync_data(self._work / "extents")
-            self._sync_directories(Schema(fields=(field,), structure=self.schema.structure))
+            self._sync_directories([field])
         fields = [*self.schema.fields]
         fields[field_index] = field
         schema = Schema(fields=tuple(fields), structure=self.schema.structure)
@@ -199,7 +191,7 @@ class Build:
         self._save()
         if old.kind == "fixed":
             files.rename(ragged.fixed_file(self.root, old), ragged.ragged_files(self.root, field).heap)
-            self._sync_directories(Schema(fields=(field,), structure=self.schema.structure))
+            self._sync_directories([field])
 
     def _write_regular(self, old: Field, field: Field, row_count: int) -> None:
         """Write start and dims of the fixed column ``old`` as if it had been ragged from the first row."""

@@ -8,15 +8,16 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
-from memfeed.convert.budget import describe_budget, mean_row_bytes
 from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input
@@ -24,6 +25,7 @@ from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import MemfeedError, StaleStoreError, StoreError
+from memfeed.schema.codec import Packed
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
 from memfeed.store.manifest import Probe
@@ -31,6 +33,7 @@ from memfeed.store.store import Store, open_store
 from memfeed.system import files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import Sigterm, sigterm_unwinds
+from memfeed.system.units import format_bytes, format_seconds
 
 
 class TemporaryDirectory:
@@ -270,6 +273,27 @@ class Conversion:
             error.strerror = f"{error.strerror}{kept}"
         elif len(error.args) == 1:
             error.args = (f"{error.args[0]}{kept}",)
+
+
+def mean_row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
+    """Return the mean number of bytes that one of these samples takes on disk."""
+    sizes = [
+        sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
+    ]
+    return float(np.mean(sizes))
+
+
+def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_seconds: float) -> str:
+    """Return a line with the rows, bytes and seconds that a store takes; ``row_count`` is None if it is not known.
+
+    Raises SpaceError if the disk has too little free space.
+    """
+    free = f"{format_bytes(files.free_bytes(path))} free"
+    if row_count is None:
+        return f"an unknown number of rows, {format_bytes(row_bytes)} a row; {free}"
+    total = int(row_bytes * row_count)
+    files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
+    return f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
 
 
 def _count_written(build: Build) -> int:

@@ -63,11 +63,8 @@ def hash_columns(schema: Schema, columns: Sequence[Any], casts: frozenset[int], 
 
 def hash_packed(field: Field, packed: Packed) -> str:
     """Return the xxh3-64 of one row of a field: of its dims, then of its bytes."""
-    hashed = xxhash.xxh3_64()
-    if packed.dims is not None:
-        hashed.update(packed.dims.tobytes())
-    else:
-        hashed.update(np.array(field.row_shape or (1,), np.int64).tobytes())
+    dims = np.array(field.row_shape or (1,), np.int64) if packed.dims is None else packed.dims
+    hashed = xxhash.xxh3_64(dims.tobytes())
     for buffer in packed.buffers:
         hashed.update(buffer.data)
     return hashed.hexdigest()

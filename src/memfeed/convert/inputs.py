@@ -54,9 +54,7 @@ def classify_input(dataset: Any) -> Input:
             f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
             "or tensors or arrays (or a tuple or dict of them) with one row per sample"
         )
-    elif isinstance(dataset, IterableDataset):
-        given = Input(dataset, "iterable", None)
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
         given = Input(dataset, "map", len(dataset))
     elif hasattr(dataset, "__iter__"):
         given = Input(dataset, "iterable", None)

@@ -76,15 +76,12 @@ class Watchdog:
             ]
             if stalled and now - reported >= STALL_SECONDS:
                 reported = now
-                _print("; ".join(self._describe(*read) for read in stalled))
+                shown = "; ".join(self._describe(*read) for read in stalled)
+                text = f"memfeed: {shown}; still waiting: check what the dataset does there, or stop it with Ctrl-C"
+                tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one
 
     def _describe(self, worker: int, first: int, seconds: float) -> str:
         count = self._count[worker]
         samples = f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
         process = f"worker {worker}" if self.worker_count else f"process {os.getpid()}"
         return f"{process} has been reading {samples} for {seconds:.0f} s"
-
-
-def _print(stalled: str) -> None:
-    text = f"memfeed: {stalled}; still waiting: check what the dataset does there, or stop it with Ctrl-C"
-    tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one

@@ -22,7 +22,6 @@ from memfeed.schema.fields import Node
 from memfeed.schema.tree import record_names
 
 NAMESPACE = "memfeed"  # of optree's registrations, so that they do not change how a user's own calls of optree work
-_registered: set[type] = set()
 
 
 class _Constructed:
@@ -119,17 +118,15 @@ def _make_dataclass(cls: type, keys: Sequence[str], values: Sequence[Any]) -> An
     return record
 
 
+@functools.cache
 def _register_dataclass(cls: type) -> None:
     names = record_names(cls)
-
-    def flatten(record: Any) -> Any:
-        return [getattr(record, name) for name in names], None, names
-
-    if cls not in _registered:
-        _registered.add(cls)
-        optree.register_pytree_node(
-            cls, flatten, lambda _, values: _make_dataclass(cls, names, tuple(values)), namespace=NAMESPACE
-        )
+    optree.register_pytree_node(
+        cls,
+        lambda record: ([getattr(record, name) for name in names], None, names),
+        lambda _, values: _make_dataclass(cls, names, tuple(values)),
+        namespace=NAMESPACE,
+    )
 
 
 def _make_tensorclass(cls: Any, keys: Sequence[str], values: Sequence[Any], batch_dims: int) -> Any:
