@@ -53,11 +53,11 @@ class Columns:
 
 def take_row(value: Any, row: int) -> Any:
     """Return one row of columns, or of a batch of dataclass instances, as a sample. A list is one column."""
+    if isinstance(value, np.ndarray | torch.Tensor) or hasattr(value, "batch_dims"):  # a TensorDict or tensorclass
+        return value[row]
     if isinstance(value, tuple):
         parts = [take_row(part, row) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if hasattr(value, "batch_dims"):  # a TensorDict or tensorclass
-        return value[row]
     if isinstance(value, Mapping):
         return {key: take_row(part, row) for key, part in value.items()}
     if names := record_names(type(value)):
