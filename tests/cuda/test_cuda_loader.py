@@ -51,8 +51,8 @@ def sums(batch):
 def test_a_slow_model_and_few_staging_buffers_see_every_batch_whole(placement, staging_buffers, monkeypatch):
     monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, staging_buffers=staging_buffers))
     data = images()
-    want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True)])
-    loader = Loader(data, 8, shuffle=True, device="cuda", placement=placement, prefetch=4)
+    want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True, seed=0)])
+    loader = Loader(data, 8, shuffle=True, seed=0, device="cuda", placement=placement, prefetch=4)
     found = []
     for batch in loader:
         torch.cuda._sleep(SLEEP)  # the batch is read long after next() has returned it, and after it was dropped
@@ -90,8 +90,8 @@ def test_streams_in_turns():
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_batches_that_are_kept_stay_as_they_are(placement):
     data = images()
-    held = list(Loader(data, 8, shuffle=True, device="cuda", placement=placement))
-    want = list(Loader(data, 8, shuffle=True))
+    held = list(Loader(data, 8, shuffle=True, seed=0, device="cuda", placement=placement))
+    want = list(Loader(data, 8, shuffle=True, seed=0))
     for batch, other in zip(held, want, strict=True):
         assert all(torch.equal(a.cpu(), b) for a, b in zip(batch, other, strict=True))
 
@@ -100,8 +100,8 @@ def test_batches_that_are_kept_stay_as_they_are(placement):
 def test_transforms_on_the_device_give_what_they_give_on_the_cpu(placement):
     data = images()
     augment = Compose([RandomCrop(56, padding=4), RandomHorizontalFlip(), Normalize([0.5] * 3, [0.2] * 3)])
-    want = list(Loader(data, 16, shuffle=True, transform=augment))
-    found = list(Loader(data, 16, shuffle=True, transform=augment, device="cuda", placement=placement))
+    want = list(Loader(data, 16, shuffle=True, seed=0, transform=augment))
+    found = list(Loader(data, 16, shuffle=True, seed=0, transform=augment, device="cuda", placement=placement))
     for (x, y), (a, b) in zip(found, want, strict=True):
         torch.testing.assert_close(x.cpu(), a, rtol=0, atol=1e-5)
         assert torch.equal(y.cpu(), b)
@@ -147,8 +147,8 @@ class TestMemory:
 
     def test_the_columns_make_room_when_memory_runs_out_in_the_middle(self):
         data = images(1024)
-        loader = Loader(data, 8, shuffle=True, device="cuda", placement="device")
-        want = [sums(batch) for batch in Loader(data, 8, shuffle=True)]
+        loader = Loader(data, 8, shuffle=True, seed=0, device="cuda", placement="device")
+        want = [sums(batch) for batch in Loader(data, 8, shuffle=True, seed=0)]
         batches = iter(loader)
         found = [sums(next(batches)).cpu()]
 

@@ -141,7 +141,7 @@ class Model(torch.nn.Module):
 def test_batches_pass_through_data_parallel(kind, path):
     store = memfeed.cache(Made(lambda i: sample(kind, i), 12), path, progress=False)
     model = torch.nn.DataParallel(Model().cuda(0), device_ids=[0])
-    for batch in Loader(store, 4, shuffle=True):
+    for batch in Loader(store, 4, shuffle=True, seed=0):
         model.zero_grad()
         model(to_device(batch, "cuda:0")).sum().backward()
         assert all(p.grad is not None for p in model.parameters())

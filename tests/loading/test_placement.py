@@ -125,7 +125,9 @@ class TestContract:
         return request.param
 
     @pytest.mark.parametrize("source", ["store", "rich", "view", "run", "memory", "joined"])
-    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "pad_last": True}, {"shuffle": "blocks"}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, {"shuffle": True, "seed": 0, "pad_last": True}, {"shuffle": "blocks", "seed": 0}], ids=str
+    )
     def test_the_same_batches(self, sources, source, options, device, placement):
         if placement == "mixed":
             placement = {"image": "device", "label": "pinned"}
@@ -133,13 +135,13 @@ class TestContract:
         for prefetch in (0, 2):
             loader = Loader(sources[source], 7, device=device, placement=placement, prefetch=prefetch, **options)
             if prefetch:
-                loader._policy.settled = loader._policy.threaded = True
+                loader._run.policy.settled = loader._run.policy.threaded = True
             assert [equal(a, b) for a, b in zip(list(loader), want, strict=True)] == [True] * len(want)
 
     def test_resume_and_moves(self, sources, device, placement):
         if placement == "mixed":
             placement = {"half": "device"}
-        options = {"batch_size": 5, "shuffle": True}
+        options = {"batch_size": 5, "shuffle": True, "seed": 0}
         want = list(Loader(sources["store"], **options))
         options["device"] = device
         loader = Loader(sources["store"], placement=placement, **options)
@@ -217,9 +219,9 @@ class TestOutOfMemory:
 
     @pytest.mark.parametrize("threaded", [False, True])
     def test_in_the_middle_the_columns_fall_back_once_with_a_warning(self, device, sources, threaded):
-        want = list(Loader(sources["store"], 8, shuffle=True))
-        loader = Loader(sources["store"], 8, shuffle=True, placement="device", device="cpu")
-        loader._policy.settled, loader._policy.threaded = True, threaded
+        want = list(Loader(sources["store"], 8, shuffle=True, seed=0))
+        loader = Loader(sources["store"], 8, shuffle=True, seed=0, placement="device", device="cpu")
+        loader._run.policy.settled, loader._run.policy.threaded = True, threaded
         device.fails_at = device.selects + 17
         with pytest.warns(
             UserWarning, match="memory ran out in epoch 0: the columns fell back to places that need less, now pinned: "
@@ -244,9 +246,10 @@ class TestOutOfMemory:
         assert fallback(fallback(fallback(placed))) is None
 
     def test_the_columns_are_gone_before_others_are_placed(self, device, sources, monkeypatch):
-        loader = Loader(sources["store"], 8, shuffle=True, placement="device", device="cpu")
-        loader._policy.settled = loader._policy.threaded = True
+        loader = Loader(sources["store"], 8, shuffle=True, seed=0, placement="device", device="cpu")
+        loader._run.policy.settled = loader._run.policy.threaded = True
         batches, alive = iter(loader), []
+        loader._reader.prepare()
         place = memfeed.loading.placement.place
 
         def placing(*arguments):
@@ -273,7 +276,7 @@ class TestOutOfMemory:
         monkeypatch.setattr(device, "allocate_page_locked", none_left)
         loader = Loader(sources["store"].select("image"), 8, placement="pinned", device="cpu")
         assert loader.stats()["placement"] == {"image": "no epoch has begun"}
-        iter(loader)
+        loader._reader.prepare()
         assert loader.stats()["columns"] == {"image": "mapped"}
         assert loader.stats()["placement"] == {"image": "out of memory as 'pinned'"}
 
@@ -308,7 +311,7 @@ class TestBadInput:
         with pytest.raises(
             LoaderError, match='field image, which needs 8.7 KB, with 1.0 KB free.*would choose "pinned"'
         ):
-            iter(loader)
+            next(iter(loader))
 
     def test_an_accelerator_without_streams(self, sources):
         with pytest.raises(LoaderError, match="found placement='pinned' for mps"):
@@ -317,9 +320,9 @@ class TestBadInput:
 
 def test_transforms_follow(sources):
     crop = RandomCrop(4, on="image")
-    want = list(Loader(sources["store"], 8, shuffle=True, transform=crop))
+    want = list(Loader(sources["store"], 8, shuffle=True, seed=0, transform=crop))
     for placement in ("device", "pinned"):
-        found = list(Loader(sources["store"], 8, shuffle=True, transform=crop, placement=placement))
+        found = list(Loader(sources["store"], 8, shuffle=True, seed=0, transform=crop, placement=placement))
         assert all(equal(a, b) for a, b in zip(found, want, strict=True))
     assert np.all([batch["image"].shape[-1] == 4 for batch in want])
 

@@ -59,13 +59,13 @@ def sums(batches):
 
 def asked_for(loader):
     """The loader, its batches made when they are asked for, whether a thread would be faster or not."""
-    loader._policy.threaded, loader._policy.settled = False, True
+    loader._run.policy.threaded, loader._run.policy.settled = False, True
     return loader
 
 
 def ahead(loader):
     """The loader, its batches made ahead in a thread."""
-    loader._policy.threaded = loader._policy.settled = True
+    loader._run.policy.threaded = loader._run.policy.settled = True
     return loader
 
 
@@ -188,7 +188,7 @@ def in_child(work):
 
 @made_in_ways
 def test_a_forked_child_goes_on_with_the_same_iterator(store, made):
-    loader = made(Loader(store, SIZE, shuffle=True))
+    loader = made(Loader(store, SIZE, shuffle=True, seed=0))
     batches = iter(loader)
     read, results = [], []
     for batch in batches:
@@ -198,20 +198,20 @@ def test_a_forked_child_goes_on_with_the_same_iterator(store, made):
     after = sums(loader)
     for steps, result in enumerate(results, 1):
         assert result() == [read[steps:], after]
-    whole = Loader(store, SIZE, shuffle=True)
+    whole = Loader(store, SIZE, shuffle=True, seed=0)
     assert [read, after] == [sums(whole), sums(whole)]
 
 
 @made_in_ways
 def test_a_forked_child_starts_an_epoch_of_its_own(store, made):
-    loader = made(Loader(store, SIZE, shuffle=True))
+    loader = made(Loader(store, SIZE, shuffle=True, seed=0))
     sums(loader)
     result = in_child(lambda: [sums(loader), sums(Loader(store, SIZE))])
     assert result() == [sums(loader), sums(Loader(store, SIZE))]
 
 
 def test_a_forked_child_draws_the_orders_that_threads_of_its_parent_were_drawing():
-    loader = Loader((torch.arange(300_000), torch.arange(300_000)), 100_000, shuffle=True)
+    loader = Loader((torch.arange(300_000), torch.arange(300_000)), 100_000, shuffle=True, seed=0)
     batches = iter(loader)
     next(batches)
     result = in_child(lambda: [sums(batches), sums(loader), sums(loader)])
@@ -242,13 +242,13 @@ EXIT = """
             return batch
 
     def running(loader):
-        loader._policy.threaded = loader._policy.settled = True
+        loader._run.policy.threaded = loader._run.policy.settled = True
         batches = iter(loader)
         next(batches)
         return batches
 
     transforms = running(Loader(torch.arange(1000), 2, transform=Busy(), prefetch=500))
-    draws = running(Loader(torch.zeros(3_000_000, dtype=torch.uint8), 10, shuffle=True))
+    draws = running(Loader(torch.zeros(3_000_000, dtype=torch.uint8), 10, shuffle=True, seed=0))
 """
 
 
@@ -309,7 +309,7 @@ def _interruptible():
 @pytest.mark.parametrize("interrupt", [interrupt_in_loop, interrupt_while_waiting])
 def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt):
     transform = Stuck()
-    loader = ahead(Loader(store.subset(range(300)), SIZE, shuffle=True, transform=transform))
+    loader = ahead(Loader(store.subset(range(300)), SIZE, shuffle=True, seed=0, transform=transform))
     try:
         for _ in loader:
             assert left()
@@ -317,7 +317,7 @@ def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt)
         pytest.fail("was not interrupted")
     except KeyboardInterrupt:
         transform.go.set()
-    want = Loader(store.subset(range(300)), SIZE, shuffle=True)
+    want = Loader(store.subset(range(300)), SIZE, shuffle=True, seed=0)
     want.set_epoch(1)
     assert sums(loader) == sums(want)
     gc.collect()

@@ -79,10 +79,10 @@ def test_columns_in_memory_are_never_cold():
 @pytest.mark.parametrize(
     "options",
     [
-        {"shuffle": True},
-        {"shuffle": "blocks", "block_rows": 8},
+        {"shuffle": True, "seed": 0},
+        {"shuffle": "blocks", "seed": 0, "block_rows": 8},
         {},
-        {"shuffle": True, "prefetch": 0},
+        {"shuffle": True, "seed": 0, "prefetch": 0},
         {"sampler": list(range(0, 300, 3))},
         {"batch_sampler": [[1, 2, 3], [299, 4]]},
     ],
@@ -105,9 +105,9 @@ def test_a_cold_epoch_gives_what_a_warm_one_gives(images, options):
 @pytest.mark.usefixtures("never_cached")
 def test_a_cold_epoch_of_ragged_rows(path):
     samples = [{"x": torch.full((i * 50,), i, dtype=torch.int32), "t": f"text {i}"} for i in range(200)]
-    warm = list(Loader(memfeed.cache(Made(samples), path, progress=False), 8, shuffle=True))
+    warm = list(Loader(memfeed.cache(Made(samples), path, progress=False), 8, shuffle=True, seed=0))
     store = memfeed.open(path)
-    loader = Loader(store, 8, shuffle=True)
+    loader = Loader(store, 8, shuffle=True, seed=0)
     for mine, other in zip(loader, warm, strict=True):
         assert mine["t"] == other["t"]
         assert all(torch.equal(a, b) for a, b in zip(mine["x"].unbind(), other["x"].unbind(), strict=True))
@@ -116,7 +116,7 @@ def test_a_cold_epoch_of_ragged_rows(path):
 
 @pytest.mark.usefixtures("never_cached")
 def test_a_break_ends_the_thread_that_reads_ahead(images):
-    loader = Loader(memfeed.open(images), 4, shuffle=True)
+    loader = Loader(memfeed.open(images), 4, shuffle=True, seed=0)
     for _ in loader:
         break
     for thread in threading.enumerate():
@@ -129,7 +129,7 @@ def test_a_break_ends_the_thread_that_reads_ahead(images):
 def test_descriptors_are_closed_with_the_loader(images):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        loader = Loader(memfeed.open(images), 64, shuffle=True)
+        loader = Loader(memfeed.open(images), 64, shuffle=True, seed=0)
         list(loader)
         assert loader.stats()["cold"]
         del loader
@@ -163,13 +163,13 @@ def test_what_an_order_has_passed_leaves_the_page_cache(images, monkeypatch):
     dropped = []
     page_out = page_cache.page_out
     monkeypatch.setattr(readahead, "page_out", lambda address, size: (dropped.append(size), page_out(address, size)))
-    for options in ({}, {"shuffle": "blocks", "block_rows": 8}):
+    for options in ({}, {"shuffle": "blocks", "seed": 0, "block_rows": 8}):
         dropped.clear()
         batches = list(Loader(memfeed.open(images), 16, **options))
         assert sum(len(b[1]) for b in batches) == 300
         assert sum(dropped) == 300 * (3 * 64 * 64 + 8)
     dropped.clear()
-    list(Loader(memfeed.open(images), 16, shuffle=True))
+    list(Loader(memfeed.open(images), 16, shuffle=True, seed=0))
     assert not dropped, "rows come from anywhere: their neighbours may be next"
 
 

@@ -425,7 +425,7 @@ class Model(torch.nn.Module):
 @pytest.fixture(params=["dict", "tensordict", "tensorclass", "jagged"])
 def batches(request, path):
     store = memfeed.cache(Made(lambda i: sample(request.param, i), 10), path, progress=False)
-    return Loader(store, 4, shuffle=True)
+    return Loader(store, 4, shuffle=True, seed=0)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def test_in_a_recipe_and_a_loader():
         CutMix(num_classes=CLASSES),
     ]
     images, labels = batch(torch.uint8).values()
-    loader = memfeed.Loader((images, labels), 4, shuffle=True, transform=Compose(steps))
+    loader = memfeed.Loader((images, labels), 4, shuffle=True, seed=0, transform=Compose(steps))
     epochs = [list(loader), list(loader)]
     for image, label in epochs[0]:
         assert image.dtype == torch.float32

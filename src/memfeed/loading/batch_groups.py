@@ -41,7 +41,6 @@ class BatchMaker:
         assemble: the stage that every batch goes through, for batches that need no other.
         transfer: the way to the device.
         placement: where the columns are.
-        seed: of the keys.
     """
 
     gather: Gather
@@ -50,15 +49,14 @@ class BatchMaker:
     assemble: Callable[[Sequence[Any]], Any]
     transfer: Transfer
     placement: Placement
-    seed: int
 
-    def groups(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[BatchGroup]:
-        """Yield the batches of ``tasks``; may run in any thread."""
+    def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
+        """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
         make = self._stream_groups if self.transfer.is_staged else self._host_groups
         for task in tasks:
-            yield from make(task, epoch)
+            yield from make(task, (seed, epoch))
 
-    def _host_groups(self, task: GatherTask, epoch: int) -> Iterator[BatchGroup]:
+    def _host_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
         """Yield the batches of a task that the CPU gathers; a device without streams gets them from the caller."""
         row_count = len(task.ids) // len(task.positions)
         together = self.at_once > 1 and len(task.positions) > 1
@@ -66,9 +64,9 @@ class BatchMaker:
         if together and self.stages.is_plain and not self.stages.in_caller:
             yield BatchGroup(map(self.assemble, leaves_of_batches), task.positions, row_count)
             return
-        yield from self._staged(leaves_of_batches, task, 0, epoch, None)
+        yield from self._staged(leaves_of_batches, task, 0, key, None)
 
-    def _stream_groups(self, task: GatherTask, epoch: int) -> Iterator[BatchGroup]:
+    def _stream_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
         """Yield the batches of a task that go to a device with streams, ``at_once`` of them in each copy."""
         count = len(task.positions) if self.at_once > 1 else 1
         for first in range(0, len(task.positions), count):
@@ -80,7 +78,7 @@ class BatchMaker:
             leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
             if not self.stages.is_plain:
                 del leaves
-                yield from self._staged(leaves_of_batches, task, first, epoch, arrival)
+                yield from self._staged(leaves_of_batches, task, first, key, arrival)
                 continue
             drafts = map(partial(_plain_draft, self.assemble, arrival), leaves_of_batches)
             positions = task.positions[first : first + count]
@@ -92,26 +90,28 @@ class BatchMaker:
         leaves_of_batches: Iterator[Sequence[Any]],
         task: GatherTask,
         first: int,
-        epoch: int,
+        key: tuple[int, int],
         arrival: Arrival | None,
     ) -> Iterator[BatchGroup]:
         """Run the stages ahead of the caller's for each batch from batch ``first`` of the task on."""
         for at, leaves in enumerate(leaves_of_batches, first):
             part = slice(at * task.size, (at + 1) * task.size)
             valid = None if task.valid is None else task.valid[part].clone()
-            draft = Draft(leaves, self._keys(task, part, epoch) if self.stages.needs_keys else None, valid, arrival)
+            keys = self._keys(task, part, key) if self.stages.needs_keys else None
+            rows = torch.from_numpy(task.rows[part].astype(np.int64)) if self.stages.needs_rows else None
+            draft = Draft(leaves, keys, valid, rows, arrival)
             del leaves
             with self.transfer.on_side_stream():
                 self.stages.run_ahead(draft)
             yield BatchGroup(self.stages.finish([draft]), (task.positions[at],), len(task.ids[part]))
             del draft
 
-    def _keys(self, task: GatherTask, part: slice, epoch: int) -> Keys:
-        """Return the keys of one batch. A row that comes twice in an epoch differs by its visit."""
+    def _keys(self, task: GatherTask, part: slice, key: tuple[int, int]) -> Keys:
+        """Return the keys of one batch under a seed and epoch. A row that comes twice differs by its visit."""
         visits: Any = 0 if task.visits is None else torch.from_numpy(task.visits[part])
-        return Keys(self.seed, epoch, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visits)
+        return Keys(*key, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visits)
 
 
 def _plain_draft(assemble: Callable[[Sequence[Any]], Any], arrival: Arrival, leaves: Sequence[Any]) -> Draft:
     # a function of its own, without a reference to the columns: they may have to make room
-    return Draft(assemble(leaves), None, None, arrival)
+    return Draft(assemble(leaves), None, None, arrival=arrival)

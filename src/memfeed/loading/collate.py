@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from memfeed.errors import LoaderError
+from memfeed.loading.arrays import converter
 from memfeed.loading.bind import UserTransform, bind
+from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.loading.settings import Settings
+from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
 from memfeed.store.store import Samples
 from memfeed.transfer.devices import check_device
@@ -58,3 +63,35 @@ class Collate:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._bound = bind(self.transform)
+
+
+class LoaderCollate(Collate):
+    """The ``collate_fn`` of a loader, for frameworks that make a DataLoader of its parts.
+
+    It carries what such a DataLoader would lose: transform, device, seed, epoch. A loader that is given one of another
+    loader, as Lightning does when it makes a loader anew, takes the clock of that loader.
+    """
+
+    def __init__(self, settings: Settings, clock: EpochClock) -> None:
+        super().__init__(settings.transform, settings.device)
+        self.settings, self.clock = settings, clock
+        self._epoch = clock.share()
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return the batch of these samples, as the loader itself would give it."""
+        settings = self.settings
+        if settings.last == "pad":
+            raise LoaderError(
+                "found pad_last on a loader whose batches another component draws, without saying which rows fill up "
+                "a batch: leave pad_last out there"
+            )
+        if not isinstance(samples, Samples):
+            if self.transform is None and not settings.returns_rows:
+                return default_collate(samples)
+            return super().__call__(samples)  # raises
+        self.seed = self.clock.resolve_seed(joined_world_size())
+        batch = super().__call__(samples)
+        if settings.returns_rows:
+            batch = with_extras(batch, {"rows": torch.from_numpy(samples.rows.astype("int64"))})
+        convert = converter(settings.as_)
+        return batch if convert is None else convert(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ class EpochProgress:
         epoch: its number.
         begin: the position it began at; None is the beginning.
         position: the position reached after the last batch that ``next`` returned.
+        iterator: the iterator that gives it, as a weak reference.
         finished: whether the end was reached.
         moved: ``position`` was changed from outside, and the iterator continues from there.
         batches, samples: given so far by this iterator.
@@ -32,15 +34,30 @@ class EpochProgress:
         wait_seconds: the part of that which ``next`` took.
     """
 
-    epoch: int
-    begin: Position | None
-    position: Position | None
+    epoch: int = -1
+    begin: Position | None = None
+    position: Position | None = None
+    iterator: weakref.ref[Iterator[Any]] | None = None
     finished: bool = False
     moved: bool = False
     batches: int = 0
     samples: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Return True while the iterator is held by somebody."""
+        return self.iterator is not None and self.iterator() is not None
+
+
+class EpochIterator(itertools.chain[Any]):
+    """The batches of an epoch, with the length of a whole one. A chain adds no Python to each batch."""
+
+    length: Callable[[], int]
+
+    def __len__(self) -> int:
+        return self.length()
 
 
 _running: weakref.WeakSet[EpochProgress] = weakref.WeakSet()
@@ -60,15 +77,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def run_epoch(
     progress: EpochProgress,
-    start: Callable[[Position | None], Iterator[BatchGroup]],
-    policy: PrefetchPolicy,
+    begin: Callable[[EpochProgress], Callable[[Position | None], Iterator[BatchGroup]]],
+    policy_now: Callable[[], PrefetchPolicy],
     prefetch: int,
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
-    ``start`` makes the batches after a position; it is called again after a move, and in a forked child. A thread makes
-    up to ``prefetch`` groups ahead if ``policy`` finds one worth it.
+    ``begin`` is called when the first batch is asked for. It sets the epoch and its position, and returns what makes
+    the batches after a position; that is called again after a move, and in a forked child. A thread makes up to
+    ``prefetch`` groups ahead if the policy finds one worth it.
     """
+    start = begin(progress)
+    policy = policy_now()
     _running.add(progress)
     policy.begin()
     asked = 0.0

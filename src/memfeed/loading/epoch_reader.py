@@ -10,6 +10,7 @@ import numpy as np
 
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_order, tasks_of_sampler
+from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan
 from memfeed.loading.position import Position, SamplerPosition, rows_before
@@ -31,16 +32,24 @@ class EpochReader:
     Args:
         store: all rows of the loader.
         settings: its arguments.
-        orders: the order of each epoch; not used with a user's sampler.
-        shards: the positions of the order that this rank reads.
+        rows: the order of its rows; not used with a user's sampler.
     """
 
-    def __init__(self, store: Store, settings: Settings, orders: EpochOrders, shards: RankShards) -> None:
-        self._store, self._settings, self._orders, self._shards = store, settings, orders, shards
+    def __init__(self, store: Store, settings: Settings, rows: RowOrder) -> None:
+        self._store, self._settings, self._rows = store, settings, rows
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
         self._fell_back = False
         self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
+
+    def use(self, settings: Settings) -> bool:
+        """Read with these settings from now on. Return True if they differ from those before."""
+        if settings is self._settings:
+            return False
+        if settings.collate_fn is not self._settings.collate_fn:
+            self._plan = None
+        self._settings = settings
+        return True
 
     @property
     def plan(self) -> LoadPlan | None:
@@ -50,12 +59,14 @@ class EpochReader:
     def prepare(self) -> LoadPlan:
         """Return how batches are made. Places the columns at the first call."""
         if self._plan is None:
-            self._streams = streams_of(self._settings.device)
+            # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
+            staged = self._settings.collate_fn is None
+            self._streams = streams_of(self._settings.device) if staged else None
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
 
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
-        return make_plan(self._store, self._settings, placements, self._streams, self._settings.seed)
+        return make_plan(self._store, self._settings, placements, self._streams)
 
     def describe_placements(self) -> str:
         """Return the fields of each placement, for people: ``mapped: image, label``."""
@@ -69,14 +80,14 @@ class EpochReader:
             for where, names in fields.items()
         )
 
-    def groups(self, epoch: int, position: Position | None) -> Iterator[BatchGroup]:
-        """Yield the batches of an epoch after ``position``.
+    def groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
+        """Yield the batches of an epoch after ``position``; ``shards`` is the share of this rank in it.
 
         Where memory runs out, the columns fall back to the next placement that needs less, once in a loader's life.
         """
         while True:
             try:
-                for group in self._groups(epoch, position):
+                for group in self._groups(epoch, seed, shards, position):
                     yield group
                     position = group.positions[-1]
                 return
@@ -92,47 +103,50 @@ class EpochReader:
                 stacklevel=2,
             )
 
-    def _groups(self, epoch: int, position: Position | None) -> Iterator[BatchGroup]:
+    def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
         plan = self.prepare()
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
-            groups = plan.maker.groups(tasks, epoch)
+            groups = plan.maker.groups(tasks, epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
-        order, begin = self._orders(epoch), rows_before(position)
+        orders = self._rows.orders(seed)
+        order, begin = orders(epoch), rows_before(position)
         base_rows = None if self._store.has_all_rows else self._store.base_rows
-        repeats = self._settings.shares is not None
-        tasks = tasks_of_order(order, self._shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
-        return plan.maker.groups(self._read_ahead(self._draw_ahead(tasks, epoch + 1), plan, order, begin), epoch)
+        repeats = self._settings.has_repeats
+        tasks = tasks_of_order(order, shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
+        tasks = self._read_ahead(_draw_ahead(tasks, orders, epoch + 1), plan, order, begin)
+        return plan.maker.groups(tasks, epoch, seed)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings
-        last: LastBatch = "drop" if settings.drop_last else "pad" if settings.pad_last else "keep"
+        last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"
         begin = position if isinstance(position, SamplerPosition) else None
         if settings.sampler is not None:
-            return tasks_of_sampler(settings.sampler, settings.batch_size, last, begin, self._store.base_rows)
+            return tasks_of_sampler(settings.sampler, settings.rows_a_batch, last, begin, self._store.base_rows)
         assert settings.batch_sampler is not None
         return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store.base_rows)
-
-    def _draw_ahead(self, tasks: Iterator[GatherTask], epoch: int) -> Iterator[GatherTask]:
-        """Yield ``tasks``. Once the first batch is on its way, start to draw the order of the next epoch."""
-        yield from itertools.islice(tasks, 1)
-        self._orders.draw_ahead(epoch)
-        yield from tasks
 
     def _read_ahead(
         self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | None, begin: int
     ) -> Iterator[GatherTask]:
         """Yield ``tasks``. If rows are missing in the page cache, announce those of the next batches to the disk."""
         reader, row_count = plan.reader, len(self._store)
-        probes = np.arange(0, row_count, -(-row_count // COLD_PROBES))
+        probes = np.arange(0, row_count, max(1, -(-row_count // COLD_PROBES)))
         self.is_cold = bool(reader.nbytes) and reader.begin(self._store.base_rows(probes))
         if not self.is_cold:
             return tasks
         threaded = order is not None and self._settings.prefetch > 0
         tasks = (announce_in_thread if threaded else announce_in_caller)(tasks, reader)
-        if reader.beyond_memory and order is not None and self._settings.shares is None:
+        if reader.beyond_memory and order is not None and not self._settings.has_repeats:
             # the runs that an order has passed are rows of the store only where the store is whole
             passed = order.passed if isinstance(order, Blocks | Sequential) and self._store.has_all_rows else None
             tasks = drop_after_use(tasks, reader, begin, passed)
         return tasks
+
+
+def _draw_ahead(tasks: Iterator[GatherTask], orders: EpochOrders, epoch: int) -> Iterator[GatherTask]:
+    """Yield ``tasks``. Once the first batch is on its way, start to draw the order of the next epoch."""
+    yield from itertools.islice(tasks, 1)
+    orders.draw_ahead(epoch)
+    yield from tasks

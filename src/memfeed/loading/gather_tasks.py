@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import DistributedSampler
 
 from memfeed.errors import LoaderError, RowError
 from memfeed.loading.position import Position, SamplerPosition
@@ -30,6 +31,7 @@ class GatherTask(NamedTuple):
 
     Args:
         ids: rows of the base store, int [k].
+        rows: the same rows as the loader counts them: rows of its store, which may be a view; int [k].
         size: rows of each batch.
         positions: the position reached after each batch.
         visits: the positions of the rows in the epoch, int64 [k], where a row can come twice; else None.
@@ -37,6 +39,7 @@ class GatherTask(NamedTuple):
     """
 
     ids: Int64Array
+    rows: Int64Array
     size: int
     positions: Sequence[Position]
     visits: Int64Array | None = None
@@ -53,22 +56,24 @@ def tasks_of_order(
     for run in shards.runs(begin, at_once):
         last = run.row + run.steps * run.stride
         consecutive = run.size == run.stride and last <= shards.rows  # one rank reads all positions
-        places = None
-        if not consecutive or repeats or shards.pad_last:
+        places, pads = None, shards.last == "pad"
+        if not consecutive or repeats or pads:
             starts = run.start + run.stride * np.arange(run.steps)
             places = (starts[:, None] + np.arange(run.size)).ravel()
-        ids = order(run.start, last) if places is None or consecutive else _rows_at(order, run.row, last, places)
+        rows = order(run.start, last) if places is None or consecutive else _rows_at(order, run.row, places)
         yield GatherTask(
-            ids if base_rows is None else base_rows(ids),
+            rows if base_rows is None else base_rows(rows),
+            rows,
             run.size,
             range(run.row + run.stride, last + 1, run.stride) if last <= shards.rows else (shards.rows,),
             places if repeats else None,
-            torch.from_numpy(places < shards.rows) if shards.pad_last and places is not None else None,
+            torch.from_numpy(places < shards.rows) if pads and places is not None else None,
         )
 
 
-def _rows_at(order: Order, first: int, last: int, places: Int64Array) -> Int64Array:
-    """Return the rows at ``places`` of [first, last); after the end of the epoch its first rows come again."""
+def _rows_at(order: Order, first: int, places: Int64Array) -> Int64Array:
+    """Return the rows at ``places``, from ``first`` on; after the end of the epoch its first rows come again."""
+    last = int(places.max()) + 1 if len(places) else first
     rows = order(first, min(last, order.n))
     if last <= order.n:
         return rows[places - first]
@@ -86,6 +91,8 @@ def tasks_of_sampler(
     started again from the saved random states, draws other rows than before; RowError for what is no row number.
     """
     generators, hasher = Generators(sampler), hashlib.blake2b(digest_size=8)
+    # ranks share one state, and each draws rows of its own
+    hashes = not any(isinstance(one, DistributedSampler) for one in (sampler, getattr(sampler, "sampler", None)))
     if begin is None:
         begin = SamplerPosition(0, generators.states(), "")
         drawing, row_count = iter(sampler), 0
@@ -96,14 +103,15 @@ def tasks_of_sampler(
         count, valid = len(drawn), None
         if last == "drop" and size is not None and count < size:
             return
-        hasher.update(drawn.tobytes())
+        if hashes:
+            hasher.update(drawn.tobytes())
         at += 1 if size is None else count
         if last == "pad" and size is not None:
             drawn, valid = np.resize(drawn, size), torch.arange(size) < count
         visits = np.arange(row_count, row_count + len(drawn))
         row_count += count
-        position = SamplerPosition(at, begin.generators, hasher.hexdigest())
-        yield GatherTask(base_rows(drawn), max(len(drawn), 1), (position,), visits, valid)
+        position = SamplerPosition(at, begin.generators, hasher.hexdigest() if hashes else "")
+        yield GatherTask(base_rows(drawn), drawn, max(len(drawn), 1), (position,), visits, valid)
 
 
 def _redrawn(

@@ -2,55 +2,110 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader
+from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position, state
 from memfeed.loading.bind import UserTransform, bind
-from memfeed.loading.epoch import EpochProgress, run_epoch
+from memfeed.loading.clock import EpochClock
+from memfeed.loading.collate import Collate, LoaderCollate
+from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
+from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
 from memfeed.loading.placement import PlacementOption, placement_requests
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.settings import Settings, as_int, check_arguments, check_rows, resolve_ranks
+from memfeed.loading.samplers import FollowedSampler, followed
+from memfeed.loading.settings import (
+    WITHOUT_EFFECT,
+    ArrayKind,
+    Settings,
+    as_int,
+    check_arguments,
+    check_names,
+    check_ranks,
+    check_without_effect,
+    say_once,
+)
 from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
-from memfeed.order.choice import Shuffle, default_block_rows, mixed_orders, orders_of
+from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
-from memfeed.order.shards import RankShards
+from memfeed.order.shards import LastRows, RankShards
 from memfeed.transfer.devices import check_device
 
+T_co = TypeVar("T_co", covariant=True, default=Any)
+READ_ONLY = frozenset(
+    (
+        "shuffle", "seed", "pad_last", "uneven", "weights", "block_rows", "device", "transform", "placement",
+        "prefetch", "rank", "world_size", "return_rows", "as_",
+    )
+)  # fmt: skip
 
-class Loader:
+
+@dataclasses.dataclass
+class _Run:
+    """What changes while a loader is used; in one object, because trainers record assignments to a loader.
+
+    Args:
+        progress: of the newest iterator; None until it has given a batch.
+        gathered_before: bytes that were gathered before its epoch.
+        world_size: of the newest epoch.
+        samplers: the user's samplers, whose epoch is set.
+        policy: who makes batches, the caller or a thread.
+    """
+
+    policy: PrefetchPolicy
+    samplers: Sequence[FollowedSampler]
+    progress: EpochProgress | None = None
+    gathered_before: int = 0
+    world_size: int | None = None
+
+
+class Loader(DataLoader[T_co]):
     """Batches of a store, as `torch.utils.data.DataLoader` would give them, at the speed of memory.
 
     A batch is what `default_collate` makes of its samples. Leaves of varying length are one jagged nested tensor,
     leaves of varying shape a list of tensors; str, bytes and JSON values are a list. The memory of a batch belongs to
     the caller for as long as any tensor shares it; after that it is used for another batch.
 
-    Each ``iter()`` starts the next epoch (the first is 0); ``set_epoch(e)`` sets the number of the next one. The order
-    is a pure function of (number of rows, seed, epoch). At step k all ranks together read the same rows for any number
-    of ranks, if ``batch_size * world_size`` is the same.
+    It is a DataLoader, with its arguments and attributes, but needs no worker processes. Trainers may take it, replace
+    its sampler, or make a DataLoader of its parts: order, transform, device and seed stay.
+
+    Each pass is the next epoch (the first is 0), from the moment its first batch is asked for; ``set_epoch(e)`` sets
+    the number of the next one. The order is a pure function of (number of rows, seed, epoch). At step k all ranks
+    together read the same rows for any number of ranks, if ``batch_size * world_size`` is the same.
 
     Args:
-        source: a Store or a view of one, a `torch.utils.data.Subset` of one, a list of stores of one schema, or columns
-            in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in place, not copied).
-        batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``.
+        dataset: a Store or a view of one, a `torch.utils.data.Subset` of one, a list or ConcatDataset of stores of one
+            schema, or columns in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in
+            place, not copied).
+        batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``. None gives
+            single samples, through `default_convert`.
         shuffle: True for an exact uniform permutation of the rows, a new one in every epoch (8 bytes of memory a row, 4
             above a million rows). "blocks" for stores beyond memory or 10^8 rows: blocks of ``block_rows`` neighbouring
             rows in random order, the rows of 128 blocks at a time mixed; ``memfeed.order.orders.Blocks`` says how far
             that is from uniform.
-        seed: the seed of the shuffling and of keyed transforms.
+        seed: the seed of the shuffling and of keyed transforms. None takes one when the first pass starts: drawn from
+            ``generator``; without one that of torch's default generator, so that `torch.manual_seed` decides; with
+            several ranks 0.
         drop_last: leave out the rows that make no whole batch for every rank.
         pad_last: fill the last batch with repeated rows, so that every rank gets the same number of batches, all of one
             shape, and say which rows count: a dict or TensorDict gets the key "valid", any other batch becomes
             ``(batch, valid)``; bool [batch_size].
+        uneven: with several ranks, give each row once: ranks then differ by at most one row, and some may get one batch
+            less. By default the last batches are filled up with rows from the beginning of the epoch's order, as
+            `DistributedSampler` does, so that every rank gets the same number of batches.
         sampler: row numbers to visit instead, an iterable of ints (any of torch's samplers). If it has ``set_epoch``,
-            that is called with each epoch's number.
+            that is called with each epoch's number, unless somebody else calls it.
         batch_sampler: an iterable of lists of row numbers; replaces batch_size, shuffle, sampler and drop_last.
         weights: for a list of stores, the share of the rows that comes from each; they sum to 1. An epoch has as many
             rows as the stores together. Without weights it has each row once.
@@ -68,9 +123,17 @@ class Loader:
         prefetch: how many batches are made ahead: by a thread if the device is a GPU, else by a thread if it is
             measured to be faster (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
-            `torch.distributed` where it is initialised. A sampler decides itself which rows its rank reads. Without
-            ``drop_last`` and ``pad_last`` the rows left at the end are shared out so that ranks differ by at most one
-            row; with fewer rows than ranks there, some ranks get one batch less.
+            `torch.distributed` when an epoch starts, where it is initialised, else those of the launcher (RANK and
+            WORLD_SIZE). A sampler decides itself which rows its rank reads.
+        collate_fn: called with the list of samples of a batch, in place of the gathered batch; slow, because samples
+            are Python objects.
+        generator: the generator from which a missing seed is drawn.
+        num_workers, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order: accepted as DataLoader's, without effect. The attributes read as in a
+            DataLoader without workers.
+        return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
+            ``(batch, rows)``, with ``pad_last`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
+        as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind.
@@ -85,15 +148,27 @@ class Loader:
 
     def __init__(
         self,
-        source: Any,
-        batch_size: int = 1,
-        *,
-        shuffle: Shuffle = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        pad_last: bool = False,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: Shuffle | None = None,
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[Iterable[int]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        pad_last: bool = False,
+        uneven: bool = False,
         weights: Sequence[float] | None = None,
         block_rows: int | None = None,
         device: torch.device | str | None = None,
@@ -102,91 +177,148 @@ class Loader:
         prefetch: int = 2,
         rank: int | None = None,
         world_size: int | None = None,
+        return_rows: bool = False,
+        as_: ArrayKind = "torch",
     ) -> None:
-        self._source = source
-        stores = as_stores(source)
-        self.store = join(stores)
-        self.batch_size = as_int("batch_size", batch_size, 1)
-        self.shuffle, self.seed = shuffle, as_int("seed", seed)
-        self.drop_last, self.pad_last = drop_last, pad_last
-        self.sampler, self.batch_sampler, self.weights = sampler, batch_sampler, weights
-        self.device, self.transform, self.placement = check_device(device), transform, placement
-        self.prefetch = as_int("prefetch", prefetch, 0)
-        self._given_ranks = {"rank": rank, "world_size": world_size}
-        self.rank, self.world_size = resolve_ranks(rank, world_size, batch_sampler if sampler is None else sampler)
+        given = dict(locals())
+        check_without_effect({name: given[name] for name in WITHOUT_EFFECT})
+        if batch_size is not None:
+            batch_size = as_int("batch_size", batch_size, 1)
         check_arguments(
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
             pad_last=pad_last,
+            uneven=uneven,
             sampler=sampler,
             batch_sampler=batch_sampler,
             weights=weights,
             block_rows=block_rows,
+            as_=as_,
         )
-        sizes = [len(store) for store in stores]  # raises for a store without rows
-        row_count = sum(sizes)
-        check_rows(row_count, self.world_size, pad_last, self.store.schema.structure)
+        user_sampler = sampler if batch_sampler is None else batch_sampler
+        own_rank, own_world_size = check_ranks(rank, world_size, user_sampler)
+        stores = as_stores(dataset)
+        self.store = join(stores)
+        check_names(self.store.schema.structure, pad_last=pad_last, return_rows=return_rows)
         bind(transform, self.store.schema)  # raises for what is no transform
-        row_bytes = sum(column.field.row_bytes for column in self.store.columns if column.field.kind == "fixed")
-        self.block_rows = default_block_rows(row_bytes) if block_rows is None else as_int("block_rows", block_rows, 1)
-        counts = None if weights is None else shares(weights, len(stores), row_count)
+        # a trainer that makes a loader anew hands on the collate_fn of ours: then it is the same loader, and clock
+        rebuilt = collate_fn if isinstance(collate_fn, LoaderCollate) else None
+        clock = EpochClock(None if seed is None else as_int("seed", seed), generator)
+        if rebuilt is not None:
+            clock, collate_fn = rebuilt.clock, rebuilt.settings.collate_fn
+        rows = self._row_order([len(store) for store in stores], shuffle, weights, block_rows, user_sampler)
+        last: LastRows = "drop" if drop_last else "pad" if pad_last else "uneven" if uneven else "repeat"
         self._settings = Settings(
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            seed=self.seed,
-            drop_last=drop_last,
-            pad_last=pad_last,
+            batch_size=batch_size,
+            last=last,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            shares=counts,
-            block_rows=self.block_rows,
-            device=self.device,
+            has_repeats=rows.counts is not None,
+            device=check_device(device),
             transform=transform,
-            placement_requests=placement_requests(placement, self.store.schema, self.device),
-            prefetch=self.prefetch,
+            placement_requests=placement_requests(placement, self.store.schema, check_device(device)),
+            prefetch=as_int("prefetch", prefetch, 0),
+            collate_fn=_user_collate(collate_fn),
+            returns_rows=return_rows,
+            as_=as_,
+            rank=own_rank,
+            world_size=own_world_size,
         )
-        self._shards = RankShards(row_count, self.batch_size, self.rank, self.world_size, drop_last, pad_last)
-        orders = (
-            orders_of(row_count, shuffle, self.seed, self.block_rows)
-            if counts is None
-            else mixed_orders(sizes, counts, shuffle, self.seed, self.block_rows)
+        super().__init__(
+            self.store,
+            1 if batch_sampler is not None else batch_size,
+            sampler=make_sampler(self.store, rows, clock) if user_sampler is None else sampler,
+            batch_sampler=batch_sampler,  # type: ignore[arg-type]
+            collate_fn=self._settings.collate_fn or LoaderCollate(self._settings, clock),
+            drop_last=bool(drop_last),
+            generator=generator,
         )
-        self._reader = EpochReader(self.store, self._settings, orders, self._shards)
-        on_gpu = self.device is not None and self.device.type == "cuda"
-        self._policy = PrefetchPolicy(allowed=self.prefetch > 0 and self._settings.has_own_order, always=on_gpu)
-        self.epoch = -1
-        self._resume: Position | None = None
-        self._progress: EpochProgress | None = None
-        self._running: weakref.ref[Iterator[Any]] | None = None
-        self._gathered_before = 0
+        self.shuffle, self.seed, self.pad_last, self.uneven = shuffle, seed, pad_last, uneven
+        self.weights, self.block_rows, self.device, self.transform = weights, block_rows, device, transform
+        self.placement, self.prefetch, self.rank, self.world_size = placement, prefetch, rank, world_size
+        self.return_rows, self.as_ = return_rows, as_
+        self._clock, self._rows = clock, rows
+        self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
+        self._reader = EpochReader(self.store, self._settings, rows)
+        samplers = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        self._run = _Run(self._new_policy(self._settings), followed(s for s in samplers if not _is_own(s)))
+        self._locked = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in READ_ONLY and self.__dict__.get("_locked"):
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
+
+    def _row_order(
+        self, sizes: Sequence[int], shuffle: Any, weights: Any, block_rows: int | None, user_sampler: Any
+    ) -> RowOrder:
+        fixed = (column.field.row_bytes for column in self.store.columns if column.field.kind == "fixed")
+        size = default_block_rows(sum(fixed)) if block_rows is None else as_int("block_rows", block_rows, 1)
+        # beside a sampler that draws from one of ours, the weights are in it already
+        counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
+        return RowOrder(sizes, counts, shuffle or False, size)
+
+    def _new_policy(self, settings: Settings) -> PrefetchPolicy:
+        on_gpu = settings.device is not None and settings.device.type == "cuda"
+        return PrefetchPolicy(allowed=settings.prefetch > 0 and settings.has_own_order, always=on_gpu)
+
+    def _effective_settings(self) -> Settings:
+        """Return the settings, with the sampler and the collate_fn that another component may have put in."""
+        sampler, batch_sampler, collate_fn = self._own_parts
+        batches: Any = batch_sampler
+        settings = self._settings
+        if self.collate_fn is not collate_fn:
+            settings = dataclasses.replace(settings, collate_fn=_user_collate(self.collate_fn))
+        if settings.has_own_order and not (
+            self.sampler is sampler
+            and self.batch_sampler is batch_sampler
+            and (
+                batch_sampler is None
+                or (
+                    batches.sampler is sampler
+                    and batches.batch_size == self.batch_size
+                    and batches.drop_last == self.drop_last
+                )
+            )
+        ):
+            say_once("memfeed: another component has replaced the sampler of a loader: it decides which rows are read")
+            batches = self.batch_sampler
+            rows = self.sampler if batches is None else None
+            settings = dataclasses.replace(settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None)
+        return settings
 
     # --- describe
 
     def __len__(self) -> int:
         """Batches in an epoch for this rank. Raises TypeError, as DataLoader does, for a sampler without a length."""
-        if self.batch_sampler is not None:
-            return len(self.batch_sampler)  # type: ignore[arg-type]
-        if self.sampler is None:
-            return self._shards.count()
-        rows = len(self.sampler)  # type: ignore[arg-type]
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        settings = self._effective_settings()
+        if settings.batch_sampler is not None:
+            return len(settings.batch_sampler)  # type: ignore[arg-type]
+        if settings.sampler is None:
+            return settings.shards(self._rows.row_count).count()
+        rows, size = len(settings.sampler), settings.rows_a_batch  # type: ignore[arg-type]
+        return rows // size if self.drop_last else -(-rows // size)
 
     def __repr__(self) -> str:
-        batches = "?" if not isinstance(self.batch_sampler or self.sampler or [], Sized) else f"{len(self):,}"
-        ranks = "" if self.world_size == 1 else f"rank {self.rank} of {self.world_size}, "
+        settings = self._effective_settings()
+        sized = isinstance(settings.batch_sampler or settings.sampler or [], Sized)
+        rank, world_size = settings.ranks()
+        ranks = "" if world_size == 1 else f"rank {rank} of {world_size}, "
         placement = self._reader.describe_placements() or repr(self.placement)
         return (
-            f"Loader({len(self.store):,} rows, batch_size={self.batch_size}, {self._order_name()}, seed={self.seed}, "
-            f"{ranks}{batches} batches an epoch, device={self.device or 'cpu'}, placement={placement})"
+            f"Loader({len(self.store):,} rows, batch_size={self.batch_size}, {self._order_name()}, "
+            f"seed={self._clock.seed}, {ranks}{f'{len(self):,}' if sized else '?'} batches an epoch, "
+            f"device={self.device or 'cpu'}, placement={placement})"
         )
 
     def _order_name(self) -> str:
-        if not self._settings.has_own_order:
-            return "sampler" if self.batch_sampler is None else "batch_sampler"
-        blocks = f", block_rows={self.block_rows}" if self.shuffle == "blocks" else ""
+        settings = self._effective_settings()
+        if not settings.has_own_order:
+            return "sampler" if settings.batch_sampler is None else "batch_sampler"
+        blocks = f", block_rows={self._rows.block_rows}" if self.shuffle == "blocks" else ""
         weights = "" if self.weights is None else f", weights={[float(weight) for weight in self.weights]}"
-        return f"shuffle={self.shuffle!r}{blocks}{weights}"
+        return f"shuffle={self._rows.shuffle!r}{blocks}{weights}"
 
     def stats(self) -> dict[str, Any]:
         """Return how the newest epoch goes, or went. JSON.
@@ -198,29 +330,77 @@ class Loader:
         made: when asked for or ahead in a thread, how many small batches by one gather, and whether rows are read
         ahead.
         """
-        return stats(self._progress, self._gathered_before, self.store, self._reader, self._policy)
+        run = self._run
+        return stats(run.progress, run.gathered_before, self.store, self._reader, run.policy)
 
     # --- epochs
 
-    def __iter__(self) -> Iterator[Any]:
-        self.epoch += 1
-        begin, self._resume = self._resume, None
-        for sampler in (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            set_epoch = getattr(sampler, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch)
-        epoch, progress = self.epoch, EpochProgress(self.epoch, begin, begin)
-        self._gathered_before = self._reader.prepare().maker.gather.bytes
-        reader = self._reader
-        running = run_epoch(progress, lambda at: reader.groups(epoch, at), self._policy, self.prefetch)
-        self._progress, self._running = progress, weakref.ref(running)
-        return running
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest pass, or the one that ``set_epoch`` was given after it started; at first 0."""
+        return self._clock.epoch
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        progress, run = EpochProgress(), self._run
+        run.progress = None
+        iterator = EpochIterator(run_epoch(progress, self._begin, lambda: run.policy, self._settings.prefetch))
+        iterator.length = self.__len__
+        progress.iterator = weakref.ref(iterator)
+        return iterator
+
+    def _begin(self, progress: EpochProgress) -> Callable[[Position | None], Iterator[Any]]:
+        """Start an epoch at its first batch; return what makes the batches after a position."""
+        settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
+        if reader.use(settings):
+            run.policy = self._new_policy(settings)
+        shards = settings.shards(self._rows.row_count)
+        self._check_shards(shards)
+        driven = [epoch for one in run.samplers if (epoch := one.driven_epoch()) is not None]
+        was_set = clock.was_set
+        if driven and not was_set:
+            clock.set_epoch(driven[0])
+        progress.epoch, progress.begin = clock.start(shards.world_size)
+        progress.position = progress.begin
+        for one in run.samplers:
+            one.set_epoch(progress.epoch, was_set=was_set)
+        if not settings.has_own_order and wraps_own_sampler(settings.batch_sampler or settings.sampler):
+            clock.lend()
+        run.gathered_before = reader.prepare().maker.gather.bytes
+        run.progress, run.world_size = progress, shards.world_size
+        epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
+        samplers = run.samplers
+
+        def start(at: Position | None) -> Iterator[Any]:
+            yield from reader.groups(epoch, seed, shards, at)
+            for one in samplers:
+                one.note()
+
+        return start
+
+    def _check_shards(self, shards: RankShards) -> None:
+        """Warn if ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step."""
+        before = self._run.world_size
+        if before is not None and before != shards.world_size:
+            warnings.warn(
+                f"found {shards.world_size} ranks where this loader gave its last epoch to {before}; expected one "
+                "world size: make the loader after init_process_group, or pass rank= and world_size=",
+                stacklevel=4,
+            )
+        if shards.repeated and shards.rank == 0 and before != shards.world_size:
+            warnings.warn(
+                f"found {shards.rows} rows for {shards.world_size} ranks: {shards.repeated} rows from the beginning of "
+                "the order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
+                "drop_last=True leaves rows out, pad_last=True says which rows count, uneven=True gives each row once",
+                stacklevel=4,
+            )
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter()`` start this epoch, at its beginning. Raises LoaderError for a negative number."""
-        if epoch < 0:
-            raise LoaderError(f"found epoch {epoch}; expected 0 or more")
-        self.epoch, self._resume, self._progress = epoch - 1, None, None
+        """Make the next pass start this epoch, at its beginning, or at a position that was loaded for this epoch.
+
+        Raises LoaderError for a negative number.
+        """
+        self._clock.set_epoch(epoch)
+        self._run.progress = None
 
     # --- resume and edit
 
@@ -228,18 +408,28 @@ class Loader:
         """Return the position of the newest iterator, after the last batch that ``next`` returned. Ints and strings.
 
         It is the same on every rank, and good for any number of ranks: it counts the rows that all of them have read.
-        After the end of an epoch it is the beginning of the next.
+        After the end of an epoch it is the beginning of the next. It holds the seed.
         """
-        return state.to_dict(*self._position(), self._identity())
+        if self._clock.generator is not None:
+            self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
+        return state.to_dict(*self._position(), self._clock.seed, self._identity())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next ``iter()`` continue where this state was taken; ``len`` stays that of a whole epoch.
+        """Make the next pass continue where this state was taken, with its seed; ``len`` stays that of a whole epoch.
 
-        Raises LoaderError for the state of another store, view, order, length or seed, and says which differs.
+        An empty state changes nothing. Raises LoaderError for the state of another store, view, order or length, or of
+        another seed than this loader was given, and says which differs.
         """
-        last_row = self._shards.rows if self._settings.has_own_order else None
-        epoch, self._resume = state.from_dict(state_dict, self._identity(), last_row)
-        self.epoch, self._progress, self._running = epoch - 1, None, None
+        if state_dict == {}:
+            return
+        settings = self._effective_settings()
+        identity = self._identity() if self.seed is None else {**self._identity(), "seed": self.seed}
+        last_row = self._rows.row_count if settings.has_own_order else None
+        epoch, found = state.from_dict(state_dict, identity, last_row)
+        if self.seed is None:
+            self._clock.seed = state_dict["seed"] if isinstance(state_dict["seed"], int) else None
+        self._clock.load(epoch, found, at_end=last_row is not None and position.rows_before(found) >= last_row)
+        self._run.progress = None
 
     def skip(self, n_batches: int) -> None:
         """Leave out the next batches of the epoch, for instance those of a loss spike.
@@ -255,23 +445,17 @@ class Loader:
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that a saved state must share with the loader that restores it."""
-        return {
-            "store": self.store.digest,
-            "rows": len(self.store),
-            "seed": self.seed,
-            "order": self._order_name(),
-        }
+        return {"store": self.store.digest, "rows": len(self.store), "order": self._order_name()}
 
     def _position(self) -> tuple[int, Position | None]:
-        progress = self._progress
+        progress = self._run.progress
         if progress is None:
-            return self.epoch + 1, self._resume
+            return self._clock.next
         return (progress.epoch + 1, None) if progress.finished else (progress.epoch, progress.position)
 
     def _move(self, batches: int) -> None:
-        running = None if self._running is None else self._running()
-        progress = self._progress
-        if progress is not None and not progress.finished and running is None:
+        progress = self._run.progress
+        if progress is not None and not progress.finished and not progress.is_running:
             raise LoaderError(
                 f"found no running iterator: that of epoch {progress.epoch} is gone; expected skip and rewind within "
                 "its loop; to continue that epoch, call load_state_dict(loader.state_dict()) and iterate again"
@@ -280,40 +464,51 @@ class Loader:
         begin = 0 if progress is None or progress.finished or not isinstance(progress.begin, int) else progress.begin
         moved = self._moved(epoch, current, begin, batches)
         if progress is None or progress.finished:
-            self._resume = moved
+            self._clock.move(moved)
         else:
             progress.position, progress.moved = moved, True
 
     def _moved(self, epoch: int, current: Position | None, begin: int, batches: int) -> Position:
         """Return the position so many batches later; the steps of the epoch are counted from row ``begin``."""
-        stride = 1 if self.batch_sampler is not None else self._shards.stride
+        settings = self._effective_settings()
+        shards = settings.shards(self._rows.row_count)
+        stride = 1 if settings.batch_sampler is not None else shards.stride
         row = position.rows_before(current)
         target = position.target_row(epoch, row, begin, stride, batches)
-        if not self._settings.has_own_order:
+        if not settings.has_own_order:
             return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
-        left = position.step_of(self._shards.end(begin), row, stride)
+        left = position.step_of(shards.end(begin), row, stride)
         if batches > left:
             raise LoaderError(
                 f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}"
             )
-        return min(target, self._shards.rows)
+        return min(target, shards.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: where the store is and how it is read; the other process opens it itself, at the same position
-        for store in as_stores(self._source):
-            store.__reduce__()  # raises for columns in memory, which a pickle would copy
-        options = {name: getattr(self, name) for name in _OPTIONS} | self._given_ranks
-        options["block_rows"] = self.block_rows if self.shuffle == "blocks" else None
-        return _remake, (self._source, options, self.state_dict())
+        self.store.__reduce__()  # raises for columns in memory, which a pickle would copy
+        options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": self.drop_last}
+        settings = self._settings
+        options |= {"sampler": settings.sampler, "batch_sampler": settings.batch_sampler}
+        options["batch_size"] = 1 if settings.batch_sampler is not None else self.batch_size
+        options["collate_fn"] = settings.collate_fn
+        return _remake, (type(self), self.store, options, self.state_dict())
 
 
-_OPTIONS = (
-    "batch_size", "shuffle", "seed", "drop_last", "pad_last", "sampler", "batch_sampler", "weights", "device",
-    "transform", "placement", "prefetch",
-)  # fmt: skip
-
-
-def _remake(source: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Loader:
-    loader = Loader(source, **options)
+def _remake(cls: type[Loader[Any]], dataset: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Loader[Any]:
+    loader = cls(dataset, **options)
     loader.load_state_dict(state_dict)
     return loader
+
+
+def _user_collate(collate_fn: Any) -> Any:
+    """Return the user's collate_fn; None for ours, and for one that gives the gathered batch anyway."""
+    if collate_fn is None or isinstance(collate_fn, LoaderCollate):
+        return None
+    if not isinstance(collate_fn, Collate):
+        say_once("memfeed: a collate_fn makes a batch from a list of samples, which is slow; a transform takes batches")
+    return collate_fn
+
+
+def _is_own(sampler: Any) -> bool:
+    return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))

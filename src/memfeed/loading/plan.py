@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from torch.utils.data import default_convert
 
+from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import bind
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
@@ -15,7 +18,7 @@ from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages
 from memfeed.schema.codec import Int64Array
 from memfeed.store.gather import MOST_AT_ONCE, Gather
-from memfeed.store.store import Store
+from memfeed.store.store import Samples, Store
 from memfeed.system.buffers import Pool
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
@@ -55,7 +58,7 @@ def choose_placements(store: Store, settings: Settings, streams: Streams | None)
 
 
 def make_plan(
-    store: Store, settings: Settings, placements: Sequence[ColumnPlacement], streams: Streams | None, seed: int
+    store: Store, settings: Settings, placements: Sequence[ColumnPlacement], streams: Streams | None
 ) -> LoadPlan:
     """Load the columns that are to be placed, and plan how batches are made."""
     if any(one.where != "mapped" for one in placements):
@@ -68,17 +71,18 @@ def make_plan(
         column for column, one in zip(placement.columns, placement.placements, strict=True) if one.where == "mapped"
     ]
     at_once = (
-        gather.batches_at_once(settings.batch_size)
+        gather.batches_at_once(settings.rows_a_batch)
         if streams is None
-        else _batches_a_copy(gather, placement, settings.batch_size, streams)
+        else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
     )
     # the rows of several batches are planned together, also where each batch has a gather of its own
-    planned = TASK_BYTES // max(gather.row_bytes * settings.batch_size, 1)
-    stages = build_stages(store.assemble_batch, _user_stages(store, settings), transfer, store.schema.structure)
+    planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)
+    assemble = _assembler(store, settings)
+    stages = build_stages(assemble, _user_stages(store, settings), transfer, store.schema.structure)
     return LoadPlan(
         placement=placement,
         reader=ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length),
-        maker=BatchMaker(gather, at_once, stages, store.assemble_batch, transfer, placement, seed),
+        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
     )
 
@@ -96,8 +100,34 @@ def _user_stages(store: Store, settings: Settings) -> UserStages:
         keyed=bind(keyed, store.schema, Pool()),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
         plain=bind(None if keyed is not None else transform, store.schema),
-        pads=settings.pad_last,
+        pads=settings.last == "pad",
+        returns_rows=settings.returns_rows,
+        collate=_collate(store, settings),
+        convert=converter(settings.as_),
     )
+
+
+def _collate(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any] | None:
+    """Return what calls the user's collate_fn with the samples of a batch, or with the sample; None without one."""
+    collate_fn = settings.collate_fn
+    if collate_fn is None:
+        return None
+    if settings.batch_size is None and settings.batch_sampler is None:
+        return lambda leaves: collate_fn(next(store.samples_of(leaves)))
+    if store.schema.structure.kind in ("tensordict", "tensorclass"):
+        nothing = np.empty(0, np.int64)
+        # as tensordict's own datasets give them: a list that also is the batch
+        return lambda leaves: collate_fn(
+            Samples(store.samples_of(leaves), store.assemble_batch(leaves), nothing, nothing)
+        )
+    return lambda leaves: collate_fn(list(store.samples_of(leaves)))
+
+
+def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any]:
+    """Return what puts leaves together, as a batch, or as the one sample that ``batch_size=None`` gives."""
+    if settings.batch_size is None and settings.batch_sampler is None:
+        return lambda leaves: default_convert(next(store.samples_of(leaves)))  # type: ignore[no-untyped-call]
+    return store.assemble_batch
 
 
 def _batches_a_copy(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:

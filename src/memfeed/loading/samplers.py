@@ -5,13 +5,45 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from memfeed.errors import LoaderError
 from memfeed.system import random_state
+
+
+class FollowedSampler:
+    """A user's sampler that has ``set_epoch``, and whether somebody else than the loader calls that."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler, self._seen, self._is_driven = sampler, _counters(sampler), False
+
+    def driven_epoch(self) -> int | None:
+        """Return the epoch that somebody else has set; None where nobody has, or the sampler does not show it."""
+        self._is_driven = self._is_driven or _counters(self._sampler) != self._seen
+        epoch = getattr(self._sampler, "epoch", None)
+        return epoch if self._is_driven and isinstance(epoch, int) else None
+
+    def set_epoch(self, epoch: int, *, was_set: bool) -> None:
+        """Set the epoch of the sampler, if the loader's ``set_epoch`` was called, or nobody calls the sampler's."""
+        if was_set or not self._is_driven:
+            self._sampler.set_epoch(epoch)
+            self.note()
+
+    def note(self) -> None:
+        """Remember the sampler as it is, to see whether somebody changes it before the next pass."""
+        self._seen = _counters(self._sampler)
+
+
+def followed(samplers: Iterable[Any]) -> list[FollowedSampler]:
+    """Return the samplers that have ``set_epoch``."""
+    return [FollowedSampler(sampler) for sampler in samplers if callable(getattr(sampler, "set_epoch", None))]
+
+
+def _counters(sampler: Any) -> dict[str, int]:
+    return {name: value for name, value in getattr(sampler, "__dict__", {}).items() if type(value) is int}
 
 
 class Generators:

@@ -3,82 +3,188 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed
 
 from memfeed.errors import LoaderError
 from memfeed.loading.bind import UserTransform
+from memfeed.loading.index_samplers import wraps_own_sampler
 from memfeed.loading.placement import PlacementRequest
-from memfeed.order.choice import Shuffle
+from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
 
+ArrayKind = Literal["torch", "numpy", "jax"]
+WITHOUT_EFFECT: dict[str, Any] = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "pin_memory_device": "",
+    "in_order": True,
+}
+"""DataLoader's arguments that change nothing here, with their defaults."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Settings:
-    """How a loader reads, as `Loader` describes its arguments; all of them checked."""
+    """How a loader reads, as `Loader` describes its arguments; all of them checked.
 
-    batch_size: int
-    shuffle: Shuffle
-    seed: int
-    drop_last: bool
-    pad_last: bool
+    Args:
+        batch_size: rows of a batch; None gives single samples.
+        sampler, batch_sampler: the user's; None for our order.
+        last: what ranks do with the rows left at the end of an epoch.
+        has_repeats: the order may visit a row twice, because stores are mixed by weight.
+        collate_fn: the user's; None makes batches from the gathered leaves.
+    """
+
+    batch_size: int | None
+    last: LastRows
     sampler: Iterable[int] | None
     batch_sampler: Iterable[Iterable[int]] | None
-    shares: Sequence[int] | None
-    block_rows: int
+    has_repeats: bool
     device: torch.device | None
     transform: UserTransform
     placement_requests: Sequence[PlacementRequest]
     prefetch: int
+    collate_fn: Callable[[Any], Any] | None
+    returns_rows: bool
+    as_: ArrayKind
+    rank: int | None
+    world_size: int | None
 
     @property
     def has_own_order(self) -> bool:
         """Return True if the order is ours, and not that of a user's sampler."""
         return self.sampler is None and self.batch_sampler is None
 
+    @property
+    def rows_a_batch(self) -> int:
+        """The rows of one gather: those of a batch, or one for single samples."""
+        return 1 if self.batch_size is None else self.batch_size
+
+    def ranks(self) -> tuple[int, int]:
+        """Return rank and world size as they are now: as given, else those of torch.distributed, else the launcher's.
+
+        With a user's sampler (0, 1): the sampler decides which rows its rank reads.
+        """
+        if self.rank is not None and self.world_size is not None:
+            return self.rank, self.world_size
+        if not self.has_own_order:
+            return 0, 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return _launched_ranks()
+
+    def shards(self, row_count: int) -> RankShards:
+        """Return the share of this rank in an epoch of ``row_count`` rows, as ranks are now."""
+        return RankShards(row_count, self.rows_a_batch, *self.ranks(), self.last)
+
+
+def _launched_ranks() -> tuple[int, int]:
+    """Return the ranks that torchrun or accelerate gave to this process, before torch.distributed is initialised."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    launched = "LOCAL_RANK" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    if not launched or not rank.isdigit() or not world_size.isdigit() or not int(rank) < int(world_size):
+        return 0, 1
+    if int(world_size) > 1:
+        say_once(
+            f"memfeed: torch.distributed is not initialised; a loader reads as rank {rank} of {world_size}, as the "
+            "launcher's RANK and WORLD_SIZE say. rank=0, world_size=1 reads all rows"
+        )
+    return int(rank), int(world_size)
+
+
+@cache
+def say_once(text: str) -> None:
+    """Print a message to stderr, once in a process."""
+    print(text, file=sys.stderr)
+
 
 def check_arguments(
     *,
-    batch_size: int,
+    batch_size: int | None,
     shuffle: Any,
-    drop_last: bool,
+    drop_last: Any,
     pad_last: bool,
+    uneven: bool,
     sampler: Any,
     batch_sampler: Any,
     weights: Any,
     block_rows: int | None,
+    as_: str,
 ) -> None:
     """Raise LoaderError for arguments that do not fit together."""
-    batch_size_alone = batch_size == 1 and not shuffle and not drop_last and not pad_last
+    if drop_last not in (False, True):
+        raise LoaderError(f"found drop_last={drop_last!r}; expected True or False")
+    if shuffle not in (None, False, True, "blocks"):
+        raise LoaderError(f'found shuffle={shuffle!r}; expected False, True or "blocks"')
+    batch_size_alone = batch_size in (1, None) and not shuffle and not drop_last and not pad_last
     if batch_sampler is not None and not (batch_size_alone and sampler is None):
         raise LoaderError(
             "found a batch_sampler; expected no batch_size, shuffle, sampler, drop_last or pad_last beside it"
         )
+    if batch_size is None and (drop_last or pad_last) and batch_sampler is None:
+        raise LoaderError(
+            "found batch_size=None, which gives single samples; expected no drop_last or pad_last with it"
+        )
+    given = sampler if batch_sampler is None else batch_sampler
     if sampler is not None and shuffle:
         raise LoaderError("found a sampler and shuffle=True; a sampler has its own order: leave one of them out")
-    if (sampler is not None or batch_sampler is not None) and weights is not None:
+    if given is not None and weights is not None and not wraps_own_sampler(given):
         raise LoaderError("found a sampler and weights; a sampler has its own order: leave one of them out")
-    if shuffle not in (False, True, "blocks"):
-        raise LoaderError(f'found shuffle={shuffle!r}; expected False, True or "blocks"')
-    if drop_last and pad_last:
-        raise LoaderError("found drop_last and pad_last; expected one: the last batch is left out, or filled up")
-    if block_rows is not None and shuffle != "blocks":
-        raise LoaderError(f'found block_rows={block_rows!r}; expected shuffle="blocks" beside it')
-
-
-def check_rows(row_count: int, world_size: int, pad_last: bool, structure: Node) -> None:
-    """Raise LoaderError for too few rows, or for a field whose name ``pad_last`` needs."""
-    if row_count < world_size and not pad_last:
+    if sum((bool(drop_last), pad_last, uneven)) > 1:
         raise LoaderError(
-            f"found {row_count} rows for {world_size} ranks; expected at least one row for each, or "
-            "pad_last=True, which gives every rank a batch and says which rows count"
+            "found more than one of drop_last, pad_last and uneven; expected one: the last batch is left out, or "
+            "filled up, or shared out"
         )
-    if pad_last and structure.kind in ("dict", "tensordict") and "valid" in structure.keys:
-        raise LoaderError('found a field "valid" and pad_last, which adds one; expected another name for the field')
+    if block_rows is not None and shuffle != "blocks" and not (given is not None and wraps_own_sampler(given)):
+        raise LoaderError(f'found block_rows={block_rows!r}; expected shuffle="blocks" beside it')
+    if as_ not in get_args(ArrayKind):
+        raise LoaderError(f'found as_={as_!r}; expected "torch", "numpy" or "jax"')
+
+
+def check_without_effect(given: dict[str, Any]) -> None:
+    """Check DataLoader's arguments that change nothing here, and name those that were given, once.
+
+    Raises LoaderError, a ValueError, where DataLoader does.
+    """
+    if given["num_workers"] < 0 or given["timeout"] < 0:
+        raise LoaderError(
+            f"found num_workers={given['num_workers']} and timeout={given['timeout']}; expected none below 0: each "
+            "option should be non-negative"
+        )
+    if not given["num_workers"] and (given["prefetch_factor"] is not None or given["persistent_workers"]):
+        raise LoaderError(
+            "found prefetch_factor or persistent_workers without num_workers; expected num_workers above 0 beside them "
+            "(here none of the three changes anything: leave them out)"
+        )
+    named = [name for name, default in WITHOUT_EFFECT.items() if given[name] != default]
+    if named:
+        say_once(
+            f"memfeed: Loader needs no worker processes; without effect: {', '.join(named)} (it reads in this process, "
+            "and device= moves batches)"
+        )
+
+
+def check_names(structure: Node, *, pad_last: bool, return_rows: bool) -> None:
+    """Raise LoaderError for a field whose name ``pad_last`` or ``return_rows`` needs."""
+    if structure.kind not in ("dict", "tensordict"):
+        return
+    for name, option, needed in (("valid", "pad_last", pad_last), ("rows", "return_rows", return_rows)):
+        if needed and name in structure.keys:
+            raise LoaderError(
+                f'found a field "{name}" and {option}, which adds one; expected another name for the field'
+            )
 
 
 def as_int(name: str, value: Any, least: int | None = None) -> int:
@@ -93,19 +199,16 @@ def as_int(name: str, value: Any, least: int | None = None) -> int:
     return found
 
 
-def resolve_ranks(rank: int | None, world_size: int | None, sampler: object) -> tuple[int, int]:
-    """Return rank and world size as given, else those of torch.distributed where it is initialised, else (0, 1)."""
+def check_ranks(rank: int | None, world_size: int | None, sampler: object) -> tuple[int | None, int | None]:
+    """Return rank and world size as given, checked; both are None where the loader finds them itself."""
     if (rank is None) != (world_size is None):
         given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
         raise LoaderError(f"found {given} without {missing}; expected both, or neither (then torch.distributed's)")
-    if rank is not None:
-        if sampler is not None:
-            raise LoaderError("found a sampler and rank; a sampler decides itself what its rank reads: leave rank out")
-        size = as_int("world_size", world_size, 1)
-        own = as_int("rank", rank)
-        if not 0 <= own < size:
-            raise LoaderError(f"found rank={own}; expected 0 to {size - 1} for world_size={size}")
-        return own, size
-    if sampler is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    if rank is None or world_size is None:
+        return None, None
+    if sampler is not None:
+        raise LoaderError("found a sampler and rank; a sampler decides itself what its rank reads: leave rank out")
+    size, own = as_int("world_size", world_size, 1), as_int("rank", rank)
+    if not 0 <= own < size:
+        raise LoaderError(f"found rank={own}; expected 0 to {size - 1} for world_size={size}")
+    return own, size

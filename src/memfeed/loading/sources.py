@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
@@ -28,9 +28,22 @@ from memfeed.store.store import Store
 
 def as_stores(source: Any) -> list[Store]:
     """Return the stores that make up a loader's source. Raises LoaderError for anything else."""
+    if isinstance(source, JoinedStore):
+        return source.parts
+    if isinstance(source, ConcatDataset):
+        source = source.datasets
     if isinstance(source, list | tuple) and source and all(isinstance(one, Store | Subset) for one in source):
-        return [_as_store(one) for one in source]
+        return [store for one in source for store in as_stores(one)]
     return [_as_store(source)]
+
+
+class JoinedStore(Store):
+    """Several stores as one, their rows in turn. It pickles as its parts."""
+
+    parts: list[Store]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return join, (self.parts,)
 
 
 def _as_store(source: Any) -> Store:
@@ -45,8 +58,6 @@ def _as_store(source: Any) -> Store:
             "(a tensor, a tuple or dict of tensors, TensorDataset, TensorDict): make a store with "
             "memfeed.cache(dataset, path) first"
         )
-    if not len(columns):
-        raise LoaderError("found columns without rows; expected at least one row")
     schema, held = columns.in_memory()
     return Store(Backing(None, schema, len(columns), "", held.__getitem__), types=columns.types)
 
@@ -70,8 +81,10 @@ def join(stores: Sequence[Store]) -> Store:
         )
     parts = list(zip(*(store.columns for store in stores), strict=True))
     digest = "+".join(store.digest for store in stores)
-    source = Backing(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
-    return Store(source, types=first.types, rows=rows)
+    backing = Backing(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
+    joined = JoinedStore(backing, types=first.types, rows=rows)
+    joined.parts = list(stores)
+    return joined
 
 
 def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:

@@ -1,7 +1,8 @@
 """The stages of a batch between the gather and the caller: a list, built once per plan.
 
-assemble, place on the device, transform of ours, record an event, wait for the transfer, the user's transform, add the
-mask. A stage is in the list only where the plan needs it. Each says whether it must run in the caller's thread; the
+assemble (or the user's collate_fn), place on the device, transform of ours, record an event, wait for the transfer, the
+user's transform, add mask and rows, convert to NumPy or JAX. A stage is in the list only where the plan needs it. Each
+says whether it must run in the caller's thread; the
 first one that must, and all after it, run there. The stages before it run wherever batches are made: in a thread, and
 on a GPU within the side stream.
 """
@@ -51,15 +52,21 @@ class Draft:
         value: the leaves, then the batch.
         keys: what a transform of ours draws by; None without one.
         valid: which rows count, bool [k]; None where all do.
+        rows: the row numbers, int64 [k]; None where the batch does not give them.
         arrival: the transfer that brings it; None where there is none.
     """
 
-    __slots__ = ("arrival", "keys", "valid", "value")
+    __slots__ = ("arrival", "keys", "rows", "valid", "value")
 
     def __init__(
-        self, value: Any, keys: Keys | None, valid: torch.Tensor | None, arrival: Arrival | None = None
+        self,
+        value: Any,
+        keys: Keys | None,
+        valid: torch.Tensor | None,
+        rows: torch.Tensor | None = None,
+        arrival: Arrival | None = None,
     ) -> None:
-        self.value, self.keys, self.valid, self.arrival = value, keys, valid, arrival
+        self.value, self.keys, self.valid, self.rows, self.arrival = value, keys, valid, rows, arrival
 
 
 class Stage(NamedTuple):
@@ -78,12 +85,14 @@ class Stages:
         ahead: the former.
         in_caller: the latter, which hold no column.
         needs_keys: a transform draws by keys.
-        is_plain: batches are the gathered leaves put together, without a transform or a mask.
+        needs_rows: batches give their row numbers.
+        is_plain: batches are the gathered leaves put together, without a transform, a mask or rows.
     """
 
     ahead: tuple[Stage, ...]
     in_caller: tuple[Stage, ...]
     needs_keys: bool
+    needs_rows: bool
     is_plain: bool
 
     def run_ahead(self, draft: Draft) -> None:
@@ -112,22 +121,31 @@ class UserStages:
         runs_anywhere: whether it may run in a thread of ours.
         plain: the user's callable, which runs in the caller's thread.
         pads: batches get a mask of the rows that count.
+        returns_rows: batches get their row numbers.
+        collate: leaves to a batch by the user's collate_fn, in the caller's thread; None without one.
+        convert: a batch of tensors to arrays of another library; None leaves tensors.
     """
 
-    keyed: Bound | None
-    runs_anywhere: bool
-    plain: Bound | None
-    pads: bool
+    keyed: Bound | None = None
+    runs_anywhere: bool = True
+    plain: Bound | None = None
+    pads: bool = False
+    returns_rows: bool = False
+    collate: Callable[[Any], Any] | None = None
+    convert: Callable[[Any], Any] | None = None
 
 
 def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Transfer, structure: Node) -> Stages:
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
-    keyed, streams = user.keyed, transfer.is_staged
+    keyed, streams, has_extras = user.keyed, transfer.is_staged, user.pads or user.returns_rows
     keyed_ahead = keyed is not None and user.runs_anywhere and transfer.can_transform_ahead
     has_tensordicts = _holds_tensordicts(structure)
     place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
-    place_ahead = streams and (user.pads or (keyed_ahead and has_tensordicts))
-    stages = [Stage("assemble", False, _assemble(assemble))]
+    place_ahead = streams and (has_extras or (keyed_ahead and has_tensordicts))
+    if user.collate is None:
+        stages = [Stage("assemble", False, _assemble(assemble))]
+    else:
+        stages = [Stage("the user's collate_fn", True, _assemble(user.collate))]
     if place_ahead:
         stages += place
     if keyed is not None and keyed_ahead:
@@ -144,25 +162,32 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
         stages.append(Stage("transform", True, _transform(keyed)))
     if user.plain is not None:
         stages.append(Stage("the user's transform", True, _call(user.plain)))
-    is_plain = keyed is None and user.plain is None and not user.pads
-    if user.pads:
-        stages.append(Stage("add the mask", False, _add_mask))
+    if has_extras:
+        stages.append(Stage("add mask and rows", False, _add_extras))
+    if user.convert is not None:
+        stages.append(Stage("convert", True, _assemble(user.convert)))
     split = next((at for at, stage in enumerate(stages) if stage.in_caller), len(stages))
-    return Stages(tuple(stages[:split]), tuple(stages[split:]), keyed is not None, is_plain)
+    return Stages(
+        ahead=tuple(stages[:split]),
+        in_caller=tuple(stages[split:]),
+        needs_keys=keyed is not None,
+        needs_rows=user.returns_rows,
+        is_plain=keyed is None and user.plain is None and not has_extras,
+    )
 
 
-def _assemble(assemble: Callable[[Any], Any]) -> Callable[[Draft], None]:
+def _assemble(make: Callable[[Any], Any]) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.value = assemble(draft.value)
+        draft.value = make(draft.value)
 
     return run
 
 
 def _place(device: torch.device) -> Callable[[Draft], None]:
-    """Move the mask, and set the device of TensorDicts, whose tensors are there already."""
+    """Move mask and rows, and set the device of TensorDicts, whose tensors are there already."""
 
     def run(draft: Draft) -> None:
-        draft.value, draft.valid = to_device((draft.value, draft.valid), device)
+        draft.value, draft.valid, draft.rows = to_device((draft.value, draft.valid, draft.rows), device)
 
     return run
 
@@ -176,22 +201,22 @@ def _transform(keyed: Bound) -> Callable[[Draft], None]:
 
 def _record(record_event: Callable[[], Event | None]) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.arrival = Arrival((draft.value, draft.valid), record_event())
+        draft.arrival = Arrival((draft.value, draft.valid, draft.rows), record_event())
 
     return run
 
 
-def _wait(receive: ReceiveBatch, current_stream: Callable[[], object]) -> Callable[[Draft], None]:
+def _wait(receive_batch: ReceiveBatch, current_stream: Callable[[], object]) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
         assert draft.arrival is not None
-        draft.arrival.wait(receive, current_stream)
+        draft.arrival.wait(receive_batch, current_stream)
 
     return run
 
 
-def _move(receive: ReceiveBatch) -> Callable[[Draft], None]:
+def _move(receive_batch: ReceiveBatch) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.value, draft.valid = receive((draft.value, draft.valid), None)
+        draft.value, draft.valid, draft.rows = receive_batch((draft.value, draft.valid, draft.rows), None)
 
     return run
 
@@ -203,18 +228,18 @@ def _call(plain: Bound) -> Callable[[Draft], None]:
     return run
 
 
-def _add_mask(draft: Draft) -> None:
-    if draft.valid is not None:
-        draft.value = with_valid(draft.value, draft.valid)
+def _add_extras(draft: Draft) -> None:
+    found = {"valid": draft.valid, "rows": draft.rows}
+    draft.value = with_extras(draft.value, {name: value for name, value in found.items() if value is not None})
 
 
-def with_valid(batch: Any, valid: torch.Tensor) -> Any:
-    """Return a dict or TensorDict with the key "valid", any other batch as (batch, valid); ``valid`` is bool [k]."""
+def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
+    """Return a dict or TensorDict with these keys, any other batch as (batch, *extras); each is [k]."""
     if isinstance(batch, dict):
-        return {**batch, "valid": valid}
+        return {**batch, **extras}
     if isinstance(batch, TensorDictBase):
-        return batch.set("valid", valid)
-    return batch, valid
+        return batch.update(extras)
+    return (batch, *extras.values()) if extras else batch
 
 
 def _holds_tensordicts(structure: Node) -> bool:

@@ -11,12 +11,17 @@ from memfeed.loading.position import Position, SamplerPosition, rows_before
 VERSION = 1
 
 
-def to_dict(epoch: int, position: Position | None, identity: dict[str, Any]) -> dict[str, Any]:
-    """Return a position in an epoch as a state. ``identity`` is what must be the same where the state is loaded."""
+def to_dict(epoch: int, position: Position | None, seed: int | None, identity: dict[str, Any]) -> dict[str, Any]:
+    """Return a position in an epoch as a state. ``identity`` is what must be the same where the state is loaded.
+
+    A seed that is not drawn yet is an empty string.
+    """
     sampler = ""
     if isinstance(position, SamplerPosition):
         sampler = json.dumps({"start": position.generators, "hash": position.drawn_hash})
-    return {"version": VERSION, "epoch": epoch, "row": rows_before(position), "sampler": sampler, **identity}
+    row = rows_before(position)
+    known = "" if seed is None else seed
+    return {"version": VERSION, "epoch": epoch, "row": row, "sampler": sampler, "seed": known, **identity}
 
 
 def from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tuple[int, Position | None]:
@@ -25,7 +30,7 @@ def from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tup
     Raises LoaderError for a state of something else, and says what differs. ``last_row`` is the end of an epoch where
     that is known.
     """
-    wanted = {"version", "epoch", "row", "sampler", *identity}
+    wanted = {"version", "epoch", "row", "sampler", "seed", *identity}
     if not isinstance(state, dict) or not wanted <= set(state):
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise LoaderError(f"found a state of {found}; expected the dict that state_dict() gave, with {sorted(wanted)}")

@@ -78,5 +78,7 @@ def _not_a_store(root: Path) -> str:
             f"{root}: found nothing there; expected a store"
             f"{'; ' + hint if build.exists() else ': make one with memfeed.cache(dataset, path)'}"
         )
+    if (root / "storage" / "meta.json").exists():
+        return f"{root}: found the dump of a TorchRL replay buffer; expected its storage: open {root / 'storage'}"
     what = "a directory" if root.is_dir() else "a file"
     return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from memfeed.errors import SchemaError
 from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Node, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, open_container, record_names, types_of
@@ -45,10 +46,19 @@ class Columns:
 
     def in_memory(self) -> tuple[Schema, list[InMemoryColumn]]:
         """Return the schema of these data and their columns, for a loader to read; copies nothing."""
-        found = infer([self[0]])
+        found = infer([self[0] if len(self) else map_leaves(_zero_row, self._data)])
         tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := values.as_tensor(leaf)) is not None]
         columns = [InMemoryColumn(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
         return found.schema, columns
+
+
+def _zero_row(column: Any) -> Any:
+    """Return a row of zeros of a column without rows: it shows the schema."""
+    if isinstance(column, torch.Tensor):
+        return column.new_zeros(column.shape[1:])
+    if isinstance(column, np.ndarray):
+        return np.zeros(column.shape[1:], column.dtype)
+    return column.apply(_zero_row, batch_size=column.batch_size[1:])
 
 
 def take_row(value: Any, row: int) -> Any:

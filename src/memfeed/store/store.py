@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensorclass
+from torch.utils.data import Dataset
 
 from memfeed.errors import FieldError, StoreError
 from memfeed.order.orders import permutation
@@ -27,18 +28,36 @@ from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
 from memfeed.store.gather import Gather, RaggedView, read_row, sample_leaves
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
+from memfeed.store.torchrl_dir import filled_rows
 from memfeed.system.buffers import Fresh
 from memfeed.system.units import format_bytes
 
 
 class Samples(list[Any]):
-    """A list of samples, with their row numbers in the base store (``ids``) and the batch that ``Collate`` returns."""
+    """A list of samples, with the batch that ``Collate`` returns.
 
-    ids: Int64Array
-    batch: Any
+    Methods of a TensorDict or tensorclass (``samples.to(device)``) are those of the batch, as tensordict's own
+    ``__getitems__`` allows.
+
+    Args:
+        samples: one for each row.
+        batch: the same rows as a batch.
+        rows: their numbers in the store that was indexed, int64 [k].
+        ids: their numbers in the base store, int64 [k].
+    """
+
+    def __init__(self, samples: Iterable[Any], batch: Any, rows: Int64Array, ids: Int64Array) -> None:
+        super().__init__(samples)
+        self.batch, self.rows, self.ids = batch, rows, ids
+
+    def __getattr__(self, name: str) -> Any:
+        batch = self.__dict__.get("batch")
+        if name.startswith("__") or not (isinstance(batch, TensorDictBase) or is_tensorclass(type(batch))):
+            raise AttributeError(f"found no attribute {name!r} of a list of samples")
+        return getattr(batch, name)
 
 
-class Store:
+class Store(Dataset[Any]):
     """Rows of samples on disk, memory-mapped. Get one from ``memfeed.open`` or ``memfeed.cache``.
 
     ``store[3]`` is the sample as the dataset returned it; ``store[2:9]`` and ``store[[4, 1]]`` are batches as
@@ -190,12 +209,15 @@ class Store:
 
     def __getitems__(self, ids: Sequence[int]) -> Samples:
         """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
-        rows = self.base_rows(indexing.many_rows(list(ids), len(self)))
-        leaves = self._gather(rows)
+        rows = indexing.many_rows(list(ids), len(self))
+        base_rows = self.base_rows(rows)
+        leaves = self._gather(base_rows)
+        return Samples(self.samples_of(leaves), self.assemble_batch(leaves), rows, base_rows)
+
+    def samples_of(self, leaves: Sequence[Any]) -> Iterator[Any]:
+        """Return the samples of a batch, given its leaves, one per field; they share the memory of the leaves."""
         columns = [sample_leaves(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
-        samples = Samples(self.assemble_sample(values) for values in zip(*columns, strict=True))
-        samples.ids, samples.batch = rows, self.assemble_batch(leaves)
-        return samples
+        return (self.assemble_sample(values) for values in zip(*columns, strict=True))
 
     def column(self, which: str | int | FieldPath) -> Any:
         """Return one column without a copy: a tensor [n, *shape] over the private map (edits stay in this process).
@@ -331,7 +353,12 @@ def field_bytes(store: Store) -> list[int]:
 
 def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
     """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
-    return Store(open_backing(Path(path), owner), types=(types,) if isinstance(types, type) else tuple(types))
+    backing = open_backing(Path(path), owner)
+    store = Store(backing, types=(types,) if isinstance(types, type) else tuple(types))
+    filled = None if backing.manifest is not None else filled_rows(Path(path))
+    if filled is None or backing.row_count is None or filled >= backing.row_count:
+        return store
+    return store.subset(np.arange(filled))  # a replay buffer that is not full yet
 
 
 def open(

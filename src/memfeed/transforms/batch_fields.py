@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ from tensordict import is_tensor_collection
 
 from memfeed.errors import FieldError, TransformError
 
+_POSITIONS = re.compile(r"(^|_)(masks?|bbox(es)?|boxes|keypoints?|label_?maps?|segmentations?)(_|\d|$)")
 Entry: TypeAlias = "str | int"
 On: TypeAlias = "Entry | tuple[Entry | tuple[Entry, ...], ...] | None"
 """How a user names a field: a key, a position, or a path of these; or several fields, in a tuple. None: the only field
@@ -73,6 +75,29 @@ def find_all(batch: Any, on: On) -> list[BatchField]:
         if any(first in (field.path, field.names) for field in tensors(batch)):
             return [find(batch, name) for name in on]
     return [find(batch, on)]
+
+
+def require_decision(batch: Any, image: BatchField) -> None:
+    """Raise TransformError if moving the pixels of `image` would leave a mask, boxes or the like behind.
+
+    Such a field has the spatial size of the images, or a name that says what it is.
+    """
+    undecided = [field for field in tensors(batch) if field.path != image.path and _follows_images(field, image)]
+    if undecided:
+        names = [field.names[0] if len(field.names) == 1 else field.names for field in (image, *undecided)]
+        follow, stay = (repr(tuple(dict.fromkeys(names)))), repr(names[0])
+        raise TransformError(
+            f"found {', '.join(map(str, undecided[:4]))} beside {image}, whose pixels move; expected on= to say if it "
+            f"follows: on={follow} moves all of them, on={stay} only the images"
+        )
+
+
+def _follows_images(field: BatchField, image: BatchField) -> bool:
+    tensor = field.tensor
+    if any(isinstance(name, str) and _POSITIONS.search(name.lower()) for name in field.names):
+        return True
+    size = image.tensor.shape
+    return not tensor.is_nested and tensor.ndim > 2 and (len(tensor), *tensor.shape[-2:]) == (size[0], *size[-2:])
 
 
 def replace(batch: Any, field: BatchField, tensor: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ import torch
 from memfeed.errors import TransformError
 from memfeed.random import Keys, uniform
 from memfeed.system import random_state
-from memfeed.transforms.batch_fields import BatchField, On, find_all, replace
+from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, require_decision
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
@@ -51,6 +51,8 @@ class PerSample(Transform):
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Call the function on each sample; see `Operation.change_batch`."""
         fields = find_all(batch, on)
+        if on is None:  # the function may move pixels
+            require_decision(batch, fields[0])
         seeds = (uniform(keys, stream)[:, 0] * 2**32).astype(np.int64).tolist()
         results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
         for index, field in enumerate(fields):

@@ -16,7 +16,7 @@ from memfeed.random import Keys, uniform
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
-from memfeed.transforms.batch_fields import On, find_all, replace
+from memfeed.transforms.batch_fields import On, find_all, replace, require_decision
 from memfeed.transforms.followers import follow
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
 from memfeed.transforms.params.geometry import Imagewise
@@ -205,6 +205,8 @@ class Transform(Operation):
                 image, geometries = run(list(steps), field.tensor, _keyed(keys))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
+            if on is None and geometries:
+                require_decision(batch, field)
             batch = replace(batch, field, image)
             for other in others:
                 batch = replace(batch, other, follow(other, geometries, field.tensor.shape))

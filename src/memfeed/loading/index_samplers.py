@@ -1,0 +1,130 @@
+"""The samplers that a loader shows: torch's classes, with the very order that the loader reads.
+
+They know no rank. A framework that shards them does all the sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+
+from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.loading.position import rows_before
+from memfeed.order.choice import Shuffle, mixed_orders, orders_of
+from memfeed.order.epoch_orders import EpochOrders
+
+CHUNK_ROWS = 4096  # rows that a sampler takes from the order at once
+
+
+@dataclass
+class RowOrder:
+    """The order of the rows of a loader, for every seed and epoch.
+
+    Args:
+        sizes: rows of each store.
+        counts: rows of each store in an epoch, where stores are mixed by weight; else None.
+        shuffle: as in `Loader`.
+        block_rows: rows of a block with ``shuffle="blocks"``.
+    """
+
+    sizes: Sequence[int]
+    counts: Sequence[int] | None
+    shuffle: Shuffle
+    block_rows: int
+    _made: tuple[int, EpochOrders] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows in an epoch."""
+        return sum(self.sizes)
+
+    def orders(self, seed: int) -> EpochOrders:
+        """Return the order of each epoch under ``seed``."""
+        if self._made is None or self._made[0] != seed:
+            if self.counts is None:
+                made = orders_of(self.row_count, self.shuffle, seed, self.block_rows)
+            else:
+                made = mixed_orders(self.sizes, self.counts, self.shuffle, seed, self.block_rows)
+            self._made = seed, made
+        return self._made[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+
+class _RowSampler:
+    """Iteration and epochs that all samplers of a loader share."""
+
+    data_source: Any
+    generator: torch.Generator | None = None
+    _rows: RowOrder
+    _clock: EpochClock
+
+    def __iter__(self) -> Iterator[int]:
+        # a generator: the pass starts with the first row that is drawn, after the frameworks have set the epoch
+        clock = self._clock
+        if clock.generator is None:
+            clock.generator = self.generator  # a framework that synchronises ranks puts one here
+        epoch, position = clock.start_sampler(joined_world_size())
+        order = self._rows.orders(clock.resolve_seed(1))(epoch)
+        for begin in range(rows_before(position), self._rows.row_count, CHUNK_ROWS):
+            yield from order(begin, min(begin + CHUNK_ROWS, self._rows.row_count)).tolist()
+
+    def __len__(self) -> int:
+        return self._rows.row_count
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest pass, or the one that ``set_epoch`` was given."""
+        return self._clock.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next pass at this epoch; the loader of this sampler follows."""
+        self._clock.set_sampler_epoch(epoch)
+
+
+class ShuffledSampler(_RowSampler, RandomSampler):
+    """The order of ``shuffle=True``. Frameworks take a RandomSampler for a loader that shuffles."""
+
+    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
+        # not RandomSampler's own: it refuses a dataset without rows
+        self.data_source, self.replacement, self._num_samples = data_source, False, None
+        self.generator, self._rows, self._clock = clock.generator, rows, clock
+
+
+class OrderedSampler(_RowSampler, SequentialSampler):
+    """The order of ``shuffle=False``. Frameworks take a SequentialSampler for a loader that does not shuffle."""
+
+    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
+        self.data_source, self._rows, self._clock = data_source, rows, clock
+
+
+class MixedSampler(_RowSampler, Sampler[int]):
+    """The order of ``shuffle="blocks"`` and of ``weights``.
+
+    It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks and weights.
+    """
+
+    def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
+        self.data_source, self._rows, self._clock = data_source, rows, clock
+
+
+def make_sampler(data_source: Any, rows: RowOrder, clock: EpochClock) -> Sampler[int]:
+    """Return the sampler that gives the order of ``rows``."""
+    if rows.counts is not None or rows.shuffle == "blocks":
+        return MixedSampler(data_source, rows, clock)
+    return (ShuffledSampler if rows.shuffle else OrderedSampler)(data_source, rows, clock)
+
+
+def wraps_own_sampler(sampler: Any, depth: int = 4) -> bool:
+    """Return True if ``sampler`` is a sampler of ours, or draws from one: batch samplers and frameworks wrap them."""
+    if isinstance(sampler, _RowSampler):
+        return True
+    names = ("sampler", "batch_sampler", "dataset", "_sampler")
+    return depth > 0 and any(
+        wraps_own_sampler(found, depth - 1) for name in names if (found := getattr(sampler, name, None)) is not None
+    )

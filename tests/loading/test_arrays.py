@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from memfeed.errors import LoaderError
+from memfeed.loading.arrays import converter
+
+
+def test_torch_is_left_alone():
+    assert converter("torch") is None
+
+
+def test_numpy_shares_memory_and_opens_containers():
+    tensor, jagged = (
+        torch.arange(6).view(2, 3),
+        torch.nested.nested_tensor_from_jagged(torch.arange(5), torch.tensor([0, 2, 5])),
+    )
+    batch = {"x": tensor, "td": TensorDict({"a": torch.ones(2)}, [2]), "list": [tensor, "text"], "jagged": jagged}
+    found = converter("numpy")(batch)
+    found["x"][0, 0] = 9
+    assert tensor[0, 0] == 9
+    assert isinstance(found["td"]["a"], np.ndarray)
+    assert found["list"][1] == "text"
+    assert [row.tolist() for row in found["jagged"]] == [[0, 1], [2, 3, 4]]
+
+
+def test_numpy_has_no_bfloat16():
+    with pytest.raises(LoaderError, match="found torch.bfloat16"):
+        converter("numpy")(torch.zeros(2, dtype=torch.bfloat16))
+
+
+def test_jax_arrays_have_the_values():
+    pytest.importorskip("jax", reason="JAX comes with the extra 'trainers'")
+    batch = (torch.arange(6.0).view(2, 3), torch.arange(2), torch.tensor([True, False]))
+    found = converter("jax")(batch)
+    assert all(type(array).__module__.startswith("jax") for array in found)
+    assert [np.asarray(array).tolist() for array in found] == [tensor.tolist() for tensor in batch]

@@ -1,0 +1,70 @@
+"""Fields that a transform would leave behind when it moves the pixels of the images are an error."""
+
+import re
+
+import pytest
+import torch
+
+from memfeed import Loader
+from memfeed.errors import TransformError
+from memfeed.random import Keys
+from memfeed.transforms import ColorJitter, Compose, Normalize, PerSample, RandomCrop, RandomHorizontalFlip, Resize
+
+N = 5
+KEYS = Keys(0, 0, torch.arange(N))
+IMAGES = torch.randint(0, 256, (N, 3, 12, 10), dtype=torch.uint8)
+MASKS = torch.randint(0, 9, (N, 12, 10))
+
+
+@pytest.mark.parametrize("transform", [RandomCrop(8), RandomHorizontalFlip(), Resize(6), PerSample(lambda x: x)])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("mask", MASKS),
+        ("depth", MASKS.float()),
+        ("target", torch.rand(N, 4, 12, 10)[:, None].expand(N, 2, 4, 12, 10)),
+        ("boxes", torch.rand(N, 2, 4)),
+        ("gt_bboxes", torch.rand(N, 2, 4)),
+        ("keypoints", torch.rand(N, 7, 2)),
+        ("label_map", torch.rand(N, 3, 5)),
+    ],
+)
+def test_a_field_that_would_be_left_behind_is_an_error(transform, name, field):
+    batch = {"image": IMAGES, name: field, "label": torch.arange(N)}
+    with pytest.raises(TransformError) as caught:
+        transform.apply(batch, KEYS)
+    text = str(caught.value)
+    assert f"on=('image', '{name}') moves all of them, on='image' only the images" in text
+    assert len(text) < 400
+    alone = type(transform)(**_arguments(transform), on="image")
+    assert torch.equal(alone.apply(batch, KEYS)[name], field), "it was decided to leave it"
+
+
+def _arguments(transform):
+    return (
+        {"fn": transform.fn}
+        if isinstance(transform, PerSample)
+        else {"p": 0.5}
+        if hasattr(transform, "p")
+        else {"size": 6}
+    )
+
+
+def test_what_the_error_says_works():
+    batch = {"image": IMAGES, "mask": MASKS}
+    with pytest.raises(TransformError) as caught:
+        RandomCrop(8).apply(batch, KEYS)
+    on = eval(re.search(r"on=(\([^)]*\)) moves all", str(caught.value))[1])
+    assert RandomCrop(8, on=on).apply(batch, KEYS)["mask"].shape == (N, 8, 8)
+
+
+def test_what_moves_no_pixels_leaves_nothing_behind():
+    batch = {"image": IMAGES, "mask": MASKS}
+    moved = Compose([ColorJitter(0.3), Normalize([0.5] * 3, [0.5] * 3)]).apply(batch, KEYS)
+    assert torch.equal(moved["mask"], MASKS)
+
+
+def test_a_loader_says_it_too():
+    with pytest.raises(TransformError, match="found 1 "):
+        list(Loader((IMAGES, MASKS), 2, transform=RandomHorizontalFlip()))
+    list(Loader((IMAGES, torch.arange(N)), 2, transform=RandomHorizontalFlip()))
