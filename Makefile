@@ -31,7 +31,8 @@ torture: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[vision,plots,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[vision,plots,dev,trainers]'
+	$(BIN)/python -m pip install --quiet --no-deps torchrl  # with its dependencies it would bring an older tensordict
 	touch $@
 
 lint: $(INSTALLED)
@@ -73,6 +74,14 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
 	$(call run-tests,.venv-oldest/bin/python)
+
+# Run the tests that torchdata, Accelerate and Lightning have for loaders, with Loader in the place of DataLoader. Needs
+# checkouts: make peers-tests TORCHDATA=../data ACCELERATE=../accelerate LIGHTNING=../pytorch-lightning
+.PHONY: peers-tests
+peers-tests: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet accelerate expecttest lightning parameterized torchdata
+	$(BIN)/python tools/peers_tests.py $(if $(TORCHDATA),--torchdata $(TORCHDATA)) \
+		$(if $(ACCELERATE),--accelerate $(ACCELERATE)) $(if $(LIGHTNING),--lightning $(LIGHTNING)) $(PEERS)
 
 # Install the other loading libraries of benchmarks/peers in an environment of their own, because they need an older numpy.
 # FFCV is compiled against OpenCV and libjpeg-turbo of Debian; apt-get installs these if they are missing.

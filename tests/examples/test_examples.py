@@ -1,0 +1,72 @@
+"""Each program in examples/ runs to its end, where it checks the rows that it has seen."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+MOST_LINES = 60
+
+
+def imports(path: Path) -> set[str]:
+    """Return the top-level packages that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Run Python in a directory of its own; the test fails with what the program printed."""
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "default"}
+    # pytest's settings of warnings are not for other libraries
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def require(path: Path) -> None:
+    missing = [name for name in sorted(imports(path)) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{path.name} needs {', '.join(missing)}: they come with the extra 'trainers'")
+
+
+def test_there_are_examples():
+    assert len(PROGRAMS) > 12
+    assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES for name in PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_ends_well(name, tmp_path):
+    path = EXAMPLES / f"{name}.py"
+    require(path)
+    run(path, cwd=tmp_path)
+
+
+def changed_lines(before: str, after: str) -> int:
+    """Return how many lines of one script are not in the other, imports left out."""
+    left = [line for line in (EXAMPLES / before).read_text().splitlines() if not line.startswith(("import", "from"))]
+    return sum(
+        line not in left
+        for line in (EXAMPLES / after).read_text().splitlines()
+        if not line.startswith(("import", "from"))
+    )
+
+
+def test_an_imagenet_script_changes_by_two_lines_or_ten():
+    assert changed_lines("imagenet/fixed_before.py", "imagenet/fixed_after.py") <= 2
+    assert changed_lines("imagenet/before.py", "imagenet/after.py") <= 10
