@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
@@ -21,7 +20,7 @@ from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
 from memfeed.loading.placement import PlacementOption, placement_requests
-from memfeed.loading.position import Position, SamplerPosition
+from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSampler, followed
 from memfeed.loading.settings import (
@@ -34,12 +33,14 @@ from memfeed.loading.settings import (
     check_ranks,
     check_without_effect,
     say_once,
+    warn_about_ranks,
 )
 from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
-from memfeed.order.shards import LastRows, RankShards
+from memfeed.order.shards import LastRows
+from memfeed.store.store import Store
 from memfeed.transfer.devices import check_device
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -53,7 +54,7 @@ READ_ONLY = frozenset(
 
 @dataclasses.dataclass
 class _Run:
-    """What changes while a loader is used; in one object, because trainers record assignments to a loader.
+    """The state that changes while a loader is used; in one object, because trainers record assignments to a loader.
 
     Args:
         progress: of the newest iterator; None until it has given a batch.
@@ -207,7 +208,7 @@ class Loader(DataLoader[T_co]):
         clock = EpochClock(None if seed is None else as_int("seed", seed), generator)
         if rebuilt is not None:
             clock, collate_fn = rebuilt.clock, rebuilt.settings.collate_fn
-        rows = self._row_order([len(store) for store in stores], shuffle, weights, block_rows, user_sampler)
+        rows = _row_order(self.store, [len(store) for store in stores], shuffle, weights, block_rows, user_sampler)
         last: LastRows = "drop" if drop_last else "pad" if pad_last else "uneven" if uneven else "repeat"
         self._settings = Settings(
             batch_size=batch_size,
@@ -242,7 +243,7 @@ class Loader(DataLoader[T_co]):
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._reader = EpochReader(self.store, self._settings, rows)
         samplers = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-        self._run = _Run(self._new_policy(self._settings), followed(s for s in samplers if not _is_own(s)))
+        self._run = _Run(_new_policy(self._settings), followed(s for s in samplers if not _is_own(s)))
         self._locked = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -250,43 +251,26 @@ class Loader(DataLoader[T_co]):
             raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
         super().__setattr__(name, value)
 
-    def _row_order(
-        self, sizes: Sequence[int], shuffle: Any, weights: Any, block_rows: int | None, user_sampler: Any
-    ) -> RowOrder:
-        fixed = (column.field.row_bytes for column in self.store.columns if column.field.kind == "fixed")
-        size = default_block_rows(sum(fixed)) if block_rows is None else as_int("block_rows", block_rows, 1)
-        # beside a sampler that draws from one of ours, the weights are in it already
-        counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
-        return RowOrder(sizes, counts, shuffle or False, size)
-
-    def _new_policy(self, settings: Settings) -> PrefetchPolicy:
-        on_gpu = settings.device is not None and settings.device.type == "cuda"
-        return PrefetchPolicy(allowed=settings.prefetch > 0 and settings.has_own_order, always=on_gpu)
-
     def _effective_settings(self) -> Settings:
         """Return the settings, with the sampler and the collate_fn that another component may have put in."""
         sampler, batch_sampler, collate_fn = self._own_parts
-        batches: Any = batch_sampler
         settings = self._settings
         if self.collate_fn is not collate_fn:
             settings = dataclasses.replace(settings, collate_fn=_user_collate(self.collate_fn))
-        if settings.has_own_order and not (
-            self.sampler is sampler
-            and self.batch_sampler is batch_sampler
-            and (
-                batch_sampler is None
-                or (
-                    batches.sampler is sampler
-                    and batches.batch_size == self.batch_size
-                    and batches.drop_last == self.drop_last
-                )
-            )
-        ):
-            say_once("memfeed: another component has replaced the sampler of a loader: it decides which rows are read")
-            batches = self.batch_sampler
-            rows = self.sampler if batches is None else None
-            settings = dataclasses.replace(settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None)
-        return settings
+        if self.sampler is sampler and self.batch_sampler is batch_sampler and self._holds_own_sampler():
+            return settings
+        say_once("memfeed: another component has replaced the sampler of a loader: it decides which rows are read")
+        batches: Any = self.batch_sampler
+        rows = self.sampler if batches is None else None
+        return dataclasses.replace(settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None)
+
+    def _holds_own_sampler(self) -> bool:
+        """Return True unless the batch sampler that torch made for our order was changed in place."""
+        batches: Any = self.batch_sampler
+        if batches is None or not self._settings.has_own_order:
+            return True
+        same_batches = batches.batch_size == self.batch_size and batches.drop_last == self.drop_last
+        return batches.sampler is self.sampler and same_batches
 
     # --- describe
 
@@ -352,9 +336,9 @@ class Loader(DataLoader[T_co]):
         """Start an epoch at its first batch; return what makes the batches after a position."""
         settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
         if reader.use(settings):
-            run.policy = self._new_policy(settings)
+            run.policy = _new_policy(settings)
         shards = settings.shards(self._rows.row_count)
-        self._check_shards(shards)
+        warn_about_ranks(shards, run.world_size)
         driven = [epoch for one in run.samplers if (epoch := one.driven_epoch()) is not None]
         was_set = clock.was_set
         if driven and not was_set:
@@ -376,23 +360,6 @@ class Loader(DataLoader[T_co]):
                 one.note()
 
         return start
-
-    def _check_shards(self, shards: RankShards) -> None:
-        """Warn if ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step."""
-        before = self._run.world_size
-        if before is not None and before != shards.world_size:
-            warnings.warn(
-                f"found {shards.world_size} ranks where this loader gave its last epoch to {before}; expected one "
-                "world size: make the loader after init_process_group, or pass rank= and world_size=",
-                stacklevel=4,
-            )
-        if shards.repeated and shards.rank == 0 and before != shards.world_size:
-            warnings.warn(
-                f"found {shards.rows} rows for {shards.world_size} ranks: {shards.repeated} rows from the beginning of "
-                "the order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
-                "drop_last=True leaves rows out, pad_last=True says which rows count, uneven=True gives each row once",
-                stacklevel=4,
-            )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass start this epoch, at its beginning, or at a position that was loaded for this epoch.
@@ -462,27 +429,19 @@ class Loader(DataLoader[T_co]):
             )
         epoch, current = self._position()
         begin = 0 if progress is None or progress.finished or not isinstance(progress.begin, int) else progress.begin
-        moved = self._moved(epoch, current, begin, batches)
+        settings = self._effective_settings()
+        moved = position.moved(
+            epoch,
+            current,
+            begin,
+            batches,
+            shards=settings.shards(self._rows.row_count) if settings.has_own_order else None,
+            stride=1 if settings.batch_sampler is not None else settings.rows_a_batch,
+        )
         if progress is None or progress.finished:
             self._clock.move(moved)
         else:
             progress.position, progress.moved = moved, True
-
-    def _moved(self, epoch: int, current: Position | None, begin: int, batches: int) -> Position:
-        """Return the position so many batches later; the steps of the epoch are counted from row ``begin``."""
-        settings = self._effective_settings()
-        shards = settings.shards(self._rows.row_count)
-        stride = 1 if settings.batch_sampler is not None else shards.stride
-        row = position.rows_before(current)
-        target = position.target_row(epoch, row, begin, stride, batches)
-        if not settings.has_own_order:
-            return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
-        left = position.step_of(shards.end(begin), row, stride)
-        if batches > left:
-            raise LoaderError(
-                f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}"
-            )
-        return min(target, shards.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: where the store is and how it is read; the other process opens it itself, at the same position
@@ -499,6 +458,21 @@ def _remake(cls: type[Loader[Any]], dataset: Any, options: dict[str, Any], state
     loader = cls(dataset, **options)
     loader.load_state_dict(state_dict)
     return loader
+
+
+def _row_order(
+    store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, block_rows: int | None, user_sampler: Any
+) -> RowOrder:
+    fixed = (column.field.row_bytes for column in store.columns if column.field.kind == "fixed")
+    size = default_block_rows(sum(fixed)) if block_rows is None else as_int("block_rows", block_rows, 1)
+    # beside a sampler that draws from one of ours, the weights are in it already
+    counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
+    return RowOrder(sizes, counts, shuffle or False, size)
+
+
+def _new_policy(settings: Settings) -> PrefetchPolicy:
+    on_gpu = settings.device is not None and settings.device.type == "cuda"
+    return PrefetchPolicy(allowed=settings.prefetch > 0 and settings.has_own_order, always=on_gpu)
 
 
 def _user_collate(collate_fn: Any) -> Any:

@@ -38,7 +38,7 @@ SLOW_SECONDS = 2.0  # a load that takes longer shows a bar
 
 
 class ColumnPlacement(NamedTuple):
-    """Where a column is kept, why there, and the bytes it takes."""
+    """The place of a column, the reason for it, and the bytes it takes."""
 
     where: Where
     why: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memfeed.errors import LoaderError
+from memfeed.order.shards import RankShards
 
 
 class SamplerPosition(NamedTuple):
@@ -47,3 +48,21 @@ def target_row(epoch: int, row: int, begin: int, stride: int, steps: int) -> int
             "there were: call set_epoch to return to an earlier epoch"
         )
     return target
+
+
+def moved(
+    epoch: int, current: Position | None, begin: int, batches: int, *, shards: RankShards | None, stride: int
+) -> Position:
+    """Return the position ``batches`` batches after ``current``; the steps of the epoch are counted from row ``begin``.
+
+    ``shards`` is None for a user's sampler; a step is then ``stride`` rows (of a batch sampler: one batch). Raises
+    LoaderError for a position outside of the epoch.
+    """
+    row = rows_before(current)
+    target = target_row(epoch, row, begin, stride if shards is None else shards.stride, batches)
+    if shards is None:
+        return SamplerPosition(target, current.generators if isinstance(current, SamplerPosition) else "", "")
+    left = step_of(shards.end(begin), row, shards.stride)
+    if batches > left:
+        raise LoaderError(f"found skip({batches}) with {left} batches left in epoch {epoch}; expected at most {left}")
+    return min(target, shards.rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -197,6 +198,23 @@ def as_int(name: str, value: Any, least: int | None = None) -> int:
         bound = "" if least is None else f" of at least {least}"
         raise LoaderError(f"found {name}={value!r}; expected an int{bound}")
     return found
+
+
+def warn_about_ranks(shards: RankShards, world_size_before: int | None) -> None:
+    """Warn if the ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step."""
+    if world_size_before is not None and world_size_before != shards.world_size:
+        warnings.warn(
+            f"found {shards.world_size} ranks where this loader gave its last epoch to {world_size_before}; expected "
+            "one world size: make the loader after init_process_group, or pass rank= and world_size=",
+            stacklevel=5,
+        )
+    if shards.repeated and shards.rank == 0 and world_size_before != shards.world_size:
+        warnings.warn(
+            f"found {shards.rows} rows for {shards.world_size} ranks: {shards.repeated} rows from the beginning of the "
+            "order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
+            "drop_last=True leaves rows out, pad_last=True says which rows count, uneven=True gives each row once",
+            stacklevel=5,
+        )
 
 
 def check_ranks(rank: int | None, world_size: int | None, sampler: object) -> tuple[int | None, int | None]:
