@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -70,3 +71,21 @@ def changed_lines(before: str, after: str) -> int:
 def test_an_imagenet_script_changes_by_two_lines_or_ten():
     assert changed_lines("imagenet/fixed_before.py", "imagenet/fixed_after.py") <= 2
     assert changed_lines("imagenet/before.py", "imagenet/after.py") <= 10
+
+
+@pytest.mark.parametrize("script", ["fixed_after", "after"])
+def test_an_imagenet_script_trains_on_two_ranks(script, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="the images need Pillow, which comes with the extra 'vision'")
+    pytest.importorskip("torchvision", reason="the script needs torchvision, which comes with the extra 'vision'")
+    numbers = np.random.default_rng(0)
+    for part, count in (("train", 16), ("val", 8)):
+        for label in ("ants", "bees"):
+            (tmp_path / part / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = numbers.integers(0, 256, (40 + i, 50, 3), dtype=np.uint8)
+                image.fromarray(pixels).save(tmp_path / part / label / f"{i}.jpg")
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    options = ("--epochs", 2, "--size", 32, "--classes", 2, "--batch-size", 4, "--workers", 0)
+    printed = run(*ranks, EXAMPLES / "imagenet" / f"{script}.py", tmp_path, *options, cwd=tmp_path)
+    assert "epoch 1: accuracy" in printed
+    assert " of 16 images" in printed, "len(val_loader.dataset)"
