@@ -472,3 +472,17 @@ def test_no_worker_process_and_no_thread_is_left(store):
     before = threading.active_count()
     list(Loader(store, 4, num_workers=4))
     assert threading.active_count() == before
+
+
+def test_a_state_that_a_framework_marks_as_finished_leads_to_the_next_epoch(store):
+    loader = Loader(store, 7, shuffle=True, seed=0)
+    running = iter(loader)
+    for _ in range(len(loader)):
+        next(running)
+    state = loader.state_dict()
+    other = Loader(store, 7, shuffle=True, seed=0)
+    other.load_state_dict(state)
+    assert rows(other) == [], "as torchdata's: the end was not noticed yet"
+    other.load_state_dict(state | {"_iterator_finished": True})
+    loader.set_epoch(1)
+    assert rows(other) == rows(loader)

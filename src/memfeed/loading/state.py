@@ -9,6 +9,8 @@ from memfeed.errors import LoaderError
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 
 VERSION = 1
+FINISHED = "_iterator_finished"
+"""torchdata's name for a state whose epoch is over. Accelerate sets it in a state that it saves."""
 
 
 def to_dict(epoch: int, position: Position | None, seed: int | None, identity: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +23,15 @@ def to_dict(epoch: int, position: Position | None, seed: int | None, identity: d
         sampler = json.dumps({"start": position.generators, "hash": position.drawn_hash})
     row = rows_before(position)
     known = "" if seed is None else seed
-    return {"version": VERSION, "epoch": epoch, "row": row, "sampler": sampler, "seed": known, **identity}
+    return {
+        "version": VERSION,
+        "epoch": epoch,
+        "row": row,
+        "sampler": sampler,
+        "seed": known,
+        FINISHED: False,
+        **identity,
+    }
 
 
 def from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tuple[int, Position | None]:
@@ -45,6 +55,8 @@ def from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tup
     epoch, row = state["epoch"], state["row"]
     if not _is_count(epoch) or not _is_count(row) or (last_row is not None and row > last_row):
         raise LoaderError(f"found a state at epoch {epoch!r}, row {row!r}; expected whole numbers within the epoch")
+    if state.get(FINISHED):
+        return epoch + 1, None
     if not state["sampler"]:
         return epoch, row or None
     try:
