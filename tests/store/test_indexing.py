@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch.utils.data import random_split
 
 import memfeed
+from memfeed.errors import RowError
 from memfeed.store.indexing import many_rows, one_row, part_lengths
 
 
@@ -49,3 +50,10 @@ def test_splits_are_disjoint_and_cover(pairs, parts):
 def test_parts_that_do_not_add_up(pairs, parts):
     with pytest.raises(ValueError, match="found parts"):
         pairs.split(parts)
+
+
+def test_unsigned_rows_do_not_wrap():
+    store = memfeed.cache((torch.arange(10),), progress=False)
+    assert store[np.array([3, 4], np.uint64)][0].tolist() == [3, 4]
+    with pytest.raises(RowError, match="found row 18446744073709551615; expected -10 to 9"):
+        store[np.array([2**64 - 1], np.uint64)]

@@ -222,7 +222,7 @@ class Conversion:
             # where a row is depends on the number of shares, so that of an earlier run stays
             shares, dataset = build.settings.shares, self.given.dataset
             if shares == 1:  # an iterator gives the probed samples only once
-                dataset = itertools.chain(self.result.probed.samples, self.result.probed.remaining or ())
+                dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
             convert_stream(build, dataset, self.plan, worker_count=shares if shares > 1 else 0, on_report=on_report)
         else:
             if not self.options.allow_random:
@@ -298,3 +298,12 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
 
 def _count_written(build: Build) -> int:
     return int((build.presence() > 0).sum())
+
+
+def _remaining(iterator: Iterator[Any] | None) -> Iterator[Any]:
+    """Yield what is left of a running iterator. Only `next` is called: its `iter` may start it again."""
+    while iterator is not None:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return

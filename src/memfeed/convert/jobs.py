@@ -16,7 +16,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema import values
-from memfeed.schema.containers import map_leaves
+from memfeed.schema.containers import map_leaves, tensors_in
 
 STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
 _SKIP = object()
@@ -56,7 +56,8 @@ class MapJob:
         start = rows.start
         for row, sample in self._samples(worker, rows):
             if sample is not _SKIP:
-                run.append(flatten_sample(self.plan, sample, row))
+                # a dataset may fill one buffer for every sample: the next one would change this one
+                run.append([values.copy_value(leaf) for leaf in flatten_sample(self.plan, sample, row)])
                 continue
             writer.skip(row)
             report.skipped_count += 1
@@ -75,7 +76,7 @@ class MapJob:
                 samples = []
             finally:
                 self.watchdog.end_read(worker)
-            if len(samples) == len(rows):
+            if len(samples) == len(rows) and not _share_memory(samples[:2]):
                 yield from zip(rows, samples, strict=True)
                 return
         for row in rows:
@@ -155,3 +156,9 @@ class StreamJob:
                 "an iterator cannot continue after an exception: catch it inside the iterator and yield the next sample"
             ) from error
         return block
+
+
+def _share_memory(samples: Sequence[Any]) -> bool:
+    """Return True if two samples are in the same memory: a dataset that fills one buffer has only the last of them."""
+    places = [{tensor.data_ptr() for tensor in tensors_in(sample) if tensor.numel()} for sample in samples]
+    return len(places) > 1 and bool(places[0] & places[1])

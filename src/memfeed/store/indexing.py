@@ -38,6 +38,8 @@ def many_rows(which: Any, row_count: int) -> Int64Array:
         return np.flatnonzero(array)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise RowError(f"found indices {array.dtype} {list(array.shape)}; expected ints in one dimension")
+    if array.dtype == np.uint64 and len(array) and int(array.max()) > np.iinfo(np.int64).max:
+        raise RowError(f"found row {int(array.max())}; expected {-row_count} to {row_count - 1}")
     array = array.astype(np.int64)
     low = int(array.min()) if len(array) else 0
     if low < -row_count:
