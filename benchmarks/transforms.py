@@ -149,8 +149,8 @@ def race_resized(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
         expected = resized_by_torchvision(images, keys)
     except ImportError:
         return {}
-    # torchvision 0.21, for torch 2.6, resizes uint8 as such only where the CPU is called AVX2; else it rounds floats, which can
-    # differ by one grey level
+    # torchvision 0.21, for torch 2.6, resizes uint8 as such only where the CPU is called AVX2; else it rounds floats,
+    # which can differ by one grey level
     as_bytes = not torch.__version__.startswith("2.6") or "AVX2" in torch.backends.cpu.get_cpu_capability()
     tolerance = 2e-6 if as_bytes else 1.01 / 255 / min(STD)
     torch.testing.assert_close(RESIZED.apply(images, keys), expected, rtol=0, atol=tolerance)
