@@ -31,7 +31,8 @@ from memfeed.store import format
 from memfeed.store.manifest import Probe
 from memfeed.store.store import Store, open_store
 from memfeed.system import files
-from memfeed.system.progress import Progress
+from memfeed.system.machine import is_daemon
+from memfeed.system.progress import Progress, write_line
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 from memfeed.system.units import format_bytes, format_seconds
 
@@ -151,6 +152,10 @@ class Conversion:
             self.worker_count = 0
         else:
             self.worker_count = default_workers(given.length, result.probed.seconds)
+        if self.worker_count and is_daemon():
+            self.worker_count = 0
+            if options.progress:
+                write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
 
     def run(self, sigterm: Sigterm) -> None:
         """Resume or begin the build, fill it, and commit it. After an error the rows that were written are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
 from memfeed.convert.jobs import MapJob, StreamJob
-from memfeed.convert.processes import run_job
+from memfeed.convert.processes import WorkerDied, run_job
 from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_column
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
@@ -39,7 +40,26 @@ def convert_map(
             for at in range(first, first + count, size)
         ]
         useful = min(worker_count, len(ranges))
-        _run(MapJob(dataset, build, plan, ranges, useful), useful, on_report)
+        try:
+            _run(MapJob(dataset, build, plan, ranges, useful), useful, on_report)
+        except WorkerDied as death:
+            if not plan.skip_errors or death.reading is None:
+                raise
+            for row in death.reading:
+                _read_alone(build, dataset, plan, row, on_report)
+
+
+def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport) -> None:
+    """Read a sample that may have killed a worker again, in a worker of its own. Skip it if that dies too."""
+    try:
+        _run(MapJob(dataset, build, plan, [range(row, row + 1)], 1), 1, on_report)
+    except WorkerDied as death:
+        if death.reading is None:
+            raise
+        mark_skipped(build, [row])
+        on_report(Report(skipped_count=1))
+        text = f"sample {row} is left out: two worker processes died while they read it ({death.how})"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def convert_stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.rows import SKIPPED
 from memfeed.convert.inputs import read_sample
-from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.watchdog import WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
-from memfeed.errors import BuildError, SampleError
+from memfeed.errors import BuildError, SampleError, SpaceError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves, tensors_in
 
@@ -31,7 +32,7 @@ class MapJob:
     def __init__(self, dataset: Any, build: Build, plan: WritePlan, ranges: Sequence[range], worker_count: int) -> None:
         self.dataset, self.build, self.plan, self.ranges = dataset, build, plan, list(ranges)
         self.watchdog = Watchdog(worker_count)
-        self._taken = torch.multiprocessing.Value("q", 0)
+        self._taken = _shared_counter()
 
     def run(self, worker: int | None) -> Iterator[Report]:
         """Yield a report for each range that this process wrote; `worker` is its index, None for the builder."""
@@ -42,6 +43,7 @@ class MapJob:
             for first in range(rows.start, rows.stop, step):
                 if not self._write(writer, worker or 0, range(first, min(first + step, rows.stop)), report):
                     break
+            self.watchdog.record(worker or 0, WAITING)
             yield report
 
     def _take(self) -> int:
@@ -118,6 +120,7 @@ class StreamJob:
             if len(block) < step:
                 self._require_all(presence, index, share, shares, name)
             if block:
+                self.watchdog.record(worker or 0, WAITING)
                 yield report
             if len(block) < step or report.drifts:
                 return
@@ -156,6 +159,20 @@ class StreamJob:
                 "an iterator cannot continue after an exception: catch it inside the iterator and yield the next sample"
             ) from error
         return block
+
+
+def _shared_counter() -> Any:
+    """Return an int64 that all workers share, with a lock. Raise SpaceError if /dev/shm has no room for the lock."""
+    try:
+        return torch.multiprocessing.Value("q", 0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise SpaceError(
+            errno.ENOSPC,
+            "found no room in /dev/shm, the shared memory in which worker processes keep a lock; expected a few bytes: "
+            "remove files there, mount it larger (docker run --shm-size=1g), or use workers=0",
+        ) from error
 
 
 def _share_memory(samples: Sequence[Any]) -> bool:

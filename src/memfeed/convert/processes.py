@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import random
 import signal
@@ -20,7 +21,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.jobs import MapJob, StreamJob
-from memfeed.convert.watchdog import Stopped, Watchdog
+from memfeed.convert.watchdog import ENDED, Stopped, Watchdog, describe_samples
 from memfeed.convert.write_run import Report
 from memfeed.errors import BuildError, MemfeedError
 from memfeed.system import machine
@@ -37,34 +38,54 @@ class _Failure(NamedTuple):
     cause: Exception | None
 
 
+class WorkerDied(BuildError):
+    """A worker process ended. ``reading`` are the samples that it was reading, None if it was in another step."""
+
+    def __init__(self, message: str, reading: range | None, how: str) -> None:
+        super().__init__(message)
+        self.reading, self.how = reading, how
+
+
 class _Worker(NamedTuple):
-    """A worker process, and the pipe that receives its reports: `Report`s, then None or a `_Failure`."""
+    """A worker process, its number, and the pipe for its reports: `Report`s, then None or a `_Failure`."""
 
     process: BaseProcess
     pipe: Connection
+    index: int
 
 
 @contextlib.contextmanager
 def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Report]]:
     """Run `job` in `worker_count` processes, or in this one if that is 0. Yield an iterator over the reports.
 
-    The iterator raises what the job raised, and BuildError if a worker died. No worker is left when the block ends.
+    The iterator raises what the job raised, and WorkerDied if a worker died. No worker is left when the block ends.
     """
     workers: list[_Worker] = []
     try:
         with defer_signals():  # an interrupt during a fork would lose the child
             for index in range(worker_count):
-                pipe, sender = torch.multiprocessing.Pipe(duplex=False)
-                arguments = (job, index, worker_count, sender)
-                process = torch.multiprocessing.Process(target=_work, args=arguments, daemon=True)
-                workers.append(_Worker(process, pipe))
-                process.start()
-                sender.close()  # only the worker has it now, so the pipe ends when the worker dies
-        with job.watchdog.watch():
-            yield _receive(job.build.root, workers) if workers else job.run(None)
+                _start(job, index, worker_count, workers)
+        with job.watchdog.watch(lambda: [worker.process.pid for worker in workers] or [os.getpid()]):
+            yield _receive(job, workers) if workers else job.run(None)
     finally:
         with defer_signals():
             _end(workers, job.watchdog)
+
+
+def _start(job: MapJob | StreamJob, index: int, worker_count: int, workers: list[_Worker]) -> None:
+    """Start a worker and add it to `workers`."""
+    try:
+        pipe, sender = torch.multiprocessing.Pipe(duplex=False)
+        arguments = (job, index, worker_count, sender)
+        process = torch.multiprocessing.Process(target=_work, args=arguments, daemon=True)
+        workers.append(_Worker(process, pipe, index))
+        process.start()
+        sender.close()  # only the worker has it now, so the pipe ends when the worker dies
+    except OSError as error:
+        raise BuildError(
+            f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected "
+            "free processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
+        ) from error
 
 
 def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Connection) -> None:
@@ -76,8 +97,10 @@ def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Conne
         try:
             for report in job.run(worker):
                 sender.send_bytes(pickle.dumps(report))
+            job.watchdog.record(worker, ENDED)
             sender.send_bytes(pickle.dumps(None))
         except Exception as error:
+            job.watchdog.record(worker, ENDED)
             sender.send_bytes(pickle.dumps(_failure(error)))
 
 
@@ -114,34 +137,43 @@ def _traceback_of(error: BaseException) -> RuntimeError:
     return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _receive(root: Path, workers: list[_Worker]) -> Iterator[Report]:
+def _receive(job: MapJob | StreamJob, workers: list[_Worker]) -> Iterator[Report]:
     """Yield reports as they arrive, until every worker has sent None."""
-    running = {worker.pipe: worker.process for worker in workers}
+    running = {worker.pipe: worker for worker in workers}
     while running:
         ready = connection.wait(list(running), CHECK_SECONDS)
-        for pipe, process in list(running.items()):
+        for pipe, worker in list(running.items()):
             if pipe in ready:
                 try:
                     message = pickle.loads(pipe.recv_bytes())
                 except (EOFError, OSError):  # OSError: it ended within a message
-                    raise _death(root, process) from None
+                    raise _death(job, worker) from None
                 if message is None:
                     del running[pipe]
                 elif isinstance(message, _Failure):
                     raise message.error from message.cause
                 else:
                     yield message
-            elif not ready and not process.is_alive() and not pipe.poll():  # a process that it forked holds the pipe
-                raise _death(root, process)
+            elif not ready and not worker.process.is_alive() and not pipe.poll():  # a fork of it holds the pipe
+                raise _death(job, worker)
 
 
-def _death(root: Path, process: BaseProcess) -> BuildError:
+def _death(job: MapJob | StreamJob, worker: _Worker) -> WorkerDied:
+    process = worker.process
     process.join(STOP_SECONDS)
     code = process.exitcode or 0
     how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit status {code}"
-    return BuildError(
-        f"{root}: found that a worker process died (pid {process.pid}, {how}); expected it to finish. The rows "
-        "that were written are kept: call cache() again to continue. If memory ran out, use fewer workers="
+    reading = job.watchdog.read_by(worker.index)
+    if reading is None:
+        where, advice = "", "If memory ran out, use fewer workers="
+    else:
+        where = f" while it read {describe_samples(reading)}"
+        advice = 'If that sample cannot be read, leave it out with on_error="skip"; if memory ran out, use fewer workers='
+    return WorkerDied(
+        f"{job.build.root}: found that a worker process died{where} (pid {process.pid}, {how}); expected it to finish. "
+        f"The rows that were written are kept: call cache() again to continue. {advice}",
+        reading,
+        how,
     )
 
 

@@ -1,19 +1,26 @@
-"""Name the sample that a dataset has been reading for too long, and the process that reads it."""
+"""Say which process of a conversion makes no progress: in which step, at which sample, and whether it is alive."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray
 
-from tqdm.std import tqdm
+from memfeed.system.machine import process_state
+from memfeed.system.progress import write_line
 
 STALL_SECONDS = 60.0
-_IDLE = -1
+STARTING, READING, WRITING, WAITING, ENDED = range(5)
+_STEPS = (
+    "been starting",
+    "been reading {samples}",
+    "been writing {samples}, or what it read before",
+    "waited for its next rows",
+    "ended",
+)
 
 
 class Stopped(BaseException):
@@ -21,67 +28,98 @@ class Stopped(BaseException):
 
 
 class Watchdog:
-    """Records which sample each process is reading, in memory that worker processes share.
+    """Records what each process does, and with which samples, in memory that worker processes share.
 
     With ``worker_count`` 0 only this process reads, as worker 0.
     """
 
     def __init__(self, worker_count: int) -> None:
         self.worker_count = worker_count
-        self._first = RawArray("q", [_IDLE] * max(worker_count, 1))
-        self._count = RawArray("q", max(worker_count, 1))
+        count = max(worker_count, 1)
+        self._step = RawArray("b", [STARTING if worker_count else WAITING] * count)
+        self._first, self._count = RawArray("q", count), RawArray("q", count)
+        self._changes = RawArray("q", count)
         self._stop = RawArray("b", 1)
+        self._reader_pid = 0
 
     def begin_read(self, worker: int, first: int, count: int = 1) -> None:
         """Record that `worker` asks the dataset for `count` samples from `first`. Raise Stopped after ``stop``."""
         if self._stop[0]:
             raise Stopped
-        self._count[worker] = count
-        self._first[worker] = first
+        self._reader_pid = os.getpid()
+        self._first[worker], self._count[worker] = first, count
+        self.record(worker, READING)
 
     def end_read(self, worker: int) -> None:
-        """Record that the dataset has returned them, or has raised."""
-        self._first[worker] = _IDLE
+        """Record that the dataset has returned them, or has raised. End a process that the dataset has forked."""
+        if os.getpid() != self._reader_pid:
+            text = f"memfeed: process {os.getpid()}, which the dataset forked, returned from it: expected os._exit there\n"
+            os.write(2, text.encode())
+            os._exit(1)  # what comes next, and every clean-up, belongs to its parent
+        self.record(worker, WRITING)
+
+    def record(self, worker: int, step: int) -> None:
+        """Record that `worker` begins another step."""
+        self._step[worker] = step
+        self._changes[worker] += 1
+
+    def read_by(self, worker: int) -> range | None:
+        """Return the samples that `worker` is reading, None if it is in another step."""
+        first = self._first[worker]
+        return range(first, first + self._count[worker]) if self._step[worker] == READING else None
 
     def stop(self) -> None:
         """Let all processes raise Stopped before they read another sample."""
         self._stop[0] = 1
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Report stalled reads on stderr during the block, at most once in ``STALL_SECONDS``.
+    def watch(self, pids: Callable[[], list[int | None]] = lambda: [os.getpid()]) -> Iterator[None]:
+        """Report processes that make no progress on stderr during the block, at most once in ``STALL_SECONDS``.
 
-        A thread does that. Start worker processes before: forking is unsafe while threads run.
+        A thread does that. Start worker processes before: forking is unsafe while threads run. `pids` returns the
+        process of each worker.
         """
         done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(done,), name="memfeed-watchdog", daemon=True)
+        thread = threading.Thread(target=self._watch, args=(done, pids()), name="memfeed-watchdog", daemon=True)
         try:
-            thread.start()
+            with contextlib.suppress(RuntimeError):  # no more threads: the work itself needs none
+                thread.start()
             yield
         finally:
             done.set()
             if thread.is_alive():
                 thread.join()
 
-    def _watch(self, done: threading.Event) -> None:
-        reads = [(_IDLE, time.monotonic())] * len(self._first)  # of each worker: the sample, and since when
+    def _watch(self, done: threading.Event, pids: list[int | None]) -> None:
+        since = [(-1, 0.0)] * len(pids)  # of each worker: its number of changes, and when that was seen first
         reported = -STALL_SECONDS
         while not done.wait(min(STALL_SECONDS / 4, 1.0)):
             now = time.monotonic()
-            reads = [old if first == old[0] else (first, now) for first, old in zip(self._first, reads, strict=True)]
+            since = [old if n == old[0] else (n, now) for n, old in zip(self._changes, since, strict=True)]
             stalled = [
-                (worker, first, now - since)
-                for worker, (first, since) in enumerate(reads)
-                if first != _IDLE and now - since >= STALL_SECONDS
+                self._describe(worker, pids[worker], now - start)
+                for worker, (_, start) in enumerate(since)
+                if self._is_busy(worker) and now - start >= STALL_SECONDS
             ]
             if stalled and now - reported >= STALL_SECONDS:
                 reported = now
-                shown = "; ".join(self._describe(*read) for read in stalled)
-                text = f"memfeed: {shown}; still waiting: check what the dataset does there, or stop it with Ctrl-C"
-                tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one
+                write_line(
+                    f"memfeed: {'; '.join(stalled)}; still waiting: check what the dataset or the disk does there, or "
+                    "stop it with Ctrl-C"
+                )
 
-    def _describe(self, worker: int, first: int, seconds: float) -> str:
-        count = self._count[worker]
-        samples = f"sample {first}" if count == 1 else f"samples {first} to {first + count - 1}"
-        process = f"worker {worker}" if self.worker_count else f"process {os.getpid()}"
-        return f"{process} has been reading {samples} for {seconds:.0f} s"
+    def _is_busy(self, worker: int) -> bool:
+        """Return True if the process has something to do. Without workers the builder also does other things."""
+        return self._step[worker] not in ((ENDED,) if self.worker_count else (WAITING, ENDED))
+
+    def _describe(self, worker: int, pid: int | None, seconds: float) -> str:
+        first, count, step = self._first[worker], self._count[worker], _STEPS[self._step[worker]]
+        if count:
+            step = step.format(samples=describe_samples(range(first, first + count)))
+        name = f"worker {worker} (pid {pid}, {process_state(pid)})" if self.worker_count else f"process {os.getpid()}"
+        return f"{name} has {step} for {seconds:.0f} s"
+
+
+def describe_samples(samples: range) -> str:
+    """Return "sample 3", or "samples 3 to 5"."""
+    return f"sample {samples[0]}" if len(samples) == 1 else f"samples {samples[0]} to {samples[-1]}"

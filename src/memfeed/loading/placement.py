@@ -22,7 +22,7 @@ from memfeed.store.columns import (
     RowSubsetColumn,
 )
 from memfeed.system import machine
-from memfeed.system.progress import Progress
+from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
 from memfeed.transfer.streams import Streams
 
@@ -34,7 +34,6 @@ RESERVE = 0.5  # "auto" leaves this part of the device's memory to the model
 # "auto" takes at most this part of the free RAM for page-locked columns, for the processes of all devices together:
 # they start at the same time and see the same free memory
 SHARE = 0.5
-SLOW_SECONDS = 2.0  # a load that takes longer shows a bar
 
 
 class ColumnPlacement(NamedTuple):

@@ -20,7 +20,7 @@ from memfeed.schema.fields import Field, Path, display
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
-from memfeed.system.progress import Progress
+from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
 from memfeed.transfer.streams import memory_info
@@ -45,7 +45,7 @@ def load(
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
-    with Progress(f"{title} to {target}", total, unit="B", shown=progress) as bar:
+    with Progress(f"{title} to {target}", total, unit="B", shown=progress, delay_seconds=SLOW_SECONDS) as bar:
         for column in columns:
             if isinstance(column, FixedColumn):
                 leaf: Any = torch.empty(_shape(column, rows), dtype=column.field.torch_dtype, device=target)

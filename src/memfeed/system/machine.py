@@ -53,6 +53,20 @@ def die_with_parent() -> None:
         threading.Thread(target=_exit_after, args=(parent,), name="memfeed-parent", daemon=True).start()
 
 
+def process_state(pid: int | None) -> str:
+    """Return in words whether a process of this machine is alive, and if it is stopped; "alive" where that is unknown."""
+    words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "dead", "X": "dead"}
+    status = _read(f"/proc/{pid}/stat")
+    if not status and sys.platform == "linux":
+        return "dead"
+    return words.get(status.rpartition(")")[2].split(maxsplit=1)[0], "alive") if status else "alive"
+
+
+def is_daemon() -> bool:
+    """Return True in a process that may not start processes: a worker of a DataLoader or of a multiprocessing pool."""
+    return bool(multiprocessing.current_process().daemon)
+
+
 def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)

@@ -1,23 +1,29 @@
-"""A progress bar: rows per second, bytes, time left."""
+"""A progress bar: rows per second, bytes, time left. What happens to stderr never decides what happens to the work."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from tqdm.auto import tqdm
 
 from memfeed.system.units import format_bytes
 
+SLOW_SECONDS = 2.0  # copies that take longer show a bar
+
 
 class _Bar(tqdm):
     monitor_interval = 0  # tqdm's monitor is a thread, and a thread makes forking workers unsafe
+    _time = property(lambda self: time.monotonic, lambda self, clock: None)  # tqdm's own clock may be set meanwhile
 
 
 class Progress:
     """A context manager around a progress bar on stderr, which appears after ``delay_seconds``, if ``shown``.
 
-    ``done`` units of ``total`` were done before.
+    ``done`` units of ``total`` were done before. Nothing is shown where stderr is absent, closed or full.
     """
 
     def __init__(
@@ -30,21 +36,22 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self._shown:
-            self._bar = _Bar(**self._options, unit_scale=True, dynamic_ncols=True, file=sys.stderr)
+            options = {**self._options, "unit_scale": True, "dynamic_ncols": True, "file": sys.stderr}
+            self._bar = _unless_stderr_fails(_Bar, **options)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar is not None:
-            self._bar.close()
+            _unless_stderr_fails(self._bar.close)
 
     def advance(self, count: int, more_bytes: int = 0) -> None:
         """Add ``count`` units done and ``more_bytes`` bytes written."""
         self.bytes += more_bytes
+        self._done += count
         if self._bar is not None:
             if more_bytes:
                 self._bar.set_postfix_str(format_bytes(self.bytes), refresh=False)
-            self._bar.update(count)
-        self._done += count
+            _unless_stderr_fails(self._bar.update, count)
 
     def advance_to(self, done: int, total: int) -> None:
         """Set the units done, as a callback that gets (units done, units in total)."""
@@ -53,4 +60,19 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if self._shown:
-            _Bar.write(text, file=sys.stderr)
+            write_line(text)
+
+
+def write_line(text: str) -> None:
+    """Print a line on stderr, above a bar if there is one. Do nothing where stderr is absent, closed or full."""
+    _unless_stderr_fails(_Bar.write, text, file=sys.stderr)
+
+
+def _unless_stderr_fails(draw: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what ``draw`` returns; None where stderr is absent, closed or full."""
+    if sys.stderr is None:  # in a process without a terminal, such as pythonw or a daemon
+        return None
+    try:
+        return draw(*arguments, **options)
+    except (OSError, ValueError):  # ValueError: it is closed
+        return None
