@@ -100,9 +100,7 @@ def test_a_sample_that_kills_its_worker_is_named(tmp_path):
 @pytest.mark.parametrize("row", [0, 37, ROWS - 1])
 def test_a_sample_that_kills_its_worker_is_skipped(tmp_path, row):
     with pytest.warns(RuntimeWarning, match=f"sample {row} is left out: two worker processes died"):
-        store = memfeed.cache(
-            KillsItsWorker(row), tmp_path / "s.mf", workers=2, on_error="skip", **QUIET
-        )
+        store = memfeed.cache(KillsItsWorker(row), tmp_path / "s.mf", workers=2, on_error="skip", **QUIET)
     assert store.skipped == (row,)
     assert values(store) == [i for i in range(ROWS) if i != row]
 

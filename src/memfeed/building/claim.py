@@ -63,16 +63,17 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
     root = format.build_path(path)
     _require_build(root)
     fd = _wait_for_lock(root, path, wait)
-    key = root, threading.get_ident()
+    key, pid = (root, threading.get_ident()), os.getpid()
     try:
         _held[key] = fd
         yield root
     finally:
-        _held.pop(key, None)
-        try:
-            _leave(root, fd)
-        finally:
-            _close(fd)
+        if os.getpid() == pid:  # a forked child leaves the block of its parent, who still has the lock
+            _held.pop(key, None)
+            try:
+                _leave(root, fd)
+            finally:
+                _close(fd)
 
 
 def is_claimed(root: Path) -> bool:

@@ -123,9 +123,9 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
         if field.kind == "fixed":
             # tensordict cannot load float8: it gets the bytes, and the manifest names the dtype
             dtype = torch.uint8 if field.dtype.startswith("float8") else field.torch_dtype
-            at[last] = torch.empty((), dtype=dtype).expand(row_count, *field.row_shape)
+            at[last] = torch.empty((), dtype=dtype, device="cpu").expand(row_count, *field.row_shape)
         else:
-            cell = torch.empty((), dtype=torch.int64)
+            cell = torch.empty((), dtype=torch.int64, device="cpu")
             at[last] = {"start": cell.expand(row_count), "dims": cell.expand(row_count, ragged.dims_width(field))}
     scratch = root / WORK_DIRECTORY / "meta"
     files.remove_tree(scratch)

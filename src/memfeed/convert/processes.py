@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class _Failure(NamedTuple):
     cause: Exception | None
 
 
-class WorkerDied(BuildError):
+class WorkerDied(BuildError):  # noqa: N818
     """A worker process ended. ``reading`` are the samples that it was reading, None if it was in another step."""
 
     def __init__(self, message: str, reading: range | None, how: str) -> None:
@@ -51,7 +50,7 @@ class _Worker(NamedTuple):
 
     process: BaseProcess
     pipe: Connection
-    index: int
+    number: int
 
 
 @contextlib.contextmanager
@@ -107,7 +106,7 @@ def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Conne
 def _prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
     """Give this process what torch's DataLoader gives its workers: one thread, seeds, and `get_worker_info`."""
     torch.set_num_threads(1)
-    base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator()).item())
+    base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.Generator()).item())
     seed = base_seed + worker
     random.seed(seed)
     torch.manual_seed(seed)
@@ -163,12 +162,14 @@ def _death(job: MapJob | StreamJob, worker: _Worker) -> WorkerDied:
     process.join(STOP_SECONDS)
     code = process.exitcode or 0
     how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit status {code}"
-    reading = job.watchdog.read_by(worker.index)
+    reading = job.watchdog.read_by(worker.number)
     if reading is None:
         where, advice = "", "If memory ran out, use fewer workers="
     else:
         where = f" while it read {describe_samples(reading)}"
-        advice = 'If that sample cannot be read, leave it out with on_error="skip"; if memory ran out, use fewer workers='
+        advice = (
+            'If that sample cannot be read, leave it out with on_error="skip"; if memory ran out, use fewer workers='
+        )
     return WorkerDied(
         f"{job.build.root}: found that a worker process died{where} (pid {process.pid}, {how}); expected it to finish. "
         f"The rows that were written are kept: call cache() again to continue. {advice}",

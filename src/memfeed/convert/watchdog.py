@@ -53,7 +53,9 @@ class Watchdog:
     def end_read(self, worker: int) -> None:
         """Record that the dataset has returned them, or has raised. End a process that the dataset has forked."""
         if os.getpid() != self._reader_pid:
-            text = f"memfeed: process {os.getpid()}, which the dataset forked, returned from it: expected os._exit there\n"
+            text = (
+                f"memfeed: process {os.getpid()}, which the dataset forked, returned from it: expected os._exit there\n"
+            )
             os.write(2, text.encode())
             os._exit(1)  # what comes next, and every clean-up, belongs to its parent
         self.record(worker, WRITING)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from memfeed.building import build as building
 from memfeed.building.build import Build, runs
@@ -28,6 +30,17 @@ from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
 ZERO_ROWS = 4096  # written at a time
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _one_thread_at_a_time(method: Callable[Concatenate[Writer, P], T]) -> Callable[Concatenate[Writer, P], T]:
+    @functools.wraps(method)
+    def call(self: Writer, *arguments: P.args, **options: P.kwargs) -> T:
+        with self._lock:
+            return method(self, *arguments, **options)
+
+    return call  # type: ignore[return-value]
 
 
 class Writer:
@@ -40,7 +53,7 @@ class Writer:
     only if that changes none of them.
 
     After an error, Ctrl-C or SIGTERM the rows stay in ``NAME.build``, synced. The same Writer resumes from there, with
-    ``len(w)`` rows written.
+    ``len(w)`` rows written. Threads may share a Writer. A forked child may not: it can neither write nor commit.
 
     Args:
         path: the store's directory; nothing may exist there yet.
@@ -85,6 +98,7 @@ class Writer:
         self._is_open = self._has_assigned = self._has_failed = False
         self._flushed = time.monotonic()
         self._sigterm = Sigterm()
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def __enter__(self) -> Writer:
         if self.path.exists():
@@ -122,6 +136,8 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child left the block of its parent
         self._is_open = False
         with self._stack:
             if kind is None and not self._sigterm.terminating:
@@ -159,6 +175,7 @@ class Writer:
 
     # --- writing
 
+    @_one_thread_at_a_time
     def append(self, sample: Any) -> None:
         """Write the next row. The sample is copied: its memory may be used again at once."""
         self._check_open(in_turn=True)
@@ -169,12 +186,14 @@ class Writer:
         if is_due or len(self._pending) >= (SAMPLES if self._writer is None else self._writer.plan.rows_per_write):
             self._flush()
 
+    @_one_thread_at_a_time
     def extend(self, batch: Any) -> None:
         """Write the next rows, from a batch: the structure of a sample with a leading dim (or a list) at every leaf."""
         self._check_open(in_turn=True)
         self._flush()
         self._next_row += self._write_batch(self._next_row, None, batch)
 
+    @_one_thread_at_a_time
     def __setitem__(self, where: int | slice, batch: Any) -> None:
         if self.length is None:
             raise RowError("found an assignment to rows; expected length= (or like= with rows) for that: use append")
@@ -222,6 +241,11 @@ class Writer:
     def _check_open(self, *, in_turn: bool) -> None:
         if not self._is_open:
             raise BuildError("found a Writer that is not open; expected it in a with-block")
+        if os.getpid() != self._pid:
+            raise BuildError(
+                "found a Writer in a process that was forked from its own; expected it there only: send samples to "
+                "that process, or write a store in each process"
+            )
         self._sigterm.check()
         if self._has_failed:
             raise _failed()

@@ -9,6 +9,7 @@ import torch.distributed
 
 from memfeed.errors import LoaderError
 from memfeed.loading.position import Position
+from memfeed.system.buffers import shared_number
 
 
 class EpochClock:
@@ -99,7 +100,9 @@ class EpochClock:
         """
         if self.seed is None:
             if self.generator is not None:
-                self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+                self.seed = int(
+                    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self.generator).item()
+                )
             else:
                 self.seed = 0 if world_size > 1 else torch.initial_seed()
         return self.seed
@@ -107,7 +110,7 @@ class EpochClock:
     def share(self) -> torch.Tensor:
         """Return the running epoch in memory that worker processes see, int64 []."""
         if self._shared is None:
-            self._shared = torch.full((), self.epoch, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+            self._shared = shared_number(self.epoch)
         return self._shared
 
     def _share(self, epoch: int) -> None:

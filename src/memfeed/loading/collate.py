@@ -15,6 +15,7 @@ from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
 from memfeed.store.store import Samples
+from memfeed.system.buffers import shared_number
 from memfeed.transfer.devices import check_device
 from memfeed.transfer.to_device import to_device
 
@@ -37,7 +38,7 @@ class Collate:
     ) -> None:
         self.transform, self.device, self.seed = transform, device, seed
         self._bound = bind(transform)
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = shared_number(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that keyed transforms draw for, from the next batch on."""

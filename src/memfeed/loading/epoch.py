@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
+from memfeed.system import forks
 
 
 @dataclass(eq=False)
@@ -61,13 +60,10 @@ class EpochIterator(itertools.chain[Any]):
 
 
 _running: weakref.WeakSet[EpochProgress] = weakref.WeakSet()
-_is_forked_child = False
 
 
 def _after_fork() -> None:
     # threads do not exist in a child: its epochs are continued by new ones
-    global _is_forked_child
-    _is_forked_child = True
     for progress in _running:
         progress.moved = True
 
@@ -95,7 +91,7 @@ def run_epoch(
     while not progress.finished:
         progress.moved = False
         groups = start(progress.position)
-        if _is_forked_child:
+        if forks.is_child():
             groups = _on_one_thread(groups)
         source: Iterator[BatchGroup] = Background(groups, prefetch) if policy.threaded else groups
         while True:
@@ -132,15 +128,10 @@ def run_epoch(
 
 
 def _on_one_thread(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:
-    """Iterate on one thread in a forked child: OpenMP would wait for threads that exist only in the parent."""
     while True:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with forks.on_one_thread():
             group = next(groups, None)
             if group is None:
                 return
             batches = list(group.batches)
-        finally:
-            torch.set_num_threads(threads)
         yield group._replace(batches=batches)

@@ -107,7 +107,7 @@ def tasks_of_sampler(
             hasher.update(drawn.tobytes())
         at += 1 if size is None else count
         if last == "pad" and size is not None:
-            drawn, valid = np.resize(drawn, size), torch.arange(size) < count
+            drawn, valid = np.resize(drawn, size), torch.arange(size, device="cpu") < count
         visits = np.arange(row_count, row_count + len(drawn))
         row_count += count
         position = SamplerPosition(at, begin.generators, hasher.hexdigest() if hashes else "")

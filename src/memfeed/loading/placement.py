@@ -224,6 +224,7 @@ def place(
     return Placement(placements, there, tables, None if whole else rows)
 
 
+@torch.inference_mode(False)  # the columns outlive the caller's block
 def _load(
     column: Column, where: Where, rows: Int64Array, whole: bool, streams: Streams | None, bar: Progress
 ) -> tuple[Column, torch.Tensor | None]:
@@ -235,7 +236,7 @@ def _load(
             copy_rows(column, rows, table, bar)
         return column, table
     if streams is None:
-        data = torch.empty(shape, dtype=field.torch_dtype)
+        data = torch.empty(shape, dtype=field.torch_dtype, device="cpu")
     else:
         data = streams.allocate_page_locked(len(rows) * field.row_bytes).view(field.torch_dtype).view(shape)
     copy_rows(column, rows, data, bar)

@@ -68,13 +68,13 @@ def encode_json(value: Any) -> bytes:
 
 def _to_tensor(field: Field, value: Any) -> torch.Tensor:
     if type(value) in SCALAR_DTYPES:
-        return torch.tensor(value, dtype=DTYPES[SCALAR_DTYPES[type(value)]])
+        return torch.tensor(value, dtype=DTYPES[SCALAR_DTYPES[type(value)]], device="cpu")
     if type(value) is list:
         dtype = number_list_dtype(value) or ("" if value else field.dtype)
         if not dtype:
             types = " and ".join(sorted({type(item).__name__ for item in value}))
             raise SchemaError(f"found a list of {types}; expected {field.describe()}: numbers of one type")
-        return torch.tensor(value, dtype=DTYPES[dtype])
+        return torch.tensor(value, dtype=DTYPES[dtype], device="cpu")
     tensor = as_tensor(value)
     if tensor is None:
         raise SchemaError(f"found {type(value).__name__}; expected {field.describe()}")

@@ -57,7 +57,7 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor], Any]:
     try:
         from torch.nested._internal.nested_tensor import NestedTensor
 
-        probe = NestedTensor(torch.arange(3), torch.tensor([0, 1, 3]))
+        probe = NestedTensor(torch.arange(3, device="cpu"), torch.tensor([0, 1, 3], device="cpu"))
         works = probe.is_nested and probe.layout == torch.jagged and [len(row) for row in probe.unbind()] == [1, 2]
     except Exception:
         works = False

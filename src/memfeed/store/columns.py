@@ -34,6 +34,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 # before Python 3.13 every map keeps a descriptor of its own open, which is not needed
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
+_ORDINARY = torch.inference_mode(False)  # decorates what outlives the caller's block
+
 
 def map_file(path: Path, size: int) -> torch.Tensor:
     """Map the first ``size`` bytes of a file as a uint8 tensor [size] over a private, writable map.
@@ -42,7 +44,7 @@ def map_file(path: Path, size: int) -> torch.Tensor:
     map alive; nothing else has to be closed. Raises CorruptStoreError if the file is shorter than ``size``.
     """
     if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     fd = open_read(path)
     try:
         found = os.fstat(fd).st_size
@@ -83,6 +85,7 @@ class FixedColumn:
         self.field, self.path, self.row_count, self._check = field, path, row_count, check
 
     @cached_property
+    @_ORDINARY
     def data(self) -> torch.Tensor:
         """The whole column, [n, *shape]."""
         shape = self.field.row_shape if self.row_count is None else (self.row_count, *self.field.row_shape)
@@ -126,11 +129,13 @@ class RaggedColumn:
         self._step = step if only_first_varies and not field.optional else 0  # 0: `locate` has no short way
 
     @cached_property
+    @_ORDINARY
     def start(self) -> torch.Tensor:
         """The start of each row, in elements (bytes for str, bytes and json): int64 [n]."""
         return map_checked(self._files.start, self.row_count * INT64_BYTES, self._check).view(torch.int64)
 
     @cached_property
+    @_ORDINARY
     def dims(self) -> torch.Tensor:
         """The dims of each row, int64 [n, dims_width]; the first is -1 if the row is None."""
         width = dims_width(self.field)
@@ -138,6 +143,7 @@ class RaggedColumn:
         return raw.view(torch.int64).view(self.row_count, width)
 
     @cached_property
+    @_ORDINARY
     def heap(self) -> torch.Tensor:
         """The bytes of all rows, in no particular order, perhaps with gaps: uint8 [heap_bytes]."""
         return map_checked(self.heap_path, self.heap_bytes, self._check)
@@ -213,7 +219,7 @@ class FilePerRowColumn:
 
     def __init__(self, field: Field, paths: list[Path], shapes: list[tuple[int, ...]]) -> None:
         self.field, self.paths, self.row_count = field, paths, len(paths)
-        dims = torch.tensor([shape or (1,) for shape in shapes], dtype=torch.int64)
+        dims = torch.tensor([shape or (1,) for shape in shapes], dtype=torch.int64, device="cpu")
         self.dims = dims.view(self.row_count, dims_width(field))
 
     def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -30,6 +30,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.system.buffers import Fresh
+from memfeed.system.forks import fork_safe
 from memfeed.system.units import format_bytes
 
 
@@ -189,10 +190,12 @@ class Store(Dataset[Any]):
         row = source_index - sum(skipped < source_index for skipped in self.skipped)
         return read_row(self.columns[field_index], row)
 
+    @fork_safe
     def gather(self, ids: Int64Array) -> Any:
         """Return the batch of rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
         return self.assemble_batch(self._gather(self.base_rows(ids)))
 
+    @fork_safe
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return self.gather(np.arange(*which.indices(len(self)), dtype=np.int64))
@@ -207,6 +210,7 @@ class Store(Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
+    @fork_safe
     def __getitems__(self, ids: Sequence[int]) -> Samples:
         """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
         rows = indexing.many_rows(list(ids), len(self))
@@ -219,6 +223,7 @@ class Store(Dataset[Any]):
         columns = [sample_leaves(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
         return (self.assemble_sample(values) for values in zip(*columns, strict=True))
 
+    @fork_safe
     def column(self, which: str | int | FieldPath) -> Any:
         """Return one column without a copy: a tensor [n, *shape] over the private map (edits stay in this process).
 
@@ -238,6 +243,7 @@ class Store(Dataset[Any]):
         rows = np.arange(column.row_count, dtype=np.int64) if self._rows is None else self._rows
         return RaggedView(column, rows, self._backing)
 
+    @fork_safe
     def tensordict(self) -> TensorDictBase:
         """Return a TensorDict of batch_size [n] over the private maps; ragged columns as their start and dims.
 
@@ -257,6 +263,7 @@ class Store(Dataset[Any]):
 
     # --- all rows at once
 
+    @fork_safe
     def to(self, device: torch.device | str, *, progress: bool = True) -> Any:
         """Return all rows on a device as one batch, equal to ``store[:]``. Needs no more than a chunk of RAM at a time.
 
@@ -270,6 +277,7 @@ class Store(Dataset[Any]):
         """
         return self.assemble_batch(bulk.load(self.columns, self._all_rows(), device, self.path.name, progress=progress))
 
+    @fork_safe
     def into(self, dest: Any, *, strict: bool = True) -> bulk.Unfilled:
         """Fill existing tensors, on any device, with all rows, chunk by chunk.
 

@@ -22,7 +22,10 @@ HUGE_PAGE_BYTES = 4 << 20  # from this size on NumPy asks the system for huge pa
 
 # dtypes that numpy can lay over a buffer in one step; others (bfloat16, float8) are viewed by torch, which takes longer
 _BY_NUMPY = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32)
-_NUMPY = {dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in (*_BY_NUMPY, torch.float64, torch.complex64)}
+_NUMPY = {
+    dtype: torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    for dtype in (*_BY_NUMPY, torch.float64, torch.complex64)
+}
 
 _fork_count = 0
 
@@ -33,6 +36,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@torch.inference_mode(False)  # it outlives the caller's block
+def shared_number(value: int) -> torch.Tensor:
+    """Return an int64 [] in memory that worker processes share."""
+    return torch.full((), value, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
 
 class Allocator(Protocol):
@@ -54,7 +63,7 @@ class Fresh:
         """See ``Allocator.allocate``."""
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes < HUGE_PAGE_BYTES:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         return torch.from_numpy(np.empty(size_bytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
@@ -80,7 +89,7 @@ class Pool:
         """Return a tensor whose memory comes back when nothing shares it any more. See ``Allocator.allocate``."""
         size = math.prod(shape) * dtype.itemsize
         if size == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if self._fork_count != _fork_count:  # a forked child shares no buffers with its parent's pool
             self.__init__()  # type: ignore[misc]
         try:

@@ -54,8 +54,14 @@ def die_with_parent() -> None:
 
 
 def process_state(pid: int | None) -> str:
-    """Return in words whether a process of this machine is alive, and if it is stopped; "alive" where that is unknown."""
-    words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk", "Z": "dead", "X": "dead"}
+    """Return in words whether a process of this machine is alive or stopped; "alive" where that is unknown."""
+    words = {
+        "T": "stopped by a signal",
+        "t": "stopped by a debugger",
+        "D": "waiting for a disk",
+        "Z": "dead",
+        "X": "dead",
+    }
     status = _read(f"/proc/{pid}/stat")
     if not status and sys.platform == "linux":
         return "dead"

@@ -27,7 +27,7 @@ TensorLayout = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 
 def allocate_page_locked(nbytes: int) -> torch.Tensor:
     """Return page-locked memory, uint8 [nbytes]; torch reuses it only after the copies queued from it have ended."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def can_pack(tensor: torch.Tensor) -> bool:
@@ -77,7 +77,7 @@ def pack(tensors: Sequence[torch.Tensor], allocate: Allocate) -> tuple[torch.Ten
 
 @functools.lru_cache(maxsize=1024)
 def _zeros(dtype: torch.dtype, count: int) -> torch.Tensor:
-    return torch.zeros(count, dtype=dtype)
+    return torch.zeros(count, dtype=dtype, device="cpu")
 
 
 def unpack(buffer: torch.Tensor, layouts: Iterable[TensorLayout]) -> list[torch.Tensor]:

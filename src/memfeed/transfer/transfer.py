@@ -177,7 +177,9 @@ class _StagingBuffer:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._pieces = [torch.empty(0, dtype=torch.uint8)]  # more than one if a batch is larger than all before
+        self._pieces = [
+            torch.empty(0, dtype=torch.uint8, device="cpu")
+        ]  # more than one if a batch is larger than all before
         self._used_bytes = [0]  # of each piece
         self._copied: Event | None = None
 
@@ -194,7 +196,7 @@ class _StagingBuffer:
         """Return uninitialised memory for one tensor of the batch."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         start = -(-self._used_bytes[-1] // ALIGNMENT) * ALIGNMENT
         if start + nbytes > len(self._pieces[-1]):
             # leased memory cannot move, so this batch takes two copies; the next ones will take one again

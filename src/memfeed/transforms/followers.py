@@ -36,7 +36,9 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: torch.Size)
         return _move_mask(tensor, geometries)
     elif tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
         n, k, width = tensor.shape
-        return _move_points(tensor.reshape(n * k, width), torch.full((n,), k), geometries, shape).view(n, k, width)
+        return _move_points(tensor.reshape(n * k, width), torch.full((n,), k, device="cpu"), geometries, shape).view(
+            n, k, width
+        )
     raise TransformError(
         f"field {field} follows images {list(shape)}; expected a mask of their height and width, boxes [n, k, 4] or "
         "keypoints [n, k, 2] (dense or jagged), or a number or vector per sample, which stays; leave it out of on="
@@ -74,7 +76,9 @@ def _move_points(
         four = corners.view(-1, 4, 2)
         moved = torch.cat([four.amin(1), four.amax(1)], 1)
         h, w = shape[-2:]
-        moved = moved.clamp(min=torch.zeros(4)).minimum(torch.tensor([w, h, w, h], dtype=torch.float64))
+        moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(
+            torch.tensor([w, h, w, h], dtype=torch.float64, device="cpu")
+        )
     else:
         moved = corners - 0.5
     if not values.dtype.is_floating_point:

@@ -100,7 +100,7 @@ class Transform(Operation):
         steps = self._steps()
         if any(step.operation.of_whole_batches for step in steps):
             seed = int(torch.randint(2**62, (), device="cpu"))
-            return self.apply(image, Keys(seed, 0, torch.arange(len(image))))
+            return self.apply(image, Keys(seed, 0, torch.arange(len(image), device="cpu")))
         fields = {step.on for step in steps}
         if len(fields) > 1:
             raise TransformError(

@@ -39,7 +39,7 @@ def fused(
     output = _allocate(shape, dtype, memory_format, Fresh() if allocator is None else allocator)
     source = output
     # Computing in 16 bits would round three times. So compute each image in float32, in one buffer that stays in cache.
-    scratch = torch.empty(1, *shape[1:]) if affine is not None and affine.is_half else None
+    scratch = torch.empty(1, *shape[1:], device="cpu") if affine is not None and affine.is_half else None
     if changes or scratch is not None:
         # One image fits in the cache between two changes. The changes come before the cast, which makes uint8 four
         # times as large.

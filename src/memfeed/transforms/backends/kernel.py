@@ -80,7 +80,7 @@ def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> b
     if max(span, out) >= MAX_SPAN:
         return False
     # The kernel gets the fill as float32, which changes some values of int32, int64 and float64.
-    fill = torch.empty(0) if window is None else _fill(image, window)
+    fill = torch.empty(0, device="cpu") if window is None else _fill(image, window)
     return torch.equal(fill.to(torch.float32).to(fill.dtype), fill)
 
 

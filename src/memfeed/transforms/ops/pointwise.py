@@ -55,7 +55,7 @@ class Pointwise(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Mapped:
         """Draw nothing. Call the function with one pixel to learn the dtype of its output."""
         if dtype not in self._output_dtypes:
-            self._output_dtypes[dtype] = self._call(torch.zeros(1, shape[1], 1, 1, dtype=dtype)).dtype
+            self._output_dtypes[dtype] = self._call(torch.zeros(1, shape[1], 1, 1, dtype=dtype, device="cpu")).dtype
         return Mapped(self._call_checked, self._output_dtypes[dtype])
 
     def extra_repr(self) -> str:

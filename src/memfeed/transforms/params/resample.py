@@ -92,5 +92,5 @@ def check_mode(interpolation: Any, known: tuple[str, ...] = MODES) -> str:
 
 def _nearest_sources(size: int, output_size: int) -> torch.Tensor:
     """Return the pixel that each of `output_size` pixels shows, as torch's "nearest": rounded down, in float32."""
-    scale = torch.tensor(size / output_size, dtype=torch.float32)
-    return (torch.arange(output_size, dtype=torch.float32) * scale).long().clamp_(max=size - 1)
+    scale = torch.tensor(size / output_size, dtype=torch.float32, device="cpu")
+    return (torch.arange(output_size, dtype=torch.float32, device="cpu") * scale).long().clamp_(max=size - 1)

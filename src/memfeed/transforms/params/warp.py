@@ -57,7 +57,7 @@ class Warped(Geometry):
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
         matrix = torch.from_numpy(self.matrix)
-        middle = torch.tensor([self.width / 2, self.height / 2], dtype=torch.float64)
+        middle = torch.tensor([self.width / 2, self.height / 2], dtype=torch.float64, device="cpu")
         moved = (xy - middle - matrix[sample, :, 2])[:, :, None]
         shown: torch.Tensor = torch.linalg.solve(matrix[sample, :, :2], moved)[:, :, 0]
         return shown + middle

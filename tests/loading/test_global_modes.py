@@ -1,0 +1,76 @@
+"""`torch.inference_mode` and `torch.set_default_device` of the caller change neither stores nor batches."""
+
+import pytest
+import torch
+
+import memfeed
+import memfeed.transforms as T
+
+ROWS = 40
+
+
+def sample(i):
+    return {
+        "image": torch.full((3, 16, 16), i, dtype=torch.uint8, device="cpu"),
+        "tokens": torch.arange(i % 5, device="cpu"),
+        "boxes": torch.zeros(2, 4, device="cpu"),
+        "name": f"n{i}",
+        "label": i,
+    }
+
+
+@pytest.fixture
+def samples():
+    return [sample(i) for i in range(ROWS)]
+
+
+def test_maps_of_inference_mode_are_ordinary_tensors(tmp_path, samples):
+    with torch.inference_mode():
+        store = memfeed.cache(samples, tmp_path / "s.mf", progress=False)
+        for field in ("image", "tokens", "label"):
+            store.column(field)[0]
+        loader = memfeed.Loader(store, 8)
+        list(loader)
+    assert not store.column("image").is_inference()
+    assert not store.column("tokens")[3].is_inference()
+    for batch in loader:
+        assert not batch["image"].is_inference()
+        assert not batch["tokens"].is_inference()
+        (torch.ones((), requires_grad=True) * batch["image"]).sum().backward()
+
+
+STEPS = [
+    T.RandomHorizontalFlip(on="image"),
+    T.RandomCrop(12, padding=2, on="image"),
+    T.RandomResizedCrop(8, on="image"),
+    T.RandomRotation(20, on="image"),
+    T.RandomAffine(20, on="image"),
+    T.ColorJitter(0.2, 0.2, 0.2, on="image"),
+    T.RandomErasing(1.0, on="image"),
+    T.Compose([T.RandomHorizontalFlip(on="image"), T.Normalize([0.5] * 3, [0.2] * 3, on="image")]),
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
+def test_the_default_device_does_not_leak_into_transforms(tmp_path, samples, step):
+    store = memfeed.cache(samples, tmp_path / "s.mf", progress=False)
+    expected = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
+    with torch.device("meta"):
+        found = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_the_default_device_does_not_leak_into_stores(tmp_path, samples):
+    with torch.device("meta"):
+        store = memfeed.cache(samples, tmp_path / "s.mf", workers=0, progress=False)
+        with memfeed.Writer(tmp_path / "w.mf") as writer:
+            for one in samples:
+                writer.append(one)
+        batch = next(iter(memfeed.Loader(store, ROWS)))
+        rows = store[list(range(ROWS))]
+        written = memfeed.open(tmp_path / "w.mf")[7]
+    for found in (batch, rows):
+        assert found["image"].device.type == found["tokens"].device.type == found["label"].device.type == "cpu"
+        assert found["label"].tolist() == list(range(ROWS))
+    assert written["tokens"].tolist() == [0, 1]
+    assert written["label"] == 7

@@ -1,0 +1,59 @@
+"""A child that the user forks may read a store, whatever its parent did before."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import memfeed
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+def in_child(call):
+    """Return the exit status of a forked child that calls `call`; -SIGALRM if it takes 30 seconds."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.alarm(30)
+            call()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_reads_many_rows(tmp_path):
+    images = torch.arange(256 * 3 * 64 * 64).view(256, 3, 64, 64)
+    store = memfeed.cache({"image": images}, tmp_path / "s.mf", progress=False)
+    rows = torch.randperm(256)
+    expected = store[rows]["image"].numpy()  # OpenMP starts its threads here
+    torch.ones(1 << 22).add_(1)
+
+    def read():
+        # compared by NumPy, because torch may wait for threads that only the parent has
+        assert np.array_equal(store[rows]["image"].numpy(), expected)
+        assert np.array_equal(store.subset(rows).column("image").numpy(), expected)
+        assert len(store.__getitems__(rows.tolist())) == 256
+        assert np.array_equal(store.to("cpu")["image"].numpy(), images.numpy())
+
+    assert in_child(read) == 0
+
+
+def test_a_forked_child_neither_writes_nor_commits(tmp_path):
+    def leave_the_block():
+        try:
+            with pytest.raises(memfeed.errors.BuildError, match="forked from its own"):
+                writer.append(5)
+        finally:
+            writer.__exit__(None, None, None)
+
+    with memfeed.Writer(tmp_path / "s.mf") as writer:
+        writer.append(0)
+        assert in_child(leave_the_block) == 0
+        assert not (tmp_path / "s.mf").exists()
+        writer.append(1)
+    assert list(memfeed.open(tmp_path / "s.mf")) == [0, 1]
