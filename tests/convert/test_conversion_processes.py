@@ -160,7 +160,8 @@ def test_a_death_is_noticed_though_a_child_of_the_worker_holds_its_pipe(path):
     begun = time.monotonic()
     try:
         with pytest.raises(
-            BuildError, match=r"a worker process died \(pid \d+, killed by signal 9, Killed\); expected"
+            BuildError,
+            match=r"a worker process died while it read sample 30 \(pid \d+, killed by signal 9, Killed\); expected",
         ):
             cache(Forking(None, 100), path, workers=1)
     finally:

@@ -172,7 +172,7 @@ def _death(job: MapJob | StreamJob, worker: _Worker) -> WorkerDied:
         )
     return WorkerDied(
         f"{job.build.root}: found that a worker process died{where} (pid {process.pid}, {how}); expected it to finish. "
-        f"The rows that were written are kept: call cache() again to continue. {advice}",
+        f"{advice}",
         reading,
         how,
     )

@@ -41,7 +41,9 @@ os.register_at_fork(after_in_child=_after_fork)
 @torch.inference_mode(False)  # it outlives the caller's block
 def shared_number(value: int) -> torch.Tensor:
     """Return an int64 [] in memory that worker processes share."""
-    return torch.full((), value, dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
+    number = torch.full((), value, dtype=torch.int64, device="cpu")
+    number.share_memory_()  # type: ignore[no-untyped-call]
+    return number
 
 
 class Allocator(Protocol):
