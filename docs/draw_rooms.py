@@ -36,7 +36,9 @@ Point = tuple[float, float]
 
 def find_rooms() -> dict[str, str]:
     """Return the rooms, each with the first line of its docstring."""
-    files = [path for path in PACKAGE.glob("*.py") if path.stem != "__init__"] + [*PACKAGE.glob("*/__init__.py")]
+    files = [path for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__")] + [
+        *PACKAGE.glob("*/__init__.py")
+    ]
     texts = {_room_of(path): ast.get_docstring(ast.parse(path.read_text())) or "" for path in files}
     return {room: text.partition("\n")[0] for room, text in sorted(texts.items())}
 
@@ -48,7 +50,9 @@ def find_arrows(rooms: dict[str, str]) -> Arrows:
         public |= dict.fromkeys(names, names[0])
     paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
     pairs = [(_room_of(path), names[0]) for path in paths for names in _imports(path, public)]
-    return Counter((source, target) for source, target in pairs if target in rooms and source != target)
+    return Counter(
+        (source, target) for source, target in pairs if {source, target} <= rooms.keys() and source != target
+    )
 
 
 def _room_of(path: Path) -> str:

@@ -42,6 +42,10 @@ def make():
 def other():
     return torch.arange(12)
 
+def leave():
+    raise SystemExit(3)
+
+
 def fail():
     raise RuntimeError("no disk")
 """
@@ -93,6 +97,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"memfeed {memfeed.__version__}\n"
 
 
+def test_the_package_runs_as_a_module() -> None:
+    ran = subprocess.run([sys.executable, "-m", "memfeed", "--version"], capture_output=True, text=True)
+    assert ran.returncode == 0
+    assert ran.stdout == f"memfeed {memfeed.__version__}\n"
+
+
 def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -> None:
     code = (
         "import sys; from memfeed.cli import main; status = main(); "
@@ -121,6 +131,8 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache", "cli_sets:absent", "out.mf"], "found no 'absent' in cli_sets"),
         (["cache", "cli_broken:make", "out.mf"], "importing cli_broken raised ModuleNotFoundError"),
         (["cache", "cli_sets:fail", "out.mf"], "calling cli_sets:fail raised RuntimeError: no disk"),
+        (["cache", "cli_sets:leave", "out.mf"], "calling cli_sets:leave raised SystemExit: 3"),
+        (["cache", "sub/cli_sets.py:make", "out.mf"], "for example sub.cli_sets:make for sub/cli_sets.py"),
         (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow-random"),
         (["cache", "cli_sets:Broken", "out.mf", "--workers", "0"], "with --on-error skip"),
         (["cache", "cli_sets:make", "out.mf", "--dtype", "0=uint9"], "expected field=dtype"),

@@ -39,8 +39,11 @@ def load_transform(text: str) -> Any:
 
 def _find(text: str) -> Any:
     module, colon, name = text.partition(":")
-    if not (colon and name and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
-        raise UsageError(f"found {text!r}; expected module:name, for example my_data:make_train for my_data.py")
+    is_file = module.endswith(".py")
+    if is_file or not (colon and name and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
+        example = text.replace(".py:", ":").replace("/", ".") if ".py:" in text else "my_data:make_train"
+        file = f"{example.partition(':')[0].replace('.', '/')}.py"
+        raise UsageError(f"found {text!r}; expected module:name, for example {example} for {file}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -52,7 +55,7 @@ def _find(text: str) -> Any:
         raise UsageError(
             f"found no module {error.name!r} in {here} and none installed; expected the module that defines {name}"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _wrap(f"importing {module}", error) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -64,9 +67,9 @@ def _find(text: str) -> Any:
 def _call(text: str, factory: Any) -> Any:
     try:
         return factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _wrap(f"calling {text}", error) from error
 
 
-def _wrap(action: str, error: Exception) -> UsageError:
+def _wrap(action: str, error: Exception | SystemExit) -> UsageError:
     return UsageError(f"{action} raised {type(error).__name__}: {error}")

@@ -24,7 +24,7 @@ from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
-from memfeed.errors import MemfeedError, StaleStoreError, StoreError
+from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
@@ -34,6 +34,7 @@ from memfeed.system import files
 from memfeed.system.machine import is_daemon
 from memfeed.system.progress import Progress, write_line
 from memfeed.system.signals import Sigterm, sigterm_unwinds
+from memfeed.system.threads import has_no_thread
 from memfeed.system.units import format_bytes, format_seconds
 
 
@@ -176,8 +177,13 @@ class Conversion:
                 self._fill(build, bar, sigterm)
             build.commit(self.target, overwrite=self.options.overwrite)
         except BaseException as error:
+            if has_no_thread(error):
+                error = BuildError(
+                    "found that the system gives no more threads; expected some: raise the limit (ulimit -u), or the "
+                    "address space (ulimit -v)"
+                )
             self._keep_or_remove(build, error)
-            raise
+            raise error
 
     def _begin(self) -> Build:
         shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1

@@ -95,7 +95,7 @@ def differing_leaf(one: Any, other: Any) -> str | None:
 def _is_same(a: Any, b: Any) -> bool:
     left, right = values.as_tensor(a), values.as_tensor(b)
     if left is None or right is None:
-        return bool(a == b) or (a != a and b != b)
+        return bool(a == b) or repr(a) == repr(b)  # NaN differs from itself, also within a list
     return values.bytes_equal(left, right)
 
 

@@ -11,6 +11,7 @@ from multiprocessing.sharedctypes import RawArray
 
 from memfeed.system.machine import process_state
 from memfeed.system.progress import write_line
+from memfeed.system.threads import started
 
 STALL_SECONDS = 60.0
 STARTING, READING, WRITING, WAITING, ENDED = range(5)
@@ -84,8 +85,7 @@ class Watchdog:
         done = threading.Event()
         thread = threading.Thread(target=self._watch, args=(done, pids()), name="memfeed-watchdog", daemon=True)
         try:
-            with contextlib.suppress(RuntimeError):  # no more threads: the work itself needs none
-                thread.start()
+            started(thread)
             yield
         finally:
             done.set()

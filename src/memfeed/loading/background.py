@@ -42,8 +42,8 @@ class Background(Generic[T]):
         self._link, self._pid = _Link(limit), os.getpid()
         self._thread = threading.Thread(target=_produce, args=(self._link, source, weight), name="memfeed", daemon=True)
         weakref.finalize(self, self._link.stop).atexit = False
-        _running.add(self._thread, self._link)
         self._thread.start()
+        _running.add(self._thread, self._link)
 
     @property
     def limit(self) -> float:

@@ -15,6 +15,7 @@ from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.system import forks
+from memfeed.system.threads import has_no_thread
 
 
 @dataclass(eq=False)
@@ -93,7 +94,7 @@ def run_epoch(
         groups = start(progress.position)
         if forks.is_child():
             groups = _on_one_thread(groups)
-        source: Iterator[BatchGroup] = Background(groups, prefetch) if policy.threaded else groups
+        source: Iterator[BatchGroup] = _ahead(groups, prefetch) if policy.threaded else groups
         while True:
             entered = perf_counter()
             for group in source:
@@ -124,7 +125,17 @@ def run_epoch(
                     continue
             if progress.moved or progress.finished:
                 break
-            source = Background(groups, prefetch)
+            source = _ahead(groups, prefetch)
+
+
+def _ahead(groups: Iterator[BatchGroup], prefetch: int) -> Iterator[BatchGroup]:
+    """Iterate in a thread of its own; in the caller's if the system gives no more threads."""
+    try:
+        return Background(groups, prefetch)
+    except RuntimeError as error:
+        if not has_no_thread(error):
+            raise
+        return groups
 
 
 def _on_one_thread(groups: Iterator[BatchGroup]) -> Iterator[BatchGroup]:

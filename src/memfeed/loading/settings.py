@@ -22,6 +22,7 @@ from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
 
 ArrayKind = Literal["torch", "numpy", "jax"]
+LARGEST_BATCH = 2**31 - 1
 WITHOUT_EFFECT: dict[str, Any] = {
     "num_workers": 0,
     "pin_memory": False,
@@ -129,6 +130,10 @@ def check_arguments(
         raise LoaderError(f"found drop_last={drop_last!r}; expected True or False")
     if shuffle not in (None, False, True, "blocks"):
         raise LoaderError(f'found shuffle={shuffle!r}; expected False, True or "blocks"')
+    if batch_size is not None and batch_size > LARGEST_BATCH:
+        raise LoaderError(
+            f"found batch_size={batch_size}; expected at most {LARGEST_BATCH:,}: for all rows use batch_size=len(store)"
+        )
     batch_size_alone = batch_size in (1, None) and not shuffle and not drop_last and not pad_last
     if batch_sampler is not None and not (batch_size_alone and sampler is None):
         raise LoaderError(

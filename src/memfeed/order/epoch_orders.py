@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from memfeed.order.orders import Order
+from memfeed.system.threads import started
 
 KEPT_BYTES = 30 << 20
 LARGE_BLOCK = (128 << 10) // 8  # rows whose order glibc would return to the system when it is freed
@@ -25,13 +26,14 @@ class _Draw(threading.Thread):
         super().__init__(name="memfeed", daemon=True)
         self._make, self._epoch = make, epoch
         self._order: Order | None = None
-        self.start()
+        self._is_started = started(self)
 
     def run(self) -> None:
         self._order = self._make(self._epoch)
 
     def result(self) -> Order:
-        self.join()
+        if self._is_started:
+            self.join()
         # if it failed in the thread, it is done again here, where its exception is raised
         return self._make(self._epoch) if self._order is None else self._order
 

@@ -20,6 +20,8 @@ import torch.utils._pytree as pytree
 from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 from torch.nn.utils.rnn import PackedSequence
 
+from memfeed.errors import SchemaError
+
 # A PackedSequence is opened differently here than in transforms, which use the namespace of `memfeed.schema.assemble`.
 NAMESPACE = "memfeed.containers"
 
@@ -106,7 +108,8 @@ def leaves_with_paths(tree: Any, is_leaf: IsLeaf = None) -> Iterator[tuple[tuple
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return a copy of ``tree`` in which every leaf is replaced by ``function(leaf)`` and every container is new.
 
-    A mapping that is not a dict is a leaf: setting its items may write to a file.
+    A mapping that is not a dict is a leaf: setting its items may write to a file. Raises SchemaError for a container
+    that contains itself.
     """
 
     def mapped(leaf: Any) -> Any:
@@ -116,7 +119,13 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         content, close = opened
         return close(map_leaves(function, content))
 
-    return optree.tree_map(mapped, tree, none_is_leaf=True, namespace=NAMESPACE)
+    try:
+        return optree.tree_map(mapped, tree, none_is_leaf=True, namespace=NAMESPACE)
+    except RecursionError:
+        raise SchemaError(
+            f"found a {type(tree).__name__} that contains itself, or is nested hundreds of levels deep; expected "
+            "tensors, numbers and text in a few levels of containers: leave that part out of the sample"
+        ) from None
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:

@@ -156,7 +156,13 @@ def _is_integer(dtype: torch.dtype) -> bool:
 def copy_value(leaf: Any) -> Any:
     """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again."""
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone()
+        try:
+            return leaf.detach().clone()
+        except NotImplementedError:  # torch cannot copy its dtype (int4, say)
+            raise SchemaError(
+                f"found a tensor of {leaf.dtype}, which torch cannot copy; expected a dtype with whole bytes: "
+                "return sample.view(torch.uint8)"
+            ) from None
     if is_tensor_collection(leaf):
         return leaf.clone()
     if isinstance(leaf, np.ndarray):

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from memfeed.system.threads import started
+
 
 def memory_limit() -> int:
     """Return the bytes of memory, page cache included, that this process can use: those available, or its cgroup's."""
@@ -50,7 +52,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, kill, 0, 0, 0)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent,), name="memfeed-parent", daemon=True).start()
+        started(threading.Thread(target=_exit_after, args=(parent,), name="memfeed-parent", daemon=True))
 
 
 def process_state(pid: int | None) -> str:

@@ -34,4 +34,11 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
             raise LoaderError(
                 f"found device {checked}; this machine has {count} CUDA devices: use cpu, or one that is there"
             )
+    elif checked.type not in ("cpu", "meta"):
+        module = getattr(torch, checked.type, None)  # torch.mps, torch.xpu, or that of a privately used backend
+        if module is None or not module.is_available():
+            raise LoaderError(
+                f"found device {checked}, which this machine or this build of torch does not have; expected one that "
+                'is there: device="cpu"'
+            )
     return checked

@@ -1,0 +1,7 @@
+"""The command line as ``python -m memfeed``."""
+
+import sys
+
+from memfeed.cli import main
+
+sys.exit(main())
