@@ -28,6 +28,12 @@ MINUTES ?= 10
 torture: $(INSTALLED)
 	$(BIN)/python tests/run_torture.py --minutes $(MINUTES) $(TORTURE)
 
+# One process that trains for long, with loaders of every setting: every row is checked, and memory, maps, threads and
+# open files must not grow.
+.PHONY: soak
+soak: $(INSTALLED)
+	$(BIN)/python tests/run_torture.py --only soak --minutes $(MINUTES)
+
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
