@@ -6,6 +6,26 @@ exception that plain Python code would raise in its place, so that ``except KeyE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+
+def brief(value: Any, width: int = 60) -> str:
+    """Return the repr of ``value``, cut to ``width`` characters, for messages."""
+    text = repr(value)
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def listed(items: Sequence[object], width: int = 160) -> str:
+    """Return the first items joined by commas, in about ``width`` characters, and how many more there are."""
+    shown: list[str] = []
+    for item in items:
+        text = str(item)
+        if shown and sum(map(len, shown)) + 2 * len(shown) + len(text) > width:
+            return f"{', '.join(shown)}, and {len(items) - len(shown)} more"
+        shown.append(text if len(text) <= width else f"{text[: width - 3]}...")
+    return ", ".join(shown)
+
 
 class MemfeedError(Exception):
     """The base class of all errors that memfeed raises itself."""

@@ -136,7 +136,10 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow-random"),
         (["cache", "cli_sets:Broken", "out.mf", "--workers", "0"], "with --on-error skip"),
         (["cache", "cli_sets:make", "out.mf", "--dtype", "0=uint9"], "expected field=dtype"),
-        (["cache", "cli_sets:make", "out.mf", "--dtype", "mask=uint8"], "found 'mask' in --dtype"),
+        (
+            ["cache", "cli_sets:make", "out.mf", "--dtype", "mask=uint8"],
+            "--dtype: found no field 'mask'; expected one of: 0, 1",
+        ),
         (["cache", "cli_sets:make", "out.mf", "--fields", "a,b,c"], "3"),
         (["cache", "cli_sets:make", "out.mf", "--resize", "8"], "--resize without --images"),
         (["cache", "cli_sets:make", "cli_sets.py"], "cli_sets.py: found a file that is no store"),

@@ -375,7 +375,7 @@ def test_other_mistakes(pairs):
         Loader(pairs).set_epoch(-1)
     with pytest.raises(TransformError, match="found int as transform="):
         Loader(pairs, transform=3)
-    with pytest.raises(FieldError, match="found no field 'zebra'; this store has: 0, 1"):
+    with pytest.raises(FieldError, match="found no field 'zebra'; expected one of: 0, 1"):
         Loader(pairs, transform={"zebra": torch.relu})
 
 

@@ -34,7 +34,7 @@ def test_fields_are_found_by_name_path_and_display():
     assert [f.path for f in schema] == [("a", "b"), ("c", 0), ("c", 1)]
     assert schema.field_index("a.b") == schema.field_index(("a", "b")) == 0
     assert schema.field_indices("c") == [1, 2]
-    with pytest.raises(FieldError, match=r"found no field 'z'; this store has: a\.b, c\.0, c\.1"):
+    with pytest.raises(FieldError, match=r"found no field 'z'; expected one of: a\.b, c\.0, c\.1"):
         schema.field_index("z")
 
 

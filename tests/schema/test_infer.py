@@ -51,10 +51,10 @@ def test_fields_names_a_tuple_and_fixes_kinds():
     [
         (
             {"fields": ("a",)},
-            r"found 1 names in fields= \(a\); expected 2, one for each leaf of a sample",
+            r"found 1 names in fields= \(a\); expected 2 different ones, one for each leaf of a sample",
         ),
-        ({"fields": {"z": "fixed"}}, r"found 'z' in fields=; expected one of the fields of a sample: 0, 1"),
-        ({"dtypes": {"z": torch.uint8}}, r"found 'z' in dtypes=; expected one of the fields of a sample: 0, 1"),
+        ({"fields": {"z": "fixed"}}, r"fields=: found no field 'z'; expected one of: 0, 1"),
+        ({"dtypes": {"z": torch.uint8}}, r"dtypes=: found no field 'z'; expected one of: 0, 1"),
         ({"dtypes": {1: torch.uint8}}, r"found 1 in dtypes=, which is str; expected a field of numbers"),
         ({"fields": {0: "round"}}, r"found kind 'round' for 0 in fields=; expected one of fixed, jagged"),
         ({"record": Made}, r"found type=Made; expected a tensorclass, dataclass or namedtuple"),

@@ -101,7 +101,7 @@ def test_columns_share_the_map(store):
     assert boxes[7].data_ptr() == boxes[7].data_ptr()
     assert [store.column("text")[i] for i in range(3)] == [rich_sample(i)["text"] for i in range(3)]
     assert store.column("maybe")[3] is None
-    with pytest.raises(FieldError, match="found no field 'nope'; this store has: image, label"):
+    with pytest.raises(FieldError, match="found no field 'nope'; expected one of: image, label"):
         store.column("nope")
 
 

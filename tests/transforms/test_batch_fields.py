@@ -92,12 +92,35 @@ def test_parts_on_fields_of_their_own():
         transform(photos())
 
 
-@pytest.mark.parametrize("on", ["images", 0, ("a", 2), ("a",), ()])
+@pytest.mark.parametrize("on", ["images", 0, ("a", 2), ["y", "z"], ("a.0",)])
 def test_no_such_field(on):
     batch = {"a": [photos(), {"deep": photos()}], "y": torch.arange(6)}
     with pytest.raises(FieldError) as caught:
         RandomCrop(2, on=on).apply(batch, keys())
     assert str(caught.value) == (
-        f"no field {on!r} in the batch; found ('a', 0) (uint8 [6, 3, 12, 10]), "
-        "('a', 1, 'deep') (uint8 [6, 3, 12, 10]), 'y' (int64 [6]); name one of these with on="
+        f"found no field {'z' if isinstance(on, list) else on!r}; expected one of: ('a', 0) (uint8 [6, 3, 12, 10]), "
+        "('a', 1, 'deep') (uint8 [6, 3, 12, 10]), 'y' (int64 [6])"
     )
+
+
+def test_a_tuple_is_one_path_a_list_is_several_fields_and_a_container_is_its_fields():
+    batch = {"target": {"image": photos(), "mask": photos(c=1)}, "label": torch.arange(6)}
+    flip = RandomHorizontalFlip(1.0)
+    want = flip.apply(photos(), keys()), photos(c=1).flip(-1)
+    for on in (["target.image", ("target", "mask")], "target", ("target",), ["target", "label"]):
+        got = type(flip)(1.0, on=on).apply(batch, keys())
+        assert torch.equal(got["target"]["image"], want[0])
+        assert torch.equal(got["target"]["mask"], want[1])
+        assert torch.equal(got["label"], batch["label"])
+    only = RandomHorizontalFlip(1.0, on="target.image").apply(batch, keys())
+    assert torch.equal(only["target"]["mask"], batch["target"]["mask"])
+    with pytest.raises(FieldError) as caught:
+        RandomCrop(2, on=("image", "mask")).apply(batch["target"], keys())
+    assert str(caught.value).endswith("A tuple is one path; for several fields write ['image', 'mask']")
+
+
+def test_params_and_calls_take_lists_too():
+    transform = RandomCrop(4, on=["image", "mask"])
+    transform.apply({"image": photos(), "mask": photos(c=1)}, keys())
+    assert transform.params([0])["RandomCrop.0"].top.shape == (1,)
+    assert transform(photos()).shape == (6, 3, 4, 4)

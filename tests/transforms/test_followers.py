@@ -49,7 +49,7 @@ MOVES = [
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: type(move).__name__)
 def test_masks_follow_by_nearest_neighbour(path, move):
     batch = scene()
-    out = getattr(Compose([move], on=("image", "mask", "label")), path)(batch, keys())
+    out = getattr(Compose([move], on=["image", "mask", "label"]), path)(batch, keys())
     assert torch.equal(out["label"], batch["label"])
     assert out["mask"].dtype == torch.int64
     assert set(out["mask"].unique().tolist()) <= {0, 300}, "values are never mixed"
@@ -62,7 +62,7 @@ def test_masks_follow_by_nearest_neighbour(path, move):
 def test_masks_are_filled_with_0(path):
     moves = [RandomRotation(45, fill=7), RandomCrop(30, padding=9, fill=7), RandomAffine(0, (0.5, 0.5), fill=7)]
     batch = {"image": torch.full((6, 1, 24, 20), 5.0), "mask": torch.full((6, 24, 20), 5)}
-    out = getattr(Compose(moves, on=("image", "mask")), path)(batch, keys())
+    out = getattr(Compose(moves, on=["image", "mask"]), path)(batch, keys())
     assert out["image"].unique().tolist() == [5, 7]
     assert out["mask"].unique().tolist() == [0, 5]
 
@@ -74,7 +74,7 @@ def test_masks_of_any_shape_and_dtype(shape, dtype):
     mask = batch["mask"].to(dtype)
     batch["mask"] = {"hw": mask, "1hw": mask[:, None], "chw": mask[:, None].expand(-1, 5, -1, -1)}[shape]
     steps = [RandomResizedCrop(16), RandomHorizontalFlip(), RandomRotation(20), Normalize([0.5] * 3, [0.5] * 3)]
-    out = Compose(steps, on=("image", "mask")).apply(batch, keys())
+    out = Compose(steps, on=["image", "mask"]).apply(batch, keys())
     assert out["image"].dtype == torch.float32
     assert out["mask"].dtype == dtype
     assert out["mask"].shape == (*batch["mask"].shape[:-2], 16, 16)
@@ -89,7 +89,7 @@ def test_boxes_and_points_follow(move):
     spot = torch.zeros(n, 1, h, w)
     spot[:, :, 10:13, 8:11] = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]])
     batch = {"image": spot, "points": torch.tensor([[[9.0, 11.0]]]).expand(n, 1, 2).clone(), "boxes": batch["boxes"]}
-    out = Compose([move], on=("image", "points", "boxes")).apply(batch, keys())
+    out = Compose([move], on=["image", "points", "boxes"]).apply(batch, keys())
     height, width = out["image"].shape[2:]
     for image, point, boxes in zip(out["image"], out["points"], out["boxes"], strict=True):
         x, y = point[0].tolist()
@@ -111,20 +111,20 @@ def _xyxy():
 def test_boxes_are_torchvisions(functional):
     boxes = torch.tensor([[2.0, 3.0, 9.0, 11.0], [10.0, 12.0, 18.0, 20.0]])
     batch = {"image": pictures(1), "boxes": boxes[None]}
-    flipped = Compose([RandomHorizontalFlip(1.0)], on=("image", "boxes")).apply(batch, keys(1))["boxes"][0]
+    flipped = Compose([RandomHorizontalFlip(1.0)], on=["image", "boxes"]).apply(batch, keys(1))["boxes"][0]
     form = functional.horizontal_flip_bounding_boxes(boxes, _xyxy(), (24, 20))
     assert torch.equal(flipped, form)
-    resized = Compose([Resize((48, 10))], on=("image", "boxes")).apply(batch, keys(1))["boxes"][0]
+    resized = Compose([Resize((48, 10))], on=["image", "boxes"]).apply(batch, keys(1))["boxes"][0]
     assert torch.equal(resized, functional.resize_bounding_boxes(boxes, (24, 20), [48, 10])[0])
 
 
 def test_keypoints_are_those_of_pixels():
     points = torch.tensor([[[0, 0], [19, 23], [4, 7]]])
     batch = {"image": pictures(1), "points": points}
-    flips = Compose([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], on=("image", "points"))
+    flips = Compose([RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)], on=["image", "points"])
     expected = torch.tensor([[[19, 23], [0, 0], [15, 16]]])
     assert torch.equal(flips.apply(batch, keys(1))["points"], expected), "as torchvision's keypoints"
-    larger = Compose([Resize((48, 40))], on=("image", "points")).apply({**batch, "points": points.double()}, keys(1))
+    larger = Compose([Resize((48, 40))], on=["image", "points"]).apply({**batch, "points": points.double()}, keys(1))
     assert larger["points"][0, 0].tolist() == [0.5, 0.5], "the middle of the four pixels that it became"
 
 
@@ -132,8 +132,8 @@ def test_ragged_boxes_follow():
     batch = scene(jagged=True)
     dense = scene()
     steps = [RandomResizedCrop(16), RandomHorizontalFlip()]
-    got = Compose(steps, on=("image", "boxes")).apply(batch, keys())["boxes"]
-    expected = Compose(steps, on=("image", "boxes")).apply(dense, keys())["boxes"]
+    got = Compose(steps, on=["image", "boxes"]).apply(batch, keys())["boxes"]
+    expected = Compose(steps, on=["image", "boxes"]).apply(dense, keys())["boxes"]
     assert got.is_nested
     for row, (one, other) in enumerate(zip(got.unbind(), expected, strict=True)):
         assert torch.equal(one, other[: row % 3])
@@ -141,7 +141,7 @@ def test_ragged_boxes_follow():
 
 def test_integer_boxes_stay_integers():
     batch = {"image": pictures(2), "boxes": torch.tensor([[[2, 3, 9, 11]]]).expand(2, 1, 4)}
-    out = Compose([RandomCrop((20, 16)), Resize(40)], on=("image", "boxes")).apply(batch, keys(2))
+    out = Compose([RandomCrop((20, 16)), Resize(40)], on=["image", "boxes"]).apply(batch, keys(2))
     assert out["boxes"].dtype == torch.int64
 
 
@@ -150,12 +150,12 @@ def test_fields_of_tensordicts_follow_and_nested_paths_still_name_one_field():
         {"a": TensorDict({"image": pictures(), "mask": pictures()[:, 0]}, [6]), "y": torch.arange(6)}, [6]
     )
     steps = [RandomCrop(12), RandomVerticalFlip()]
-    out = Compose(steps, on=(("a", "image"), ("a", "mask"))).apply(batch, keys())
+    out = Compose(steps, on=[("a", "image"), ("a", "mask")]).apply(batch, keys())
     assert torch.equal(out["a", "image"][:, 0], out["a", "mask"])
     one = Compose(steps, on=("a", "image")).apply(batch, keys())
     assert torch.equal(one["a", "image"], out["a", "image"])
     assert torch.equal(one["a", "mask"], batch["a", "mask"])
-    listed = Compose(steps, on=(0, 1)).apply([pictures(), pictures()[:, 0]], keys())
+    listed = Compose(steps, on=[0, 1]).apply([pictures(), pictures()[:, 0]], keys())
     assert torch.equal(listed[0][:, 0], listed[1])
 
 
@@ -163,6 +163,6 @@ def test_fields_that_cannot_follow():
     batch = {"image": pictures(), "odd": torch.zeros(6, 5, 7), "far": torch.zeros(6, 3, 9, 9)}
     for name in ("odd", "far"):
         with pytest.raises(TransformError, match=rf"'{name}' .*expected a mask of their height and width"):
-            Compose([RandomCrop(8)], on=("image", name)).apply(batch, keys())
+            Compose([RandomCrop(8)], on=["image", name]).apply(batch, keys())
     with pytest.raises(FieldError, match="no field 'nothing'"):
-        Compose([RandomCrop(8)], on=("image", "nothing")).apply(batch, keys())
+        Compose([RandomCrop(8)], on=["image", "nothing"]).apply(batch, keys())

@@ -34,7 +34,7 @@ def test_a_field_that_would_be_left_behind_is_an_error(transform, name, field):
     with pytest.raises(TransformError) as caught:
         transform.apply(batch, KEYS)
     text = str(caught.value)
-    assert f"on=('image', '{name}') moves all of them, on='image' only the images" in text
+    assert f"on=['image', '{name}'] moves all of them, on='image' only the images" in text
     assert len(text) < 400
     alone = type(transform)(**_arguments(transform), on="image")
     assert torch.equal(alone.apply(batch, KEYS)[name], field), "it was decided to leave it"
@@ -54,7 +54,7 @@ def test_what_the_error_says_works():
     batch = {"image": IMAGES, "mask": MASKS}
     with pytest.raises(TransformError) as caught:
         RandomCrop(8).apply(batch, KEYS)
-    on = eval(re.search(r"on=(\([^)]*\)) moves all", str(caught.value))[1])
+    on = eval(re.search(r"on=(\[[^\]]*\]) moves all", str(caught.value))[1])
     assert RandomCrop(8, on=on).apply(batch, KEYS)["mask"].shape == (N, 8, 8)
 
 

@@ -85,9 +85,9 @@ def test_in_a_recipe_and_a_loader():
 
 def test_fields_are_found_or_named():
     td = TensorDict({"image": batch()["image"], "label": batch()["label"], "weight": torch.ones(N, 3)}, [N])
-    with pytest.raises(TransformError, match=r"found 2 fields that look like labels .*on=\(\"image\", \"label\"\)"):
+    with pytest.raises(TransformError, match=r"found 2 fields that look like labels .*on=\[\"image\", \"label\"\]"):
         MixUp(num_classes=CLASSES).apply(td, keys())
-    out = MixUp(num_classes=CLASSES, on=("image", "label")).apply(td, keys())
+    out = MixUp(num_classes=CLASSES, on=["image", "label"]).apply(td, keys())
     assert out["label"].shape == (N, CLASSES)
     assert torch.equal(out["weight"], td["weight"])
     one = Compose([MixUp(num_classes=CLASSES)], on="image").apply(batch(), keys())
@@ -124,10 +124,15 @@ def test_an_empty_batch():
             "images are torch.uint8; expected floats",
         ),
         (
-            lambda: MixUp(num_classes=CLASSES, on=("image", "label", "image")).apply(batch(), keys()),
+            lambda: MixUp(num_classes=CLASSES, on=["image", "label", "other"]).apply(
+                {**batch(), "other": 0 * batch()["label"]}, keys()
+            ),
             "expected images and",
         ),
-        (lambda: MixUp(num_classes=2, on=("image", "image")).apply(batch(), keys()), "expected class numbers"),
+        (
+            lambda: MixUp(num_classes=2, on=["image", "other"]).apply({**batch(), "other": batch()["image"]}, keys()),
+            "expected class numbers",
+        ),
     ],
 )
 def test_wrong_input(make, words):

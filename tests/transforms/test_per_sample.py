@@ -51,7 +51,7 @@ def test_several_fields():
         return image.flip(-1), mask.flip(-1)
 
     given = batch()
-    out = PerSample(both, on=("image", "mask")).apply(given, keys())
+    out = PerSample(both, on=["image", "mask"]).apply(given, keys())
     assert torch.equal(out["image"], given["image"].flip(-1))
     assert torch.equal(out["mask"], given["mask"].flip(-1))
     assert torch.equal(out["label"], given["label"])
@@ -140,7 +140,7 @@ def test_albumentations_gets_and_gives_what_it_should(albumentations, tensors, s
     planes = given["image"][:, :1]
     given["depth"] = {"hw": planes[:, 0], "1hw": planes, "chw": given["image"][:, :2]}[shape].clone()
     compose = albumentations.Compose(steps)
-    out = PerSample(compose, on=("image", "mask", "depth")).apply(given, keys())
+    out = PerSample(compose, on=["image", "mask", "depth"]).apply(given, keys())
     assert "depth" not in compose.additional_targets, "the user's own stays as it is"
     assert out["image"].shape == (N, 3, 8, 6)
     assert out["image"].dtype == torch.uint8

@@ -33,7 +33,7 @@ def write_contact_sheet(store: Store, rows: Sequence[int], transform: Any, epoch
     loader = memfeed.Loader(store.subset(list(rows)), len(rows), transform=transform)
     stored = store[list(rows)]
     on = transform.on if isinstance(transform, Transform) else None
-    columns = [_images(stored, find_all(stored, on)[0].path)]
+    columns = [_images(stored, find_all(stored, on, store.schema.given_names())[0].path)]
     for _ in range(epochs):
         (batch,) = loader
         columns.append(_images(batch, columns[0].path))

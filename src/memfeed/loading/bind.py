@@ -28,14 +28,15 @@ def bind(transform: UserTransform, schema: Schema | None = None, allocator: Allo
     if transform is None:
         return None
     if isinstance(transform, Transform):
-        keyed = transform
-        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator)
+        keyed, names = transform, {} if schema is None else schema.given_names()
+        if not names:
+            return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator)
+        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, given_names=names)
     if isinstance(transform, Mapping):
         functions = []
         for name, function in transform.items():
             if not callable(function):
                 raise TransformError(f"transform= gives {type(function).__name__} for {name!r}; expected a callable")
-            # fields= may have named a leaf of a tuple: the batch, a list, does not have that name
             functions.append((name if schema is None else schema.fields[schema.field_index(name)].path, function))
 
         def on_fields(batch: Any, _: object) -> Any:

@@ -14,6 +14,7 @@ from memfeed.loading.clock import EpochClock, joined_world_size
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
+from memfeed.schema.fields import Schema
 from memfeed.store.store import Samples
 from memfeed.system.buffers import shared_number
 from memfeed.transfer.devices import check_device
@@ -37,7 +38,8 @@ class Collate:
         self, transform: UserTransform = None, device: torch.device | str | None = None, seed: int = 0
     ) -> None:
         self.transform, self.device, self.seed = transform, device, seed
-        self._bound = bind(transform)
+        self._bound = bind(transform)  # raises for what is no transform
+        self._schema: Schema | None = None  # that of the samples that it is bound to
         self._epoch = shared_number(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -54,16 +56,17 @@ class Collate:
         batch, device = samples.batch, check_device(self.device)
         if device is not None:
             batch = to_device(batch, device, non_blocking=False)
+        if samples.schema is not self._schema:
+            self._bound, self._schema = bind(self.transform, samples.schema), samples.schema
         if self._bound is not None:
             batch = self._bound(batch, Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)))
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": None}
+        return {**self.__dict__, "_bound": None, "_schema": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._bound = bind(self.transform)
 
 
 class LoaderCollate(Collate):

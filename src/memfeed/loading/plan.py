@@ -118,7 +118,7 @@ def _collate(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any]
         nothing = np.empty(0, np.int64)
         # as tensordict's own datasets give them: a list that also is the batch
         return lambda leaves: collate_fn(
-            Samples(store.samples_of(leaves), store.assemble_batch(leaves), nothing, nothing)
+            Samples(store.samples_of(leaves), store.assemble_batch(leaves), nothing, nothing, store.schema)
         )
     return lambda leaves: collate_fn(list(store.samples_of(leaves)))
 

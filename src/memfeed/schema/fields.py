@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from memfeed.errors import FieldError, SchemaError
-
-Path = tuple[str | int, ...]
-"""The keys that lead to a leaf: ``sample["target"]["boxes"]`` has the path ``("target", "boxes")``."""
+from memfeed.errors import FieldError, SchemaError, listed
+from memfeed.schema.names import Name, Names, find_field, find_fields
+from memfeed.schema.names import Path as Path
+from memfeed.schema.names import display as display
 
 Kind = Literal["fixed", "jagged", "list", "str", "bytes", "json"]
 """The layout of a column. A batch of it is one tensor (fixed), one jagged tensor (jagged), or a list (all others)."""
@@ -58,11 +58,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name not in DTYPES:
         raise SchemaError(f"found dtype {name}, which no column can hold; expected one of {', '.join(DTYPES)}: cast it")
     return name
-
-
-def display(path: Path) -> str:
-    """Return ``"target.boxes"`` for ``("target", "boxes")``, for messages; two paths may give the same text."""
-    return ".".join(str(key) for key in path) if path else "value"
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -184,30 +179,21 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __len__(self) -> int:
         return len(self.fields)
 
-    def field_index(self, key: str | int | Path) -> int:
-        """Return the index of the field with this name, path, or displayed path; raise FieldError if there is none."""
-        path = tuple(key) if isinstance(key, tuple | list) else (key,)
-        for matches in (
-            [i for i, field in enumerate(self.fields) if field.path == path],
-            [i for i, field in enumerate(self.fields) if key in (field.name, display(field.path))],
-        ):
-            if len(matches) == 1:
-                return matches[0]
-            if matches:
-                paths = ", ".join(str(self.fields[i].path) for i in matches)
-                raise FieldError(f"found several fields shown as {key!r}: {paths}; name the one you mean by its path")
-        raise FieldError(f"found no field {key!r}; this store has: {self.names()}")
+    def field_index(self, name: Name) -> int:
+        """Return the index of the one field with this name, see `memfeed.schema.names`; raise FieldError otherwise."""
+        return find_field(name, [field.path for field in self.fields], [field.name for field in self.fields])
+
+    def field_indices(self, which: Names) -> list[int]:
+        """Return the indices of the fields with this name, all leaves of a container, or several for a list."""
+        return find_fields(which, [field.path for field in self.fields], [field.name for field in self.fields])
 
     def names(self) -> str:
-        """Return the names of the fields, for messages; at most 20 of them."""
-        shown = [field.name for field in self.fields[:20]]
-        return ", ".join(shown) + (f", and {len(self.fields) - 20} more" if len(self.fields) > 20 else "")
+        """Return the names of the fields, for messages; of many fields the first ones."""
+        return listed([field.name for field in self.fields])
 
-    def field_indices(self, key: str | int | Path) -> list[int]:
-        """Return the indices of the fields with this name or path: one leaf, or all leaves of a container."""
-        path = tuple(key) if isinstance(key, tuple | list) else (key,)
-        leaves = [i for i, field in enumerate(self.fields) if field.path[: len(path)] == path]
-        return leaves or [self.field_index(key)]
+    def given_names(self) -> dict[Path, str]:
+        """Return the names that ``fields=`` gave, by path; other fields are named by their paths."""
+        return {field.path: field.name for field in self.fields if field.name != display(field.path)}
 
     def select(self, field_indices: Sequence[int]) -> Schema:
         """Return the schema with only these fields, in the order they have here; see ``Node.select_leaves``.

@@ -9,8 +9,9 @@ import msgspec
 import torch
 from tensordict import is_tensorclass
 
-from memfeed.errors import FieldError, SchemaError
+from memfeed.errors import FieldError, SchemaError, brief, listed
 from memfeed.schema.fields import Field, Kind, Node, Path, Schema, StemAssigner, display, dtype_name
+from memfeed.schema.names import find_field
 from memfeed.schema.structure import LeafSpecs, infer_structure
 from memfeed.schema.tree import record_names
 
@@ -55,8 +56,7 @@ def infer(
             raise SchemaError(
                 f"found kind {kind!r} for {key!r} in fields=; expected one of {', '.join(get_args(Kind))}"
             )
-    kinds_by_path = {_as_path(key): kind for key, kind in kinds.items()}
-    structure, leaves = infer_structure(samples, kinds_by_path, indices or range(len(samples)))
+    structure, leaves = infer_structure(samples, kinds, indices or range(len(samples)))
     if not leaves:
         raise SchemaError("found samples without any value; expected at least one tensor, number, str or other value")
     outer = _as_record(structure, record) if record is not None else structure
@@ -134,38 +134,23 @@ def _by_path(
     options: Mapping[Any, Any] | None, leaves: list[LeafSpecs], names: Sequence[str], argument: str
 ) -> dict[Path, Any]:
     """Return the entries of fields= or dtypes= by path; raise FieldError for one that names no leaf."""
-    by_path: dict[Path, Any] = {}
-    for key, value in (options or {}).items():
-        path = tuple(key) if isinstance(key, tuple | list) else (key,)
-        matches = [
-            leaf.path
-            for leaf, name in zip(leaves, names, strict=True)
-            if path == leaf.path or key in (name, display(leaf.path))
-        ]
-        if len(matches) != 1:
-            raise FieldError(
-                f"found {key!r} in {argument}=; expected one of the fields of a sample: {', '.join(names)}"
-            )
-        by_path[matches[0]] = value
-    return by_path
+    paths = [leaf.path for leaf in leaves]
+    try:
+        return {paths[find_field(key, paths, names)]: value for key, value in (options or {}).items()}
+    except FieldError as error:
+        raise FieldError(f"{argument}=: {error}") from None
 
 
 def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
     """Return the names that fields= gives; raise FieldError unless there is one for each leaf."""
     if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
-        raise FieldError(f"found fields={given!r}; expected a name (a str) for each leaf, in order")
+        raise FieldError(f"found fields={brief(given)}; expected a list with a name (a str) for each leaf, in order")
     if len(given) != len(leaves) or len(set(given)) != len(given):
         raise FieldError(
-            f"found {len(given)} names in fields= ({', '.join(given)}); expected {len(leaves)}, one for each leaf of a "
-            f"sample, in this order: {', '.join(leaves)}"
+            f"found {len(given)} names in fields= ({listed(given, 100)}); expected {len(leaves)} different ones, one "
+            f"for each leaf of a sample, in this order: {listed(leaves)}"
         )
     return list(given)
-
-
-def _as_path(key: Any) -> Path:
-    if isinstance(key, tuple | list):
-        return tuple(key)
-    return tuple(key.split(".")) if isinstance(key, str) and "." in key else (key,)
 
 
 def _as_record(structure: Node, record: type) -> Node:

@@ -29,11 +29,12 @@ class LeafSpecs(NamedTuple):
 
 
 def infer_structure(
-    samples: Sequence[Any], kinds: Mapping[Path, Kind], indices: Sequence[int]
+    samples: Sequence[Any], kinds: Mapping[Any, Kind], indices: Sequence[int]
 ) -> tuple[Node, list[LeafSpecs]]:
     """Return the structure that all samples share, and its leaves in order.
 
-    ``kinds`` are the kinds that the user chose, ``indices`` the sample indices for messages. Raises SchemaError.
+    ``kinds`` are the kinds that the user chose by path or name, ``indices`` the sample indices for messages. Raises
+    SchemaError.
     """
     inference = _Inference(kinds, indices)
     structure = inference.infer_node((), list(samples))
@@ -43,7 +44,7 @@ def infer_structure(
 class _Inference:
     """Walks all samples at the same time and collects the leaves."""
 
-    def __init__(self, kinds: Mapping[Path, Kind], indices: Sequence[int]) -> None:
+    def __init__(self, kinds: Mapping[Any, Kind], indices: Sequence[int]) -> None:
         self.kinds, self.indices = kinds, indices
         self.leaves: list[LeafSpecs] = []
 
@@ -56,7 +57,9 @@ class _Inference:
             )
         if all(part is None for part in parts):
             return _NONE
-        kind = self.kinds.get(path)
+        # containers too have kinds here ("json"), so `find_field`, which knows leaves only, comes later
+        spelled = (path, *path[:1], display(path)) if len(path) == 1 else (path, display(path))
+        kind = next((self.kinds[name] for name in spelled if name in self.kinds), None)
         # lists and dicts in a TensorDict are values, not structure
         in_tensordict = parent_kind in ("tensordict", "tensorclass")
         if kind == "json" or (in_tensordict and any(isinstance(part, list | tuple | dict) for part in parts)):

@@ -19,8 +19,8 @@ from memfeed.errors import FieldError, StoreError
 from memfeed.order.orders import permutation
 from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.fields import Schema
+from memfeed.schema.names import Name, Names
 from memfeed.store import bulk, indexing, tensordict_dir
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
@@ -45,11 +45,12 @@ class Samples(list[Any]):
         batch: the same rows as a batch.
         rows: their numbers in the store that was indexed, int64 [k].
         ids: their numbers in the base store, int64 [k].
+        schema: that of the store; a ``Collate`` finds fields by their names in it.
     """
 
-    def __init__(self, samples: Iterable[Any], batch: Any, rows: Int64Array, ids: Int64Array) -> None:
+    def __init__(self, samples: Iterable[Any], batch: Any, rows: Int64Array, ids: Int64Array, schema: Schema) -> None:
         super().__init__(samples)
-        self.batch, self.rows, self.ids = batch, rows, ids
+        self.batch, self.rows, self.ids, self.schema = batch, rows, ids, schema
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("batch")
@@ -216,7 +217,7 @@ class Store(Dataset[Any]):
         rows = indexing.many_rows(list(ids), len(self))
         base_rows = self.base_rows(rows)
         leaves = self._gather(base_rows)
-        return Samples(self.samples_of(leaves), self.assemble_batch(leaves), rows, base_rows)
+        return Samples(self.samples_of(leaves), self.assemble_batch(leaves), rows, base_rows, self.schema)
 
     def samples_of(self, leaves: Sequence[Any]) -> Iterator[Any]:
         """Return the samples of a batch, given its leaves, one per field; they share the memory of the leaves."""
@@ -224,7 +225,7 @@ class Store(Dataset[Any]):
         return (self.assemble_sample(values) for values in zip(*columns, strict=True))
 
     @fork_safe
-    def column(self, which: str | int | FieldPath) -> Any:
+    def column(self, which: Name) -> Any:
         """Return one column without a copy: a tensor [n, *shape] over the private map (edits stay in this process).
 
         A ragged column is returned as a sequence of views (str, bytes and json: of values). A subset of consecutive
@@ -305,8 +306,11 @@ class Store(Dataset[Any]):
 
     # --- views
 
-    def select(self, *which: str | int | FieldPath) -> Store:
-        """Return this store with only some fields. A tuple or record that loses some of its fields becomes a dict."""
+    def select(self, *which: Names) -> Store:
+        """Return this store with only some fields. A tuple or record that loses some of its fields becomes a dict.
+
+        A str or int names a field or a container of fields, a tuple is one path, a list is several of these.
+        """
         if not which:
             raise FieldError(f"found select() without a field; expected at least one of: {self.schema.names()}")
         kept = sorted({index for name in which for index in self.schema.field_indices(name)})
@@ -369,21 +373,19 @@ def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owne
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet
 
 
-def open(
-    path: str | os.PathLike[str], *, fields: Iterable[str | int | FieldPath] | None = None, types: Iterable[type] = ()
-) -> Store:
+def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: Iterable[type] = ()) -> Store:
     """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
 
     The manifest and the size of every file are checked first; nothing is mapped and no class is imported by name.
     ``types`` are the namedtuple, dataclass and tensorclass classes of the samples: without them a namedtuple is
     returned as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields`` opens only
-    some fields.
+    some fields, named as for `Store.select`.
 
     Raises StoreError if ``path`` is not a store (or one of a newer format), CorruptStoreError if it is damaged,
     FieldError for a field that it does not have.
     """
     store = open_store(path, types=types)
-    return store if fields is None else store.select(*([fields] if isinstance(fields, str) else fields))
+    return store if fields is None else store.select(fields)
 
 
 def _reopen(path: str, digest: str, fields: tuple[int, ...], rows: bytes | None, types: tuple[type, ...]) -> Store:

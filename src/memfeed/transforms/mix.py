@@ -86,7 +86,7 @@ class Mix(Transform):
         if named:
             raise TransformError(
                 f"{type(self).__name__} works on {', '.join(map(str, [image, *named]))}; expected images and their "
-                'labels: on=("image", "label"), with the names of your fields'
+                'labels: on=["image", "label"], with the names of your fields'
             )
         n = len(image.tensor)
         labels = [
@@ -101,7 +101,7 @@ class Mix(Transform):
         if len(labels) != 1:
             raise TransformError(
                 f"found {len(labels)} fields that look like labels ({', '.join(map(str, labels))}); expected one; name "
-                'images and labels with on=("image", "label")'
+                'images and labels with on=["image", "label"]'
             )
         return image, labels[0]
 
@@ -114,7 +114,7 @@ class MixUp(Mix):
     Args:
         alpha: of the distribution; with 1 any share is equally likely, with less most batches change little.
         num_classes: of labels that are class numbers.
-        on: images and labels, ("image", "label"). None: the only field that looks like images, and the only one that
+        on: images and labels, ["image", "label"]. None: the only field that looks like images, and the only one that
             looks like labels, integers [n] or floats [n, classes].
 
     Raises:

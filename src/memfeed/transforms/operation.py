@@ -75,7 +75,7 @@ class Operation(torch.nn.Module):
             batch: as for `apply`.
             keys: one key per sample.
             stream: the name of the stream to draw from.
-            on: the fields, as the user named them.
+            on: the fields, as the user named them, or as `find_all` found them.
         """
         raise NotImplementedError
 

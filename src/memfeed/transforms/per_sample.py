@@ -96,7 +96,7 @@ class PerSample(Transform):
     def _call_albumentations(
         self, fields: Sequence[BatchField], tensors: Sequence[torch.Tensor], seed: int
     ) -> list[torch.Tensor]:
-        names = ["image", *(str(field.names[-1]) for field in fields[1:])]
+        names = ["image", *(field.given or str(field.names[-1]) for field in fields[1:])]
         prepared: Any = self._prepared.get(tuple(names))
         if prepared is None:  # a copy, so that the user's object gets no targets
             prepared = self._prepared[tuple(names)] = copy.deepcopy(self.fn)

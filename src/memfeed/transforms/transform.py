@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memfeed.errors import TransformError
+from memfeed.errors import TransformError, brief
 from memfeed.random import Keys, uniform
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
-from memfeed.transforms.batch_fields import On, find_all, replace, require_decision
+from memfeed.transforms.batch_fields import GivenNames, On, find_all, replace, require_decision
 from memfeed.transforms.followers import follow
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
 from memfeed.transforms.params.geometry import Imagewise
@@ -35,8 +35,8 @@ class Transform(Operation):
     Train and eval mode make no difference, as in torchvision.
 
     Args:
-        on: the field to work on: a key, a position, or a tuple of these for a nested field. In a tuple of several
-            fields, as ("image", "mask"), the first are the images, and the others follow their pixels: masks
+        on: the field to work on: its name, key or position, or a tuple of keys, which is one path. Of a list of
+            fields, as ["image", "mask"], the first are the images, and the others follow their pixels: masks
             ([n, h, w] or [n, c, h, w], by nearest neighbour), boxes (x1, y1, x2, y2: [n, k, 4] or jagged) and keypoints
             (x, y of a pixel: [n, k, 2] or jagged); numbers and vectors ([n], [n, k]) do not change. None: the only
             field that looks like images, [n, c, h, w] with 1 to 4 channels.
@@ -44,14 +44,27 @@ class Transform(Operation):
 
     def __init__(self, *, on: On = None) -> None:
         super().__init__(on=on)
-        self._seen: dict[On, tuple[torch.Size, torch.dtype]] = {}
+        self._seen: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by the repr of `on`, which may be a list
 
     @overload
     def apply(self: T, fn: Callable[[torch.nn.Module], Any]) -> T: ...
     @overload
-    def apply(self, batch: B, keys: Keys, *, allocator: Allocator | None = None) -> B: ...
+    def apply(
+        self,
+        batch: B,
+        keys: Keys,
+        *,
+        allocator: Allocator | None = None,
+        given_names: GivenNames | None = None,
+    ) -> B: ...
     def apply(  # type: ignore[misc]  # mypy misses that `batch` and `fn` together take what Module.apply's `fn` takes
-        self, batch: Any = None, keys: Keys | None = None, *, allocator: Allocator | None = None, fn: Any = None
+        self,
+        batch: Any = None,
+        keys: Keys | None = None,
+        *,
+        allocator: Allocator | None = None,
+        given_names: GivenNames | None = None,
+        fn: Any = None,
     ) -> Any:
         """Transform one field of a batch. With one callable argument, do what `torch.nn.Module.apply` does.
 
@@ -59,6 +72,7 @@ class Transform(Operation):
             batch: a batch of a loader: a tensor, or any nesting of containers, TensorDicts and tensorclasses.
             keys: one key per sample; the same key always draws the same parameters.
             allocator: gives the memory of the output on the CPU; None for fresh memory, which the caller owns.
+            given_names: `{path: name}`, more names that `on=` may use: those that ``fields=`` gave.
 
         Returns:
             A batch of the same structure with that field replaced. The batch passed in does not change.
@@ -74,7 +88,8 @@ class Transform(Operation):
                 f"{type(self).__name__}.apply got a {type(batch).__name__} and no keys; expected apply(batch, keys); "
                 "call the transform itself, with a tensor, to draw from torch's global generator"
             )
-        return self._on_fields(batch, keys, lambda steps, image, draw: self._run(steps, image, draw, allocator))
+        run = partial(self._run, allocator=allocator)
+        return self._on_fields(batch, keys, run, given_names)
 
     def reference(self, batch: B, keys: Keys) -> B:
         """Do what `apply` does, one transform after another: the slow path that tests compare the fused one with."""
@@ -101,15 +116,15 @@ class Transform(Operation):
         if any(step.operation.of_whole_batches for step in steps):
             seed = int(torch.randint(2**62, (), device="cpu"))
             return self.apply(image, Keys(seed, 0, torch.arange(len(image), device="cpu")))
-        fields = {step.on for step in steps}
+        fields = {repr(step.on): step.on for step in steps}
         if len(fields) > 1:
             raise TransformError(
-                f"{type(self).__name__} was called with one tensor and works on the fields {sorted(fields, key=repr)}; "
-                "expected one field; use apply(batch, keys)"
+                f"{type(self).__name__} was called with one tensor and works on the fields "
+                f"{brief([fields[shown] for shown in sorted(fields)], 120)}; expected one field; use apply(batch, keys)"
             )
         _check_images(image, "the tensor")
-        self._seen = {step.on: (image.shape[1:], image.dtype) for step in steps}
-        return self._run(steps, image, partial(_draw_globally, len(image)), None)[0]
+        self._seen = {repr(step.on): (image.shape[1:], image.dtype) for step in steps}
+        return self._run(steps, image, partial(_draw_globally, len(image)), allocator=None)[0]
 
     def params(
         self,
@@ -143,7 +158,7 @@ class Transform(Operation):
         keys, found = Keys(seed, epoch, rows), {}
         imagewise = (step for step in self._steps() if not step.operation.of_whole_batches)
         for on, steps in groupby(imagewise, key=lambda step: step.on):
-            seen = self._seen.get(on)
+            seen = self._seen.get(repr(on))
             if shape is None and seen is None:
                 raise TransformError(
                     "found no earlier batch to take the shape from; expected shape=(c, h, w), or a batch first"
@@ -158,7 +173,7 @@ class Transform(Operation):
         return found
 
     def _run(
-        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, allocator: Allocator | None
+        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, *, allocator: Allocator | None
     ) -> TransformResult:
         # A fused pass writes into a buffer, which gradients cannot flow through.
         fused_pass = None if image.requires_grad else self._fused_pass(image.device, allocator)
@@ -184,18 +199,23 @@ class Transform(Operation):
         return [Step(self, self.on, f"{type(self).__name__}.0")]
 
     def _on_fields(
-        self, batch: Any, keys: Keys, run: Callable[[list[Step], torch.Tensor, DrawFromStream], TransformResult]
+        self,
+        batch: Any,
+        keys: Keys,
+        run: Callable[[list[Step], torch.Tensor, DrawFromStream], TransformResult],
+        given: GivenNames | None = None,
     ) -> Any:
         for (on, is_whole), steps in groupby(
             self._steps(), key=lambda step: (step.on, step.operation.of_whole_batches)
         ):
             if is_whole:
                 for step in steps:
-                    batch = step.operation.change_batch(batch, keys, step.stream, on)
+                    known = find_all(batch, on, given) if given and on is not None else on
+                    batch = step.operation.change_batch(batch, keys, step.stream, known)
                 continue
-            field, *others = find_all(batch, on)
+            field, *others = find_all(batch, on, given)
             _check_images(field.tensor, f"field {field}")
-            self._seen[on] = field.tensor.shape[1:], field.tensor.dtype
+            self._seen[repr(on)] = field.tensor.shape[1:], field.tensor.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
@@ -206,7 +226,7 @@ class Transform(Operation):
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
-                require_decision(batch, field)
+                require_decision(batch, field, given)
             batch = replace(batch, field, image)
             for other in others:
                 batch = replace(batch, other, follow(other, geometries, field.tensor.shape))
