@@ -16,7 +16,10 @@ import memfeed
 from memfeed.cli import main
 
 MODULE = """
+import collections
 import torch
+
+Square = collections.namedtuple("Square", "image area")
 
 class Squares:
     def __len__(self):
@@ -75,6 +78,12 @@ def tree(tmp_path: Path) -> Path:
 
 def cached(out: str = "out.mf", *more: str) -> None:
     assert main(["cache", "cli_sets:make", out, "--no-progress", *more]) == 0
+
+
+def test_types_name_a_class_of_the_user() -> None:
+    cached("out.mf", "--types", "cli_sets:Square")
+    assert [field.name for field in memfeed.open("out.mf").schema] == ["image", "area"]
+    assert memfeed.open("out.mf")[3].area == 9
 
 
 def decoded(path: str | Path) -> np.ndarray:
@@ -141,6 +150,8 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
             "--dtype: found no field 'mask'; expected one of: 0, 1",
         ),
         (["cache", "cli_sets:make", "out.mf", "--fields", "a,b,c"], "3"),
+        (["cache", "cli_sets:make", "out.mf", "--types", "cli_sets:make"], "expected a class"),
+        (["cache", "cli_sets:make", "out.mf", "--types", "cli_sets:Squares"], "found --types"),
         (["cache", "cli_sets:make", "out.mf", "--resize", "8"], "--resize without --images"),
         (["cache", "cli_sets:make", "cli_sets.py"], "cli_sets.py: found a file that is no store"),
         (["cache", "--images", "nowhere", "out.mf"], "nowhere"),

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from collections import namedtuple
 
 import pytest
 import torch
@@ -43,12 +44,43 @@ def test_every_file_is_read_only_and_tensordict_opens_the_store(path):
 
 def test_a_class_for_samples_and_batches(path):
     pairs = [(torch.full((3,), i), i) for i in range(5)]
-    store = cache(Made(pairs), path, type=Pair)
+    store = cache(Made(pairs), path, types=Pair)
     assert equal(store[3], Pair(images=torch.full((3,), 3), targets=torch.tensor(3), batch_size=[]))
     assert isinstance(store[1:3], Pair)
     assert type(memfeed.open(path)[3]).__name__ == "TensorDict"
     assert isinstance(memfeed.open(path, types=(Pair,))[3], Pair)
-    assert isinstance(cache(Made(pairs), path, type=Pair)[0], Pair)
+    assert isinstance(memfeed.open(path, types=Pair)[3], Pair)
+    assert isinstance(cache(Made(pairs), path, types=Pair)[0], Pair)
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize("use", ["cache", "open", "writer"])
+@pytest.mark.parametrize("types", [Plain, [Pair, Plain], [3], [int]])
+def test_types_are_record_classes(path, use, types):
+    cache(Made([(torch.zeros(3), 1)] * 5), path.with_name("other.mf"))
+    with pytest.raises(SchemaError, match=r"found types=.*; expected tensorclass, dataclass or namedtuple classes"):
+        if use == "cache":
+            cache(Made([(torch.zeros(3), 1)] * 5), path, types=types)
+        elif use == "open":
+            memfeed.open(path.with_name("other.mf"), types=types)
+        else:
+            memfeed.Writer(path, types=types)
+    assert not path.exists()
+
+
+def test_one_class_at_most_replaces_the_outermost_container(path):
+    Other = namedtuple("Other", "a b")
+    with pytest.raises(SchemaError, match="found types= with Pair, Other, which no sample holds; expected one"):
+        cache(Made([(torch.zeros(3), 1)] * 5), path, types=[Pair, Other])
+    with pytest.raises(TypeError, match="write types=Pair$"):
+        cache(Made([(torch.zeros(3), 1)] * 5), path, type=Pair)
+    samples = [(Other(torch.zeros(3), i), i) for i in range(5)]
+    store = cache(Made(samples), path, types=[Other, Pair])
+    assert type(store[1]).__name__ == "Pair"
+    assert isinstance(store[1].images, Other)
 
 
 def test_names_and_dtypes(path):

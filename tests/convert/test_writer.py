@@ -321,3 +321,13 @@ def test_rows_behind_a_hole_that_a_power_loss_left_are_written_again(path, monke
         for i in range(100, 1000):
             w.append(torch.tensor([i]))
     assert [int(row) for row in memfeed.open(path)] == list(range(1000))
+
+
+def test_a_class_replaces_the_outermost_container_of_rows_and_batches(tmp_path):
+    path = tmp_path / "w.mf"
+    with memfeed.Writer(path, types=Pair) as w:
+        w.append((torch.zeros(3), torch.tensor(0)))
+        w.extend((torch.ones(4, 3), torch.arange(4)))
+    store = memfeed.open(path, types=Pair)
+    assert isinstance(store[1], Pair)
+    assert store[:].targets.tolist() == [0, 0, 1, 2, 3]

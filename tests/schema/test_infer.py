@@ -3,7 +3,7 @@ import torch
 
 from memfeed.errors import FieldError, SchemaError
 from memfeed.schema.infer import infer, promote
-from support import Made, Pair, rich_sample
+from support import Pair, rich_sample
 
 
 def kinds(samples, **options):
@@ -57,7 +57,6 @@ def test_fields_names_a_tuple_and_fixes_kinds():
         ({"dtypes": {"z": torch.uint8}}, r"dtypes=: found no field 'z'; expected one of: 0, 1"),
         ({"dtypes": {1: torch.uint8}}, r"found 1 in dtypes=, which is str; expected a field of numbers"),
         ({"fields": {0: "round"}}, r"found kind 'round' for 0 in fields=; expected one of fixed, jagged"),
-        ({"record": Made}, r"found type=Made; expected a tensorclass, dataclass or namedtuple"),
     ],
 )
 def test_options_that_fit_nothing(options, message):
@@ -71,12 +70,14 @@ def test_fixed_kind_refuses_what_varies():
 
 
 def test_a_record_class_takes_the_place_of_the_outer_container():
-    found = infer([(torch.zeros(3), torch.tensor(1))], record=Pair)
+    found = infer([(torch.zeros(3), torch.tensor(1))], types=[Pair])
     assert [f.path for f in found.schema] == [("images",), ("targets",)]
     assert found.schema.structure.kind == "tensorclass"
     assert found.structure.kind == "tuple"
+    inside = infer([{"x": Pair(images=torch.zeros(3), targets=torch.tensor(1), batch_size=[])}], types=[Pair])
+    assert inside.schema.structure.kind == "dict", "a class that the samples hold replaces nothing"
     with pytest.raises(SchemaError, match=r"found a sample that is a tuple of 3 \(0, 1, 2\); expected one part"):
-        infer([(1, 2, 3)], record=Pair)
+        infer([(1, 2, 3)], types=[Pair])
 
 
 def test_promotion_goes_from_fixed_to_jagged_to_list():

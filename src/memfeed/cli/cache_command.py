@@ -11,7 +11,7 @@ import typer
 
 import memfeed
 from memfeed.cli.messages import UsageError
-from memfeed.cli.user_code import load_dataset
+from memfeed.cli.user_code import load_classes, load_dataset
 from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
 from memfeed.schema.fields import DTYPES
 
@@ -42,6 +42,10 @@ def cache(
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
     ] = None,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:CLASS", help="The class that samples come back as. May be repeated."),
+    ] = None,
     allow_random: Annotated[bool, typer.Option("--allow-random", help="Accept random samples, drawn once.")] = False,
     copy_existing: Annotated[
         bool, typer.Option("--copy-existing", help="Copy data that is memory-mapped already.")
@@ -69,6 +73,7 @@ def cache(
         places[-1],
         fields=FIELDS if names is None and images is not None else names,
         dtypes=dict(_parse_dtype(text) for text in dtype) if dtype else None,
+        types=load_classes(types or ()),
         workers=workers,
         on_error=on_error.value,
         allow_random=allow_random,

@@ -21,6 +21,7 @@ OPTIONS = {
     "workers=": "--workers",
     "fields=": "--fields",
     "dtypes=": "--dtype",
+    "types=": "--types",
 }
 """Arguments of `memfeed.cache` that error messages name, and the options that set them."""
 

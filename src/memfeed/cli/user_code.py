@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ def load_transform(text: str) -> Any:
     except (TypeError, ValueError):
         return found  # it needs an argument: it is the transform itself, and takes a batch
     return _call(text, found)
+
+
+def load_classes(texts: Iterable[str]) -> tuple[type, ...]:
+    """Return the classes that each ``module:name`` names. Raise UsageError where there is none."""
+    found = tuple(map(_find, texts))
+    for text, cls in zip(texts, found, strict=True):
+        if not isinstance(cls, type):
+            raise UsageError(f"found {text!r}, which is a {type(cls).__name__}; expected a class")
+    return found
 
 
 def _find(text: str) -> Any:

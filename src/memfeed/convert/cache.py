@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy
 from memfeed.convert.repair import repair_store
 from memfeed.schema.fields import Kind
+from memfeed.schema.tree import as_types
 from memfeed.store.store import Store
 
 
@@ -22,7 +23,7 @@ def cache(
     *,
     fields: Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
-    type: type[Any] | None = None,
+    types: type[Any] | Iterable[type[Any]] = (),
     workers: int | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     allow_random: bool = False,
@@ -31,6 +32,7 @@ def cache(
     overwrite: bool = False,
     repair: bool = False,
     progress: bool = True,
+    type: None = None,
 ) -> Store:
     """Write every sample of a dataset once into a store at ``path``, and open it. A store that exists is only opened.
 
@@ -42,7 +44,9 @@ def cache(
         fields: names for the leaves of a tuple sample, in order; or ``{path: kind}`` to fix how a leaf is stored
             ("fixed", "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
         dtypes: ``{field: dtype}`` to cast; a cast that would change a value is refused.
-        type: a tensorclass, dataclass or namedtuple class that samples and batches come back as.
+        types: tensorclass, dataclass or namedtuple classes, one or several, that samples and batches come back as, as
+            for `memfeed.open`. Those in the samples are known. A class that no sample has replaces the outermost
+            container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
         workers: processes that read and write rows; None chooses. An iterable is read in one process unless a number
             is given: then its ``__iter__`` must yield only the share of its worker, see
             ``torch.utils.data.get_worker_info``.
@@ -68,6 +72,8 @@ def cache(
 
     After an error the rows that were written stay in ``NAME.build``, and the same call resumes from there.
     """
+    if type is not None:
+        raise TypeError(f"found type=, which is called types= now: write types={getattr(type, '__name__', type)}")
     if on_error not in ("raise", "skip"):
         raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
     if workers is not None and (not isinstance(workers, int) or workers < 0):
@@ -87,7 +93,7 @@ def cache(
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
     options = ConvertOptions(
-        fields, dtypes, type, workers, on_error == "skip", allow_random, check, overwrite, progress
+        fields, dtypes, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
     )
     repaired = repair_store(target, given, options) if repair else None
     return open_or_convert(target, given, options, owner) if repaired is None else repaired

@@ -103,7 +103,7 @@ def _types_unchecked(given: Input, options: ConvertOptions) -> tuple[type, ...]:
         first = [] if given.kind == "iterable" else [given.dataset[0]]
     except Exception:  # the user asked for no check: open the store without its classes
         first = []
-    return types_of(first) + options.record_types
+    return types_of(first) + options.types
 
 
 def _is_equal(target: Path, given: Input, options: ConvertOptions) -> bool:

@@ -26,22 +26,17 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class ConvertOptions(msgspec.Struct, frozen=True):
-    """The options of one conversion; see `memfeed.cache`. ``record`` is its argument ``type``."""
+    """The options of one conversion; see `memfeed.cache`."""
 
     fields: Sequence[str] | Mapping[Any, Kind] | None
     dtypes: Mapping[Any, torch.dtype] | None
-    record: type[Any] | None
+    types: tuple[type, ...]
     worker_count: int | None
     skip_errors: bool
     allow_random: bool
     check: bool
     overwrite: bool
     progress: bool
-
-    @property
-    def record_types(self) -> tuple[type, ...]:
-        """Return the class that samples come back as, if the user named one."""
-        return (self.record,) if self.record else ()
 
 
 def classify_input(dataset: Any) -> Input:

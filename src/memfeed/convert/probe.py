@@ -82,9 +82,9 @@ def probe_input(
         first_error = next(iter(probed.failed.values()), None)
         raise SchemaError(f"found no sample to probe: {reason}; expected at least one") from first_error
     inferred = infer(
-        probed.samples, indices=probed.indices, fields=options.fields, dtypes=options.dtypes, record=options.record
+        probed.samples, indices=probed.indices, fields=options.fields, dtypes=options.dtypes, types=options.types
     )
-    types = types_of(probed.samples) + options.record_types
+    types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):
         types += given.dataset.types
     return ProbeResult(probed, inferred, types)

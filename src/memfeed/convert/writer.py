@@ -8,7 +8,7 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ from memfeed.errors import BuildError, RowError, StoreError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener
+from memfeed.schema.tree import Flattener, as_types
 from memfeed.store import format, in_memory
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
@@ -60,6 +60,7 @@ class Writer:
         like: a sample with the structure, dtypes and dims of all others, or columns with one row per sample.
         length: the number of rows.
         missing: "error" raises BuildError for rows that were never written, "zero" fills them with zeros.
+        types: as for `memfeed.cache`: a class that no sample has replaces the outermost container of the samples.
 
     Raises:
         SchemaError: a sample that does not fit (its index, the field). BuildError: rows are missing at the end.
@@ -79,6 +80,7 @@ class Writer:
         like: Any = None,
         length: int | None = None,
         missing: Literal["error", "zero"] = "error",
+        types: type[Any] | Iterable[type[Any]] = (),
     ) -> None:
         if missing not in ("error", "zero"):
             raise ValueError(f'found missing={missing!r}; expected "error" or "zero"')
@@ -89,7 +91,7 @@ class Writer:
         if length is not None and length < 1:
             raise ValueError(f"found length={length}; expected at least 1 row")
         self.path, self.length, self.missing = Path(path).resolve(), length, missing
-        self._sample = sample
+        self._sample, self._types = sample, as_types(types)
         self._stack = contextlib.ExitStack()
         self._pending: list[Any] = []  # samples that wait for the schema
         self._build: Build | None = None
@@ -219,7 +221,7 @@ class Writer:
 
     def _begin(self, samples: Sequence[Any]) -> RunWriter:
         """Fix the schema. Create the files, unless an interrupted build is resumed."""
-        schema, structure, _, _ = infer(samples)
+        schema, structure, _, _ = infer(samples, types=self._types)
         row_bytes = sum(field.row_bytes for field in schema)
         if self._build is None:
             if self.length is not None:
@@ -273,7 +275,7 @@ class Writer:
         """Write the rows of `batch` from `row` on, and return how many: `row_count`, unless that is None."""
         writer = self._writer or self._begin(first_samples(batch, SAMPLES))
         schema = writer.build.schema
-        columns = columns_of(schema.structure, batch)
+        columns = columns_of(writer.plan.flattener.structure, batch)
         count = column_lengths(schema, columns, row_count)
         if self.length is not None and row + count > self.length:
             raise RowError(f"found rows {row} to {row + count - 1}; expected at most row {self.length - 1}")

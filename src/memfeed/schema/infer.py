@@ -35,7 +35,7 @@ def infer(
     indices: Sequence[int] | None = None,
     fields: Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
-    record: type | None = None,
+    types: Sequence[type] = (),
 ) -> Inferred:
     """Return the schema of a dataset whose samples look like these.
 
@@ -44,7 +44,8 @@ def infer(
         indices: the sample indices for messages.
         fields: names for the leaves, in order, or kinds by path or name.
         dtypes: dtypes to cast to, by path or name.
-        record: a tensorclass, dataclass or namedtuple class that replaces the outermost container.
+        types: tensorclass, dataclass or namedtuple classes; one that is none of the samples' own replaces their
+            outermost container.
 
     Raises:
         SchemaError: the samples differ, or hold values that no column can hold.
@@ -59,7 +60,7 @@ def infer(
     structure, leaves = infer_structure(samples, kinds, indices or range(len(samples)))
     if not leaves:
         raise SchemaError("found samples without any value; expected at least one tensor, number, str or other value")
-    outer = _as_record(structure, record) if record is not None else structure
+    outer = _as_record(structure, types)
     names = [display(path) for path in outer.leaves()]
     aliases: Sequence[str | None] = [None] * len(names)
     if fields is not None and not isinstance(fields, Mapping):
@@ -153,25 +154,38 @@ def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
     return list(given)
 
 
-def _as_record(structure: Node, record: type) -> Node:
-    """Return ``structure`` with its outermost container replaced by a record class that has as many fields."""
+def _record_names_in(structure: Node) -> set[str]:
+    return {structure.name}.union(*map(_record_names_in, structure.children))
+
+
+def _as_record(structure: Node, types: Sequence[type]) -> Node:
+    """Return ``structure`` with its outermost container replaced by the class in ``types`` that no sample has."""
+    found = _record_names_in(structure)
+    others = [cls for cls in types if cls.__name__ not in found]
+    if len(others) > 1:
+        raise SchemaError(
+            f"found types= with {listed([cls.__name__ for cls in others])}, which no sample holds; expected one such "
+            "class at most: it replaces the outermost container of a sample"
+        )
+    if not others:
+        return structure
+    record = others[0]
     keys = record_names(record)
-    if not keys:
-        raise SchemaError(f"found type={record.__name__}; expected a tensorclass, dataclass or namedtuple class")
     children: tuple[Node, ...] = structure.children
     by_key = dict(structure.items())
     if structure.kind not in ("tuple", "list") and set(by_key) == set(keys):
         children = tuple(by_key[key] for key in keys)
         if structure.keys != keys:
             raise SchemaError(
-                f"found the keys {structure.keys} in a sample; expected {keys}, the order of the fields of "
-                f"type={record.__name__}: return them in that order"
+                f"found the keys {brief(structure.keys, 100)} in a sample; expected {brief(keys, 100)}, the order of "
+                "the fields of "
+                f"types={record.__name__}: return them in that order"
             )
     elif structure.kind not in ("tuple", "list") or len(children) != len(keys):
         raise SchemaError(
             f"found a sample that is a {structure.kind} of {len(children)} "
-            f"({', '.join(map(str, by_key)) or 'no parts'}); expected one part for each field of "
-            f"type={record.__name__}: {', '.join(keys)}"
+            f"({listed(list(by_key), 100) or 'no parts'}); expected one part for each field of "
+            f"types={record.__name__}: {listed(keys, 100)}"
         )
     if is_tensorclass(record):
         return Node(kind="tensorclass", name=record.__name__, keys=keys, children=children)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 
-from memfeed.errors import SchemaError
+from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
 
 
@@ -22,6 +22,16 @@ def record_names(cls: type) -> tuple[str, ...]:
     if dataclasses.is_dataclass(cls):  # a tensorclass is one too
         return tuple(field.name for field in dataclasses.fields(cls))
     return tuple(getattr(cls, "_fields", ()))
+
+
+def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
+    """Return ``types=`` as a user gives it, one class or several, as a tuple. Raise SchemaError for anything else."""
+    classes = (types,) if isinstance(types, type) else tuple(types)
+    for cls in classes:
+        if not isinstance(cls, type) or not record_names(cls):
+            name = cls.__name__ if isinstance(cls, type) else brief(cls)
+            raise SchemaError(f"found types={name}; expected tensorclass, dataclass or namedtuple classes")
+    return classes
 
 
 def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:

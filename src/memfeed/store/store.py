@@ -21,6 +21,7 @@ from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
+from memfeed.schema.tree import as_types
 from memfeed.store import bulk, indexing, tensordict_dir
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
@@ -363,21 +364,22 @@ def field_bytes(store: Store) -> list[int]:
     return [sum(manifest.files[name] for name in column_files(field, 0)) for field in store.schema]
 
 
-def open_store(path: str | os.PathLike[str], *, types: Iterable[type] = (), owner: object = None) -> Store:
+def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (), owner: object = None) -> Store:
     """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
     backing = open_backing(Path(path), owner)
-    store = Store(backing, types=(types,) if isinstance(types, type) else tuple(types))
+    store = Store(backing, types=as_types(types))
     filled = None if backing.manifest is not None else filled_rows(Path(path))
     if filled is None or backing.row_count is None or filled >= backing.row_count:
         return store
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet
 
 
-def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: Iterable[type] = ()) -> Store:
+def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: type | Iterable[type] = ()) -> Store:
     """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
 
     The manifest and the size of every file are checked first; nothing is mapped and no class is imported by name.
-    ``types`` are the namedtuple, dataclass and tensorclass classes of the samples: without them a namedtuple is
+    ``types`` are the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their
+    names: without them a namedtuple is
     returned as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields`` opens only
     some fields, named as for `Store.select`.
 
