@@ -86,6 +86,20 @@ def test_types_name_a_class_of_the_user() -> None:
     assert memfeed.open("out.mf")[3].area == 9
 
 
+def test_inspect_shows_what_is_kept(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "--images", str(tree), "out.mf", "--no-progress"]) == 0
+    memfeed.cache(torch.arange(4), "meta.mf", metadata={"made": "\x1b[31mred", "n": list(range(99))}, progress=False)
+    capsys.readouterr()
+    assert main(["inspect", "out.mf"]) == 0
+    assert main(["inspect", "meta.mf"]) == 0
+    out = capsys.readouterr().out
+    assert "classes: 2: moths, wasps\n" in out
+    assert "targets: 6: 0, 0, 0, 1, 1, 1\n" in out
+    assert "metadata n: [0, 1, 2" in out
+    assert "\x1b[31m" not in out
+    assert max(map(len, out.splitlines())) < 250
+
+
 def decoded(path: str | Path) -> np.ndarray:
     with Image.open(path) as image:
         return np.asarray(image)

@@ -18,6 +18,7 @@ from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, Ro
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import ragged
+from memfeed.store.attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.system import files, machine
@@ -279,10 +280,11 @@ class Build:
                 'write them, or choose missing="zero"; the build is kept'
             )
 
-    def commit(self, path: Path, *, overwrite: bool = False) -> Manifest:
+    def commit(self, path: Path, *, overwrite: bool = False, kept: Kept | None = None) -> Manifest:
         """Make the build the finished store at ``path``: all of it, or none of it.
 
-        Skipped rows are removed. Raises BuildError if a row is absent or the disk refuses, SpaceError if it is full.
+        Skipped rows are removed. The store keeps ``kept`` beside its columns. Raises BuildError if a row is absent or
+        the disk refuses, SpaceError if it is full.
         """
         self.require_complete()
         presence = self.presence()
@@ -297,7 +299,14 @@ class Build:
         left_out = skipped.tolist() if self.row_count is not None else []
         with self._absent_if_unsynced():
             manifest = commit.finish_files(
-                self.root, self.schema, row_count, self.settings.fingerprint, left_out, self.hashes, self._has_metadata
+                self.root,
+                self.schema,
+                row_count,
+                self.settings.fingerprint,
+                left_out,
+                self.hashes,
+                self._has_metadata,
+                kept,
             )
         commit.seal(self.root, manifest)
         commit.publish(self.root, path, overwrite=overwrite)

@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
 from memfeed.store import format, ragged
+from memfeed.store.attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
 from memfeed.store.checksums import compute_checksums
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
@@ -61,9 +62,11 @@ def finish_files(
     skipped: Sequence[int],
     hashes: Mapping[str, Sequence[int]],
     has_metadata: bool,
+    kept: Kept | None = None,
 ) -> Manifest:
     """Cut heaps to their used size, sync and hash every column, and let tensordict write its metadata.
 
+    ``kept`` has what the store keeps beside the columns.
     ``hashes`` are those of files that were hashed as they were written.
     """
     sizes: dict[str, int] = {}
@@ -74,6 +77,9 @@ def finish_files(
             if path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size
+    attributes = _keep_attributes(root, schema, kept or Kept(), skipped)
+    if (root / TARGETS_FILE).exists():
+        sizes[TARGETS_FILE] = 8 * row_count
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
         metadata = None if has_metadata else pool.submit(write_metadata, root, schema, row_count)
@@ -90,8 +96,23 @@ def finish_files(
         checksums=format.digest(sums),
         fingerprint=fingerprint,
         skipped=tuple(skipped),
+        attributes=msgspec.UNSET if attributes == Attributes() else attributes,
+        metadata=dict(kept.metadata) if kept and kept.metadata else msgspec.UNSET,
     )
     return format.decode(format.encode(manifest), root)  # never publish a store that open() would refuse
+
+
+def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[int]) -> Attributes:
+    """Return the attributes as a manifest has them. Write targets.bin if no column has the targets."""
+    files.remove(root / TARGETS_FILE)  # of a commit that was interrupted
+    targets = None
+    if kept.targets is not None:
+        numbers = np.delete(kept.targets, np.asarray(skipped, np.int64))
+        targets = Targets(form=kept.targets_form, field=equal_field(root, schema.fields, numbers))
+        if targets.field is None:
+            files.write_file(root / TARGETS_FILE, numbers.astype("<i8").tobytes())
+    numbers_of_classes = None if kept.class_to_idx is None else dict(kept.class_to_idx)
+    return Attributes(classes=kept.classes, class_to_idx=numbers_of_classes, targets=targets)
 
 
 def _share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:

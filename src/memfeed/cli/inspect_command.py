@@ -16,7 +16,7 @@ from memfeed.cli.contact_sheet import write_contact_sheet
 from memfeed.cli.messages import UsageError
 from memfeed.cli.pictures import write_pictures
 from memfeed.cli.user_code import load_transform
-from memfeed.errors import StoreError
+from memfeed.errors import StoreError, brief, listed
 from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.store.gather import read_row
@@ -27,6 +27,8 @@ PIPE_WIDTH = 200
 """Characters per line of a table that is not printed to a terminal; rich would cut it to 80."""
 MOST_SKIPPED = 20
 CELL_WIDTH = 60
+LINE_WIDTH = 160
+MOST_KEYS = 20
 
 
 def inspect(
@@ -58,6 +60,8 @@ def inspect(
         indices = ", ".join(map(str, opened.skipped[:MOST_SKIPPED]))
         more = ", ..." if len(opened.skipped) > MOST_SKIPPED else ""
         typer.echo(f"samples skipped: {len(opened.skipped):,}, dataset indices {indices}{more}")
+    for line in _kept_lines(opened):
+        typer.echo(printable(line))
     console.print(_fields_table(opened))
     if shown or row_count is None:
         console.print(_values_table(opened, None if row_count is None else shown))
@@ -70,6 +74,18 @@ def inspect(
     elif pictures is not None:
         for path in write_pictures(opened, shown, pictures):
             typer.echo(str(path))
+
+
+def _kept_lines(store: Store) -> list[str]:
+    """Return lines with what the store keeps beside its columns."""
+    lines = []
+    if hasattr(store, "classes"):
+        lines.append(f"classes: {len(store.classes):,}: {listed(store.classes, LINE_WIDTH)}")
+    if hasattr(store, "targets"):
+        lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_SKIPPED]))}")
+    lines += [f"metadata {key}: {brief(value, LINE_WIDTH)}" for key, value in list(store.metadata.items())[:MOST_KEYS]]
+    more = len(store.metadata) - MOST_KEYS
+    return [*lines, f"metadata: {more:,} more keys"] if more > 0 else lines
 
 
 def _row_count(store: Store) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy
 from memfeed.convert.repair import repair_store
@@ -24,6 +25,7 @@ def cache(
     fields: Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
+    metadata: dict[str, Any] | None = None,
     workers: int | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     allow_random: bool = False,
@@ -47,6 +49,8 @@ def cache(
         types: tensorclass, dataclass or namedtuple classes, one or several, that samples and batches come back as, as
             for `memfeed.open`. Those in the samples are known. A class that no sample has replaces the outermost
             container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
+        metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
+            existing store, also with ``overwrite``; {} drops it.
         workers: processes that read and write rows; None chooses. An iterable is read in one process unless a number
             is given: then its ``__iter__`` must yield only the share of its worker, see
             ``torch.utils.data.get_worker_info``.
@@ -65,10 +69,10 @@ def cache(
     Raises:
         ValueError: arguments that contradict each other, or have no meaning.
         RandomDataError: random samples, unless ``allow_random``. StaleStoreError: the existing store differs from the
-        dataset. CopyError: the data is memory-mapped already. SchemaError: a sample that no column can hold, or that
-        differs from the others (sample index, field). SampleError: the dataset raised; the cause is its exception.
-        BuildError: a worker died. SpaceError: the disk has too little free space. StoreError: ``path`` is something
-        else. CorruptStoreError: damage that ``repair`` cannot undo.
+        dataset, or has other ``metadata``. CopyError: the data is memory-mapped already. SchemaError: a sample that no
+        column can hold, or that differs from the others (sample index, field). SampleError: the dataset raised; the
+        cause is its exception. BuildError: a worker died. SpaceError: the disk has too little free space. StoreError:
+        ``path`` is something else. CorruptStoreError: damage that ``repair`` cannot undo.
 
     After an error the rows that were written stay in ``NAME.build``, and the same call resumes from there.
     """
@@ -85,6 +89,7 @@ def cache(
         )
     if repair and (path is None or overwrite or not check):
         raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
+    checked = None if metadata is None else check_metadata(metadata)
     owner = None
     if path is None:
         owner = TemporaryDirectory()
@@ -93,7 +98,7 @@ def cache(
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
     options = ConvertOptions(
-        fields, dtypes, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
+        fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
     )
     repaired = repair_store(target, given, options) if repair else None
     return open_or_convert(target, given, options, owner) if repaired is None else repaired

@@ -18,6 +18,7 @@ from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
+from memfeed.convert.attributes import kept_of
 from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input
@@ -147,6 +148,8 @@ class Conversion:
         elif not options.allow_random:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
+        metadata = options.metadata if options.metadata is not None else _metadata_at(target)
+        self.kept = kept_of(given, metadata)
         if options.worker_count is not None:
             self.worker_count = options.worker_count
         elif given.length is None or is_copied:
@@ -175,7 +178,7 @@ class Conversion:
             ) as bar:
                 bar.say(f"memfeed: {message}")
                 self._fill(build, bar, sigterm)
-            build.commit(self.target, overwrite=self.options.overwrite)
+            build.commit(self.target, overwrite=self.options.overwrite, kept=self.kept)
         except BaseException as error:
             if has_no_thread(error):
                 error = BuildError(
@@ -284,6 +287,14 @@ class Conversion:
             error.strerror = f"{error.strerror}{kept}"
         elif len(error.args) == 1:
             error.args = (f"{error.args[0]}{kept}",)
+
+
+def _metadata_at(target: Path) -> dict[str, Any]:
+    """Return the metadata of the store that will be replaced; {} if there is none, or it cannot be read."""
+    with contextlib.suppress(MemfeedError, OSError):
+        if target.exists():
+            return open_store(target).metadata
+    return {}
 
 
 def mean_row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:

@@ -30,6 +30,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
 
     fields: Sequence[str] | Mapping[Any, Kind] | None
     dtypes: Mapping[Any, torch.dtype] | None
+    metadata: Mapping[str, Any] | None  # None keeps that of the store that is replaced
     types: tuple[type, ...]
     worker_count: int | None
     skip_errors: bool

@@ -14,15 +14,17 @@ from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered
+from memfeed.convert.attributes import targets_of
 from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.staleness import compare_store, stale
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, CorruptStoreError, MemfeedError, SchemaError, StoreError
 from memfeed.schema import codec
-from memfeed.schema.codec import Packed
+from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field
 from memfeed.schema.tree import Flattener
 from memfeed.store import format, ragged
+from memfeed.store.attributes import TARGETS_FILE
 from memfeed.store.checksums import Chunk, OnProgress, bad_chunks, compute_checksums, read_checksums, verify
 from memfeed.store.manifest import Manifest
 from memfeed.store.store import Store, open_store
@@ -55,7 +57,8 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
                 return flattener(known[index] if index in known else read_sample(given.dataset, index, watchdog))
 
             with watchdog.watch():
-                count = replace_rows(target, manifest, damaged, leaves, result.inferred.casts)
+                targets = targets_of(given.dataset, given.length or 0)
+                count = replace_rows(target, manifest, damaged, leaves, result.inferred.casts, targets)
             bar.say(f"memfeed: {target}: {count:,} of {len(store):,} rows repaired (bad chunks: {len(damaged)})")
     return open_store(target, types=result.types)
 
@@ -150,11 +153,19 @@ def _write(path: Path, buffers: Any, offset: int) -> None:
         files.write_all_at(fd, buffers, offset)
 
 
-def replace_rows(path: Path, manifest: Manifest, chunks: list[Chunk], leaves: Leaves, casts: frozenset[int]) -> int:
+def replace_rows(
+    path: Path,
+    manifest: Manifest,
+    chunks: list[Chunk],
+    leaves: Leaves,
+    casts: frozenset[int],
+    targets: tuple[Int64Array, object] | None = None,
+) -> int:
     """Write a copy of the store at `path` in which the rows that `chunks` touch are recomputed, and exchange the two.
 
-    Claim the store before. Returns the number of rows that were recomputed. Raises StaleStoreError, and leaves the
-    store as it is, if the undamaged part of such a row differs from what was recomputed.
+    ``targets`` are those of the dataset, of which targets.bin is written again. Claim the store before. Returns the
+    number of rows that were recomputed. Raises StaleStoreError, and leaves the store as it is, if the undamaged part of
+    such a row differs from what was recomputed.
     """
     root = format.build_path(path)
     columns = []
@@ -172,12 +183,25 @@ def replace_rows(path: Path, manifest: Manifest, chunks: list[Chunk], leaves: Le
             _copy(path / name, root / name, link=name not in changed)
         for row in rows.tolist():
             _replace_row(path, root, columns, row, int(sample_indices[row]), leaves, casts)
+        if TARGETS_FILE in changed:
+            _replace_targets(path, root, manifest, None if targets is None else targets[0][sample_indices])
     except BaseException:
         with contextlib.suppress(MemfeedError):  # the first error is the one to raise
             clear(root)
         raise
     _publish(root, path, manifest, changed)
     return len(rows)
+
+
+def _replace_targets(path: Path, root: Path, manifest: Manifest, targets: Int64Array | None) -> None:
+    """Write targets.bin again. Raise StaleStoreError if the dataset's targets are not those that were kept."""
+    if targets is not None:
+        files.write_file(root / TARGETS_FILE, targets.astype("<i8").tobytes())
+        sizes = {TARGETS_FILE: 8 * manifest.rows}
+        known = read_checksums(path, manifest)[TARGETS_FILE]
+        if targets.shape == (manifest.rows,) and compute_checksums(root, sizes, {}) == np.array(known, "<u8").tobytes():
+            return
+    raise stale(path, "found other targets of the dataset than were kept")
 
 
 def _publish(root: Path, path: Path, manifest: Manifest, changed: set[str]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from memfeed.convert.attributes import classes_of
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
-from memfeed.errors import SchemaError, StaleStoreError
+from memfeed.errors import SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec, values
 from memfeed.schema.fields import Field, Schema, display
 from memfeed.schema.tree import Flattener
@@ -47,6 +48,7 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
         )
     if old.length != given.length:
         raise stale(store.path, f"found {given.length} samples, expected {old.length}")
+    _require_equal_attributes(store, given, options)
     names = [field.name for field in store.schema]
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
         raise stale(store.path, f"found fields={list(options.fields)}, expected {names}")
@@ -59,6 +61,27 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
             raise stale(store.path, f"found more than {probed} samples in the iterable, expected {probed}")
     require_equal(store.path, store.schema, old, fingerprint_of(given), result, store.stored_value)
     return result
+
+
+def _require_equal_attributes(store: Store, given: Input, options: ConvertOptions) -> None:
+    """Raise StaleStoreError if the dataset has other classes than were kept, or the user passes other metadata."""
+    if options.metadata is not None and options.metadata != store.metadata:
+        keys = {*options.metadata, *store.metadata}
+        differing = sorted(key for key in keys if options.metadata.get(key, ...) != store.metadata.get(key, ...))
+        raise StaleStoreError(
+            f"{store.path}: found metadata= that differs from that of the store in {listed(differing)}; expected the "
+            "same: leave metadata= out to open the store as it is, or pass overwrite=True to write it again"
+        )
+    for name, found in zip(("classes", "class_to_idx"), classes_of(given.dataset), strict=True):
+        kept = getattr(store, name, None)
+        if found is None or kept is None or found == (tuple(kept) if name == "classes" else kept):
+            continue
+        other = next((one for one in found if one not in kept), None)
+        raise stale(
+            store.path,
+            f"found {name} of {len(found)} entries, expected the {len(kept)} that were kept, in their order"
+            + (f" ({brief(other)} is new)" if other is not None else ""),
+        )
 
 
 def require_equal(

@@ -17,6 +17,7 @@ from memfeed.building import build as building
 from memfeed.building.build import Build, runs
 from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import ABSENT, RowWriter
+from memfeed.convert.attributes import check_metadata
 from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
@@ -26,6 +27,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, as_types
 from memfeed.store import format, in_memory
+from memfeed.store.attributes import Kept
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
@@ -61,6 +63,7 @@ class Writer:
         length: the number of rows.
         missing: "error" raises BuildError for rows that were never written, "zero" fills them with zeros.
         types: as for `memfeed.cache`: a class that no sample has replaces the outermost container of the samples.
+        metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns.
 
     Raises:
         SchemaError: a sample that does not fit (its index, the field). BuildError: rows are missing at the end.
@@ -81,6 +84,7 @@ class Writer:
         length: int | None = None,
         missing: Literal["error", "zero"] = "error",
         types: type[Any] | Iterable[type[Any]] = (),
+        metadata: dict[str, Any] | None = None,
     ) -> None:
         if missing not in ("error", "zero"):
             raise ValueError(f'found missing={missing!r}; expected "error" or "zero"')
@@ -92,6 +96,7 @@ class Writer:
             raise ValueError(f"found length={length}; expected at least 1 row")
         self.path, self.length, self.missing = Path(path).resolve(), length, missing
         self._sample, self._types = sample, as_types(types)
+        self._kept = Kept(metadata=check_metadata(metadata or {}))
         self._stack = contextlib.ExitStack()
         self._pending: list[Any] = []  # samples that wait for the schema
         self._build: Build | None = None
@@ -163,7 +168,7 @@ class Writer:
         if self.missing == "zero":
             _fill_zeros(self._build, rows)
         rows.close()
-        self._build.commit(self.path)
+        self._build.commit(self.path, kept=self._kept)
 
     def __len__(self) -> int:
         """Return the number of rows written so far."""

@@ -163,12 +163,13 @@ def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -
 
 
 def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
-    field = next(field for field in manifest.schema if chunk.name in record_sizes(field))
-    record = record_sizes(field)[chunk.name]
+    field = next((field for field in manifest.schema if chunk.name in record_sizes(field)), None)
+    record = record_sizes(field)[chunk.name] if field is not None else 8
     last = chunk.first + chunk.size - 1
     rows = f"rows {chunk.first // record} to {last // record}" if record else "some of its rows"
+    what = f"field {field.name}" if field is not None else "the targets of the dataset"
     return (
         f"{path / chunk.name}: found other bytes than were written, in {chunk.size:,} bytes from {chunk.first:,} "
-        f"(field {field.name}, {rows}); restore the file from a copy, or let cache compute these rows again from the "
+        f"({what}, {rows}); restore the file from a copy, or let cache compute these rows again from the "
         "dataset: repair=True"
     )

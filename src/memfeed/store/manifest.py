@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
+from memfeed.store.attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 
 CHUNK_BYTES = 4 << 20
@@ -52,6 +54,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fingerprint: Fingerprint | None = None
     skipped: tuple[int, ...] = ()
     chunk_bytes: int = CHUNK_BYTES
+    attributes: Attributes | msgspec.UnsetType = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def extra_files(self) -> dict[str, int]:
+        """The files that belong to no field, with their sizes in bytes."""
+        targets = self.attributes.targets if self.attributes else None
+        return {TARGETS_FILE: 8 * self.rows} if targets is not None and targets.field is None else {}
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -65,12 +75,14 @@ def manifest_problem(manifest: Manifest) -> str:
         return problem
     if [field.path for field in manifest.schema.fields] != list(manifest.schema.structure.leaves()):
         return "fields that are not the leaves of the structure"
-    return _files_problem(manifest) or _provenance_problem(manifest)
+    problem = attributes_problem(manifest.attributes, manifest.schema.fields) if manifest.attributes else ""
+    problem = problem or (metadata_problem(manifest.metadata) if manifest.metadata else "")
+    return problem or _files_problem(manifest) or _provenance_problem(manifest)
 
 
 def _files_problem(manifest: Manifest) -> str:
     """Return a phrase that says what is wrong with the fields and their files, or an empty string."""
-    expected: dict[str, int | None] = {}
+    expected: dict[str, int | None] = {**manifest.extra_files}
     stems: set[str] = set()  # in lower case: some file systems do not tell "A" from "a"
     for index, field in enumerate(manifest.schema.fields):
         problem = field_problem(field, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
 from memfeed.schema.tree import as_types
 from memfeed.store import bulk, indexing, tensordict_dir
+from memfeed.store.attributes import in_form, targets_column
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
 from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
@@ -129,6 +131,44 @@ class Store(Dataset[Any]):
     def skipped(self) -> tuple[int, ...]:
         """The dataset indices of samples that were left out (``on_error="skip"``)."""
         return self._backing.manifest.skipped if self._backing.manifest else ()
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The JSON dict that was passed as ``metadata=``, a copy; {} without one."""
+        manifest = self._backing.manifest
+        return copy.deepcopy(manifest.metadata) if manifest is not None and manifest.metadata else {}
+
+    @property
+    def classes(self) -> list[Any]:
+        """The names of the classes, as the dataset's own ``classes``. AttributeError if it had none."""
+        return list(self._attribute("classes"))
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class, as the dataset's own ``class_to_idx``. AttributeError if it had none."""
+        return dict(self._attribute("class_to_idx"))
+
+    @cached_property
+    def targets(self) -> list[int] | torch.Tensor:
+        """The class number of each row of this view, as the dataset's own ``targets``. AttributeError if it had none.
+
+        A list of ints if the dataset had a list, else an int64 tensor [n]. Made once, and shared by later uses.
+        """
+        targets = self._attribute("targets")
+        assert self._backing.manifest is not None
+        field, file = targets_column(self._backing.manifest.schema.fields, targets, self.path)
+        numbers = FixedColumn(field, file, self._backing.row_count, self._backing.check).data
+        return in_form(numbers if self._rows is None else numbers[torch.from_numpy(self._rows)], targets.form)
+
+    def _attribute(self, name: str) -> Any:
+        manifest = self._backing.manifest
+        found = getattr(manifest.attributes, name) if manifest is not None and manifest.attributes else None
+        if found is None:
+            raise AttributeError(
+                f"found no {name} in {self.path}: its dataset had none, or the store is older than this attribute; "
+                f"expected a dataset with .{name}: write the store again with overwrite=True"
+            )
+        return found
 
     def __len__(self) -> int:
         if self._rows is not None:

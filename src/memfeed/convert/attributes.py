@@ -1,0 +1,128 @@
+"""The names of classes and the targets that a dataset has, as torchvision and Hugging Face keep them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from memfeed.convert.inputs import Input
+from memfeed.errors import SchemaError, brief
+from memfeed.schema import codec
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import DEEPEST
+from memfeed.store.attributes import ClassName, Kept, TargetsForm, metadata_problem
+
+
+def kept_of(given: Input, metadata: Mapping[str, Any]) -> Kept:
+    """Return what a store of this dataset keeps beside its columns."""
+    classes, class_to_idx = classes_of(given.dataset)
+    found = targets_of(given.dataset, given.length) if given.kind == "map" and given.length is not None else None
+    targets, form = found if found is not None else (None, "list")
+    return Kept(metadata, classes, class_to_idx, targets, form)  # type: ignore[arg-type]
+
+
+def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:
+    """Return the ``classes`` and ``class_to_idx`` of a dataset; None for what it does not have, or is no such thing."""
+    if isinstance(dataset, Subset):
+        return classes_of(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        every_classes, every_numbers = zip(*map(classes_of, dataset.datasets), strict=True)
+        return _shared(every_classes), _shared(every_numbers)
+    label = _class_label(dataset)
+    if label is not None:
+        names = tuple(map(str, label[1]))
+        return names, {name: index for index, name in enumerate(names)}
+    found, numbers = _attribute(dataset, "classes"), _attribute(dataset, "class_to_idx")
+    classes = tuple(map(_class_name, found)) if isinstance(found, list | tuple) else ()
+    kept = tuple(name for name in classes if name is not None)
+    is_map = isinstance(numbers, Mapping) and all(
+        type(name) is str and type(index) is int and -(1 << 63) <= index < 1 << 63 for name, index in numbers.items()
+    )
+    return (kept if kept and len(kept) == len(classes) else None), (dict(numbers) if is_map else None)
+
+
+def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | None:
+    """Return the ``targets`` of all samples, int64 [length], and their form; None if there are no such numbers."""
+    if isinstance(dataset, Subset):
+        base = targets_of(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
+        return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])
+    if isinstance(dataset, ConcatDataset):
+        parts = [targets_of(part, len(part)) for part in dataset.datasets]  # type: ignore[arg-type]
+        known = [part for part in parts if part is not None]
+        return (np.concatenate([part[0] for part in known]), known[0][1]) if len(known) == len(parts) else None
+    label = _class_label(dataset)
+    found = list(dataset.with_format(None)[label[0]]) if label is not None else _attribute(dataset, "targets")
+    form: TargetsForm = "tensor" if isinstance(found, torch.Tensor | np.ndarray) else "list"
+    if isinstance(found, torch.Tensor):
+        found = found.detach().cpu().numpy() if found.layout == torch.strided and not found.is_nested else None
+    elif isinstance(found, list | tuple) and all(isinstance(one, int | np.integer) for one in found[:1]):
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            found = np.asarray(found)
+    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind not in "iu":
+        return None
+    numbers: Int64Array = found.astype(np.int64)
+    return (numbers, form) if np.array_equal(numbers, found) else None
+
+
+def _attribute(dataset: Any, name: str) -> Any:
+    try:
+        return getattr(dataset, name, None)
+    except Exception:  # a property of the user's that raises is none that a store can keep
+        return None
+
+
+def _class_name(value: Any) -> ClassName | None:
+    if isinstance(value, list | tuple) and all(type(name) is str for name in value):
+        return tuple(value)  # ImageNet's classes have several names
+    return value if type(value) in (str, int) and not (type(value) is int and abs(value) >> 63) else None
+
+
+def _class_label(dataset: Any) -> tuple[str, Sequence[str]] | None:
+    """Return the column and names of the only ClassLabel of a Hugging Face dataset; None for any other dataset."""
+    features = getattr(dataset, "features", None) if type(dataset).__module__.startswith("datasets.") else None
+    found = [(key, one.names) for key, one in (features or {}).items() if type(one).__name__ == "ClassLabel"]
+    return found[0] if len(found) == 1 else None
+
+
+def _shared(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def check_metadata(metadata: Any) -> dict[str, Any]:
+    """Return a copy of the user's ``metadata=``. Raise SchemaError, naming the key, unless it is a JSON dict."""
+    if not isinstance(metadata, dict):
+        raise SchemaError(f"found metadata={brief(metadata)}; expected a dict of JSON values")
+    try:
+        codec.encode_json(metadata)
+    except SchemaError as error:
+        place, value = _first_bad("metadata", metadata, DEEPEST)
+        raise SchemaError(
+            f"found {place} = {brief(value)}; expected None, bool, int, finite float, str, list, or dict with str keys "
+            f"({brief(str(error), 100)})"
+        ) from None
+    problem = metadata_problem(metadata)
+    if problem:
+        raise SchemaError(
+            f"found {problem}; expected less: keep large values in a file of their own, and its path here"
+        )
+    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(metadata))
+    return copied
+
+
+def _first_bad(place: str, value: Any, depth: int) -> tuple[str, Any]:
+    """Return the innermost value that is no JSON, and how to write it."""
+    parts = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
+    for key, part in parts:
+        if type(value) is dict and type(key) is not str:
+            return f"{place} with the key {brief(key)}", part
+        try:
+            codec.encode_json(part)
+        except SchemaError:
+            return _first_bad(f"{place}[{brief(key)}]", part, depth - 1) if depth else (place, value)
+    return place, value
