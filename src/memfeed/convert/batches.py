@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfeed.errors import SchemaError
+from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Node, Schema
@@ -34,7 +34,9 @@ def columns_of(node: Node, batch: Any) -> list[Any]:
     expected = node.keys or tuple(range(len(node.children)))
     parts = dict(zip(keys, opened[1], strict=True))
     if set(parts) != set(expected):
-        raise SchemaError(f"found a batch with the parts {list(parts)}; expected {list(expected)}")
+        raise SchemaError(
+            f"found a batch with the parts {brief(list(parts), 120)}; expected {brief(list(expected), 120)}"
+        )
     return [leaf for key, child in zip(expected, node.children, strict=True) for leaf in columns_of(child, parts[key])]
 
 
@@ -42,7 +44,7 @@ def column_lengths(schema: Schema, columns: Sequence[Any], row_count: int | None
     """Return the length of all columns. Raise SchemaError if they differ, or are not `row_count`."""
     lengths = {len(column) for column in columns}
     if len(lengths) > 1 or (row_count is not None and lengths != {row_count}):
-        found = ", ".join(f"{field.name}: {len(column)}" for field, column in zip(schema, columns, strict=True))
+        found = listed([f"{field.name}: {len(column)}" for field, column in zip(schema, columns, strict=True)])
         expected = "the same number" if row_count is None else row_count
         raise SchemaError(f"found a batch with rows {found}; expected {expected} in every column")
     return lengths.pop()

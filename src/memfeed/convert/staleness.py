@@ -33,7 +33,7 @@ def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
     """Return the error for a store that differs from its dataset in this way."""
     return StaleStoreError(
         f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. To write the store "
-        f"again, pass overwrite=True; to use it as it is, check=False or memfeed.open({str(path)!r})"
+        "again, pass overwrite=True; to use it as it is, pass check=False"
     )
 
 
@@ -51,7 +51,7 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
     _require_equal_attributes(store, given, options)
     names = [field.name for field in store.schema]
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
-        raise stale(store.path, f"found fields={list(options.fields)}, expected {names}")
+        raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
         found, probed = len(result.probed.samples), len(old.probes)
@@ -141,7 +141,11 @@ def schema_difference(found: Schema, stored: Schema) -> str:
     have, want = [f.path for f in found.fields], [f.path for f in stored.fields]
     if have != want:
         if set(have) != set(want):
-            return f"found the fields {', '.join(map(display, have))}; expected {', '.join(map(display, want))}"
+            new = listed([display(path) for path in have if path not in set(want)], 50)
+            gone = listed([display(path) for path in want if path not in set(have)], 50)
+            return (
+                f"found {f'the fields {new}' if new else 'fewer fields'}; expected {gone or 'none beside the others'}"
+            )
         return "found the fields in another order"
     for now, then in zip(found.fields, stored.fields, strict=True):
         if (now.dtype, now.form, now.rank) != (then.dtype, then.form, then.rank) or not _fits(now, then):

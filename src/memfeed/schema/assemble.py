@@ -17,7 +17,7 @@ import optree
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
-from memfeed.errors import SchemaError
+from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node
 from memfeed.schema.tree import record_names
 
@@ -146,8 +146,8 @@ def _record_class(node: Node, types: Mapping[str, type]) -> type | None:
     # tensordict does not write fields that are None, and writes the others in any order
     if node.kind != "tensorclass" or not set(node.keys) <= set(record_names(cls)):
         raise SchemaError(
-            f"found a {node.kind} {node.name} with the fields {node.keys}, but the class given in types= has "
-            f"{record_names(cls)}; pass the class the store was made with"
+            f"found a {node.kind} {node.name} with the fields {brief(node.keys, 120)}, but the class given in "
+            f"types= has {brief(record_names(cls), 120)}; pass the class the store was made with"
         )
     return cls
 

@@ -111,7 +111,7 @@ class Flattener:
         elif found.keys != node.keys:
             by_key = dict(zip(found.keys, content, strict=True))
             if set(by_key) != set(node.keys):
-                raise _mismatch(path, f"the keys {list(by_key)}", f"{list(node.keys)}")
+                raise _mismatch(path, f"the keys {brief(list(by_key), 120)}", brief(list(node.keys), 120))
             content = [by_key[key] for key in node.keys]
         for (key, child), part in zip(node.items(), content, strict=True):
             if child.kind == "leaf":

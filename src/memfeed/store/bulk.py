@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import is_tensor_collection
 
-from memfeed.errors import FieldError, StoreError
+from memfeed.errors import FieldError, StoreError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
@@ -86,12 +86,13 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
     unexpected = [display(key) for key in targets if key not in used]
     if strict and (missing or unexpected):
         raise FieldError(
-            f"{title}: found no tensor for the fields {missing or 'none'}, and no field for the tensors "
-            f"{unexpected or 'none'}; expected the same on both sides: select() fields, or pass strict=False to fill "
-            "those that both have"
+            f"{title}: found no tensor for the fields {brief(missing, 80) if missing else 'none'}, and no field for "
+            f"the tensors {brief(unexpected, 80) if unexpected else 'none'}; expected the same on both sides: select() "
+            "fields, or pass strict=False to fill those that both have"
         )
     if problems:
-        raise FieldError(f"{title}: " + "; ".join(problems))
+        more = f"; and {len(problems) - 2} more" if len(problems) > 2 else ""
+        raise FieldError(f"{title}: {'; '.join(problems[:2])}{more}")
     with torch.no_grad():
         for column, target in pairs:
             for part, chunk in _chunks(column, rows):

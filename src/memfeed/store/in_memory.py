@@ -11,7 +11,7 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
 from torch.utils.data import TensorDataset
 
-from memfeed.errors import SchemaError
+from memfeed.errors import SchemaError, listed
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Node, Schema, display
@@ -85,7 +85,7 @@ def as_columns(data: Any) -> Columns | None:
     if not lengths:
         raise SchemaError("found columns without any tensor in them; expected at least one")
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        found = listed([f"{name}: {length}" for name, length in lengths.items()])
         raise SchemaError(f"found columns of different lengths ({found}); expected one length: one row per sample")
     return Columns(data, next(iter(lengths.values())))
 

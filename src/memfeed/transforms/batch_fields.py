@@ -49,7 +49,7 @@ class BatchField:
 
     def __str__(self) -> str:
         """Return the name that `on=` takes, with dtype and shape."""
-        return f"{self.name!r} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
+        return f"{brief(self.name, 100)} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
 
 
 def find_all(batch: Any, on: On, given: GivenNames | None = None) -> list[BatchField]:

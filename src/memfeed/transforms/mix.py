@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from memfeed.errors import TransformError
+from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, derive
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, tensors
 from memfeed.transforms.transform import Transform
@@ -85,7 +85,7 @@ class Mix(Transform):
             return image, named[0]
         if named:
             raise TransformError(
-                f"{type(self).__name__} works on {', '.join(map(str, [image, *named]))}; expected images and their "
+                f"{type(self).__name__} works on {listed([image, *named], 120)}; expected images and their "
                 'labels: on=["image", "label"], with the names of your fields'
             )
         n = len(image.tensor)
@@ -100,7 +100,7 @@ class Mix(Transform):
         ]
         if len(labels) != 1:
             raise TransformError(
-                f"found {len(labels)} fields that look like labels ({', '.join(map(str, labels))}); expected one; name "
+                f"found {len(labels)} fields that look like labels ({listed(labels, 120)}); expected one; name "
                 'images and labels with on=["image", "label"]'
             )
         return image, labels[0]

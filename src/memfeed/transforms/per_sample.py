@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from memfeed.errors import TransformError
+from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, uniform
 from memfeed.system import random_state
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, require_decision
@@ -88,7 +88,7 @@ class PerSample(Transform):
         if len(found) != len(fields) or not all(isinstance(result, torch.Tensor) for result in found):
             kinds = ", ".join(type(result).__name__ for result in found)
             raise TransformError(
-                f"the function gave {kinds or 'nothing'} for the fields {', '.join(map(str, fields))}; expected a "
+                f"the function gave {kinds or 'nothing'} for the fields {listed(fields, 120)}; expected a "
                 "tensor for each"
             )
         return found
