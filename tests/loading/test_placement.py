@@ -313,7 +313,8 @@ class TestBadInput:
         ):
             next(iter(loader))
 
-    def test_an_accelerator_without_streams(self, sources):
+    def test_an_accelerator_without_streams(self, sources, monkeypatch):
+        monkeypatch.setattr("torch.mps.is_available", lambda: True, raising=False)
         with pytest.raises(LoaderError, match="found placement='pinned' for mps"):
             Loader(sources["store"], device="mps", placement="pinned")
 

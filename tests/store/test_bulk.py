@@ -64,7 +64,8 @@ def test_weights_come_as_they_are(path):
     assert torch.equal(loaded["deep", "b"], weights["deep", "b"])
 
 
-def test_a_bar_is_shown(path, capsys):
+def test_a_bar_is_shown_for_a_copy_that_takes_long(path, capsys, monkeypatch):
+    monkeypatch.setattr("memfeed.store.bulk.SLOW_SECONDS", -1.0)
     store = memfeed.cache(pair(), path, progress=False)
     store.to("cpu")
     assert "a.mf to cpu: 100%" in capsys.readouterr().err
