@@ -18,10 +18,9 @@ from memfeed.store.columns import (
     FixedColumn,
     InMemoryColumn,
     RowSubsetColumn,
-    map_checked,
-    map_file,
 )
 from memfeed.store.gather import read_row
+from memfeed.store.mapping import Place, map_checked, map_file
 from support import Made, equal
 
 FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))
@@ -74,7 +73,7 @@ def test_a_file_per_row(tmp_path):
         if len(value):
             value.numpy().tofile(path)
     field = Field(path=("r",), name="r", stem="r", kind="jagged", dtype="int64", shape=(None,))
-    column = FilePerRowColumn(field, paths, [tuple(value.shape) for value in values])
+    column = FilePerRowColumn(field, [Place(path) for path in paths], [tuple(value.shape) for value in values])
     assert _copied(column, [2, 0, 1, 2]) == [2, 3, 3, 4, 5, 2, 3]
     paths[0].write_bytes(b"")
     with pytest.raises(CorruptStoreError, match="found 0 bytes; expected 24: the file was cut after opening"):

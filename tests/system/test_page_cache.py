@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from measure import drop_pages
-from memfeed.store.columns import map_file
+from memfeed.store.mapping import map_file
 from memfeed.system import page_cache
 from support import skip_without_disk
 

@@ -16,10 +16,10 @@ from memfeed.store.bulk import copy_rows
 from memfeed.store.columns import (
     Column,
     ConcatFixedColumn,
-    FilePerRowColumn,
     FixedColumn,
     InMemoryColumn,
     RowSubsetColumn,
+    SeparateRowsColumn,
 )
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
@@ -187,7 +187,7 @@ def column_sizes(columns: Sequence[Column], row_count: int) -> list[int | None]:
     """Return the bytes of ``row_count`` rows of each column; None where they differ in size."""
     return [
         (row_count * column.field.row_bytes or None)
-        if isinstance(column, FixedColumn | ConcatFixedColumn | FilePerRowColumn) and column.field.kind == "fixed"
+        if isinstance(column, FixedColumn | ConcatFixedColumn | SeparateRowsColumn) and column.field.kind == "fixed"
         else None
         for column in columns
     ]

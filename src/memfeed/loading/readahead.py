@@ -24,7 +24,6 @@ from memfeed.store.columns import (
     ConcatFixedColumn,
     ConcatRaggedColumn,
     FixedColumn,
-    InMemoryColumn,
     RaggedColumn,
 )
 from memfeed.system import machine
@@ -100,7 +99,8 @@ class ReadAhead:
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
             for at in (int(start), int(start + length) - 1):
-                if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
+                place = part.column.offset + at
+                if not in_page_cache(address + at) or os.preadv(fd, [byte], place, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
@@ -119,7 +119,7 @@ class ReadAhead:
             total += int(np.maximum(lengths, 0).sum())
             fd = self._open(part.path)
             for start, stop in merged(starts, lengths):
-                os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(fd, part.column.offset + start, stop - start, os.POSIX_FADV_WILLNEED)
         return total
 
     def _plan(self) -> None:
@@ -135,7 +135,7 @@ class ReadAhead:
         self._by_row = [part for part in self._columns if part not in swept]
         self._sweeps = FIRST_SWEEP
         self._sweep = (
-            (part.path, start, min(SWEEP_BYTES, part.nbytes - start))
+            (part.path, part.column.offset + start, min(SWEEP_BYTES, part.nbytes - start))
             for part in swept
             for start in range(0, part.nbytes, SWEEP_BYTES)
         )
@@ -162,7 +162,10 @@ class ReadAhead:
 
 @dataclass(frozen=True)
 class _OnDisk:
-    """A column in one file, whose first row is row ``begin`` of the loader's rows."""
+    """A column in one file, whose first row is row ``begin`` of the loader's rows.
+
+    Places are counted from ``column.offset``, where the column begins in the file.
+    """
 
     column: FixedColumn | RaggedColumn
     begin: int
@@ -205,7 +208,7 @@ def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
-    elif isinstance(column, RaggedColumn | FixedColumn) and not isinstance(column, InMemoryColumn):
+    elif isinstance(column, RaggedColumn | FixedColumn) and not column.in_memory:
         part = _OnDisk(column, begin)
         if part.nbytes:
             yield part

@@ -8,19 +8,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from tensordict import TensorDictBase, is_tensorclass
 from torch.utils.data import ConcatDataset, Subset
 
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
-from memfeed.store import in_memory
+from memfeed.store import in_memory, tensordict_memory
 from memfeed.store.backing import Backing
 from memfeed.store.columns import (
     Column,
     ConcatFixedColumn,
     ConcatRaggedColumn,
-    FilePerRowColumn,
     JsonColumn,
     RaggedColumn,
+    SeparateRowsColumn,
 )
 from memfeed.store.columns import FixedColumn as Fixed
 from memfeed.store.store import Store
@@ -51,6 +52,10 @@ def _as_store(source: Any) -> Store:
         return source
     if isinstance(source, Subset):
         return _as_store(source.dataset).subset(list(source.indices))
+    if (isinstance(source, TensorDictBase) or is_tensorclass(source)) and source.batch_dims:
+        contents, types = tensordict_memory.read(source)
+        backing = Backing(None, contents.schema, contents.row_count, "", contents.columns.__getitem__)
+        return Store(backing, types=types)
     columns = in_memory.as_columns(source)
     if columns is None:
         raise LoaderError(
@@ -93,7 +98,7 @@ def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
         field = columns[0].field
         fixed = [column for column in columns if isinstance(column, Fixed)]
         values = [column for column in columns if isinstance(column, JsonColumn)]
-        ragged = [column for column in columns if isinstance(column, RaggedColumn | FilePerRowColumn)]
+        ragged = [column for column in columns if isinstance(column, RaggedColumn | SeparateRowsColumn)]
         if len(fixed) == len(columns):
             return ConcatFixedColumn(field, fixed)
         if len(values) == len(columns):

@@ -13,8 +13,6 @@ from memfeed.store.columns import (
     ConcatFixedColumn,
     ConcatRaggedColumn,
     FilePerRowColumn,
-    InMemoryColumn,
-    JsonColumn,
 )
 from memfeed.store.store import Store
 
@@ -58,6 +56,6 @@ def stats(
 def _where(column: Column) -> str:
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         return ", ".join(sorted({_where(part) for part in column.parts}))
-    if isinstance(column, InMemoryColumn | JsonColumn):
+    if column.in_memory:
         return "memory"
     return "files" if isinstance(column, FilePerRowColumn) else "mapped"

@@ -19,7 +19,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node
-from memfeed.schema.tree import record_names
+from memfeed.schema.tree import is_unbatched, record_names, typed_name
 
 NAMESPACE = "memfeed"  # of optree's registrations, so that they do not change how a user's own calls of optree work
 
@@ -64,6 +64,8 @@ def _batch_size(values: Sequence[Any], batch_dims: int) -> tuple[int, ...]:
     """
     known: list[tuple[int, ...]] = []
     for value in values:
+        if is_unbatched(value):
+            continue
         if isinstance(value, list):
             known.append((len(value),) if any(map(_is_tensor, value)) else ())
         elif _is_tensor(value):
@@ -141,7 +143,7 @@ def _make_tensorclass(cls: Any, keys: Sequence[str], values: Sequence[Any], batc
 def _record_class(node: Node, types: Mapping[str, type]) -> type | None:
     """Return the class of that name in ``types``, or None; raise SchemaError if its fields are not the stored ones."""
     cls = types.get(node.name)
-    if cls is None or record_names(cls) == node.keys:
+    if cls is None or record_names(cls) == node.keys or (node.kind == "tensordict" and typed_name(cls)):
         return cls
     # tensordict does not write fields that are None, and writes the others in any order
     if node.kind != "tensorclass" or not set(node.keys) <= set(record_names(cls)):
@@ -152,6 +154,31 @@ def _record_class(node: Node, types: Mapping[str, type]) -> type | None:
     return cls
 
 
+def _collection(node: Node, cls: type | None, dims: int) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that builds a TensorDict or tensorclass of ``dims`` batch dims from its values."""
+    if node.kind == "tensorclass" and cls:
+        return lambda values: _make_tensorclass(cls, node.keys, values, dims)  # type: ignore[arg-type]
+    return _tensordict_constructor(node.keys, dims)
+
+
+def _finished(
+    construct: Callable[[Sequence[Any]], Any], node: Node, cls: Any, batched: bool
+) -> Callable[[Sequence[Any]], Any]:
+    """Return ``construct`` with the class of a TypedTensorDict and the names of the dims added to what it builds."""
+    names = node.dim_names if batched else node.dim_names[1:]
+    typed = cls if node.kind == "tensordict" else None
+    if not any(names) and typed is None:
+        return construct
+
+    def finished(values: Sequence[Any]) -> Any:
+        built = construct(values)
+        if any(names):
+            built.names = list(names[: built.batch_dims])
+        return built if typed is None else typed.from_tensordict(built)
+
+    return finished
+
+
 def _template(node: Node, types: Mapping[str, type], batched: bool, field_indices: Iterator[int]) -> Any:
     """Return the structure as a tree whose leaves are the field indices."""
     if node.kind == "leaf":
@@ -159,7 +186,7 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, field_indice
     if node.kind == "none":
         return None
     if node.kind == "shared":
-        return _Constructed(lambda _: NonTensorData(node.value), ())
+        return _Constructed(lambda _: node.value if is_unbatched(node.value) else NonTensorData(node.value), ())
     children = [_template(child, types, batched, field_indices) for child in node.children]
     if node.kind == "list" or (node.kind == "tuple" and batched):
         return children
@@ -167,15 +194,13 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, field_indice
         return tuple(children)
     keys, cls = node.keys, _record_class(node, types)
     dims = node.batch_dims + batched
+    if node.kind in ("tensordict", "tensorclass"):
+        return _Constructed(_finished(_collection(node, cls, dims), node, cls, batched), children)
     if node.kind == "namedtuple":
         return (cls or generated_namedtuple(node.name, keys))(*children)
     if node.kind == "dataclass" and cls:
         _register_dataclass(cls)  # transforms open batches with optree
         return _make_dataclass(cls, record_names(cls), children)
-    if node.kind == "tensorclass" and cls:
-        return _Constructed(lambda values: _make_tensorclass(cls, keys, values, dims), children)  # type: ignore[arg-type]
-    if node.kind in ("tensordict", "tensorclass"):
-        return _Constructed(_tensordict_constructor(keys, dims), children)
     return dict(zip(keys, children, strict=True))
 
 
@@ -191,9 +216,11 @@ def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> 
         return operator.itemgetter(0)
     if structure.kind in ("tuple", "list") and all(child.kind == "leaf" for child in structure.children):
         return list if structure.kind == "list" or batched else tuple  # the common case costs nothing
+    by_name = {cls.__name__: cls for cls in types}
     if structure.kind == "tensordict" and all(child.kind == "leaf" for child in structure.children):
-        return _tensordict_constructor(structure.keys, structure.batch_dims + batched)
-    template = _template(structure, {cls.__name__: cls for cls in types}, batched, itertools.count())
+        construct = _tensordict_constructor(structure.keys, structure.batch_dims + batched)
+        return _finished(construct, structure, _record_class(structure, by_name), batched)
+    template = _template(structure, by_name, batched, itertools.count())
     order, spec = optree.tree_flatten(template, namespace=NAMESPACE)
     if order == sorted(order):
         return spec.unflatten

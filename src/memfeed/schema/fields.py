@@ -122,7 +122,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """One node of the structure of a sample: a leaf, a constant, or a container with its children.
 
     ``keys`` are a dict's keys or a record's field names, in order; tuples and lists have none. ``batch_dims`` is, for
-    a tensordict or tensorclass, the number of dims of its batch_size in one sample.
+    a tensordict or tensorclass, the number of dims of its batch_size in one sample, and ``dim_names`` are the names of
+    the dims of a batch: that of the rows, then those of one sample; () if none has a name.
     """
 
     kind: NodeKind
@@ -130,6 +131,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     keys: tuple[str | int, ...] = ()
     children: tuple[Node, ...] = ()
     batch_dims: int = 0
+    dim_names: tuple[str | None, ...] = ()
     value: Any = None
 
     def items(self) -> Iterator[tuple[str | int, Node]]:
@@ -164,7 +166,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
         if len(parts) == len(self.children):
             return msgspec.structs.replace(self, children=tuple(node for _, node in parts))
         keys, children = zip(*parts, strict=True)
-        return Node(kind=kind, keys=keys, children=children, batch_dims=self.batch_dims)
+        return Node(kind=kind, keys=keys, children=children, batch_dims=self.batch_dims, dim_names=self.dim_names)
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

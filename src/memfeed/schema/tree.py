@@ -10,8 +10,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
-from tensordict import TensorDictBase, is_tensorclass
+from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
+
+try:
+    from tensordict import TypedTensorDict
+except ImportError:  # older than 0.12
+    TypedTensorDict = None
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
@@ -28,10 +34,20 @@ def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
     """Return ``types=`` as a user gives it, one class or several, as a tuple. Raise SchemaError for anything else."""
     classes = (types,) if isinstance(types, type) else tuple(types)
     for cls in classes:
-        if not isinstance(cls, type) or not record_names(cls):
+        if not isinstance(cls, type) or not (record_names(cls) or typed_name(cls)):
             name = cls.__name__ if isinstance(cls, type) else brief(cls)
             raise SchemaError(f"found types={name}; expected tensorclass, dataclass or namedtuple classes")
     return classes
+
+
+def is_unbatched(value: Any) -> bool:
+    """Return True for tensordict's UnbatchedTensor, which belongs to a whole TensorDict and not to its rows."""
+    return isinstance(value, UnbatchedTensor)
+
+
+def typed_name(cls: type) -> str:
+    """Return the name of a class made with tensordict's TypedTensorDict; an empty string for any other class."""
+    return cls.__name__ if TypedTensorDict is not None and issubclass(cls, TypedTensorDict) else ""
 
 
 def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
@@ -50,7 +66,14 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         return Node(kind="list"), value
     if isinstance(value, TensorDictBase):
         keys = tuple(value.keys())
-        return Node(kind="tensordict", keys=keys, batch_dims=value.batch_dims), [value[key] for key in keys]
+        node = Node(
+            kind="tensordict",
+            name=typed_name(cls),
+            keys=keys,
+            batch_dims=value.batch_dims,
+            dim_names=_dim_names(value),
+        )
+        return node, [value[key] for key in keys]
     if isinstance(value, Mapping):
         for key in value:
             if type(key) not in (str, int):
@@ -69,9 +92,16 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
             )
         content = [getattr(value, name) for name in names]
         if is_tensorclass(cls):
-            return Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims), content
+            node = Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims)
+            return msgspec.structs.replace(node, dim_names=_dim_names(value)), content
         return Node(kind="dataclass", name=cls.__name__, keys=names), content
     return None
+
+
+def _dim_names(value: Any) -> tuple[str | None, ...]:
+    """Return the names of the dims of a sample's batch, the dim of the rows first; () if none has a name."""
+    names = value.names
+    return (None, *names) if any(names) else ()
 
 
 class Flattener:
@@ -125,6 +155,17 @@ def _mismatch(path: Path, found: str, expected: str, hint: str = "") -> SchemaEr
     return SchemaError(f"found {found}{where}; expected {expected}, as in the samples probed{hint}")
 
 
+def add_type(types: dict[str, type], cls: type) -> None:
+    """Add a record class to ``types``, by its name. Raises SchemaError if another class has that name."""
+    other = types.setdefault(cls.__name__, cls)
+    if other is not cls:
+        raise SchemaError(
+            f"found two classes named {cls.__name__} ({other.__module__}.{other.__qualname__} and "
+            f"{cls.__module__}.{cls.__qualname__}); expected one, because a store distinguishes them by name: "
+            "rename one"
+        )
+
+
 def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
     """Return the namedtuple, dataclass and tensorclass classes in some samples, as ``types=`` takes them.
 
@@ -136,14 +177,8 @@ def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
         opened = open_container(value)
         if opened is None:
             return
-        name, cls = opened[0].name, type(value)
-        if name and types.setdefault(name, cls) is not cls:
-            other = types[name]
-            raise SchemaError(
-                f"found two classes named {name} ({other.__module__}.{other.__qualname__} and "
-                f"{cls.__module__}.{cls.__qualname__}); expected one, because a store distinguishes them by name: "
-                "rename one"
-            )
+        if opened[0].name:
+            add_type(types, type(value))
         for part in opened[1]:
             collect(part)
 

@@ -172,8 +172,11 @@ def copy_value(leaf: Any) -> Any:
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """Return the bytes of a dense tensor; they share its memory if it is contiguous."""
-    flat = tensor.contiguous().reshape(-1)
-    array: Bytes = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    if not tensor.numel():
+        return np.empty(0, np.uint8)
+    # a single element counts as contiguous whatever its strides are, and then its bytes cannot be viewed
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
+    array: Bytes = flat.view(torch.uint8).numpy()
     return array
 
 

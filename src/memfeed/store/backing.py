@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memfeed.errors import StoreError
 from memfeed.schema.fields import Schema
-from memfeed.store import format, tensordict_dir
+from memfeed.store import foreign, format, tensordict_dir
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.format import Identity
 from memfeed.store.manifest import Manifest
@@ -20,6 +20,7 @@ class Backing:
     """The parts that all views of one store share: its path, schema, and columns (mapped on first use).
 
     ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now.
+    ``left_out`` says for each entry of a tensordict directory that is not read where it is and why.
     """
 
     path: Path | None
@@ -30,6 +31,7 @@ class Backing:
     manifest: Manifest | None = None
     owner: object = None
     check: Callable[[], None] = lambda: None
+    left_out: tuple[str, ...] = ()
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -62,10 +64,16 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     found = format.read_manifest(root)
     if found is not None:
         return _memfeed_backing(root.absolute(), *found, owner)
-    if (root / "meta.json").exists() or any(root.glob("*meta.pt")):
-        contents = tensordict_dir.read(root)
+    is_directory = (root / "meta.json").exists() or any(root.glob("*meta.pt"))
+    if is_directory or foreign.is_archive(root):
+        contents, digest = tensordict_dir.read(root)
         return Backing(
-            root.absolute(), contents.schema, contents.row_count, contents.digest, contents.columns.__getitem__
+            root.absolute(),
+            contents.schema,
+            contents.row_count,
+            digest,
+            contents.columns.__getitem__,
+            left_out=contents.left_out,
         )
     raise StoreError(_not_a_store(root))
 
@@ -80,5 +88,8 @@ def _not_a_store(root: Path) -> str:
         )
     if (root / "storage" / "meta.json").exists():
         return f"{root}: found the dump of a TorchRL replay buffer; expected its storage: open {root / 'storage'}"
+    line = foreign.conversion(root)
+    if line:
+        return line
     what = "a directory" if root.is_dir() else "a file"
     return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"

@@ -6,11 +6,7 @@ not show later changes of the file. So only finished stores are mapped here.
 
 from __future__ import annotations
 
-import errno
 import math
-import mmap
-import os
-import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -21,54 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from memfeed.errors import CorruptStoreError, StoreError
+from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
-from memfeed.store.ragged import INT64_BYTES, RaggedFiles, dims_width
-from memfeed.system.descriptors import open_read, with_descriptors
+from memfeed.schema.values import bytes_of
+from memfeed.store.mapping import Place, map_checked, map_file
+from memfeed.store.ragged import INT64_BYTES, RaggedFiles, consecutive_starts, dims_width, element_counts
 
 LONG_BYTES = 8192  # average row size from which rows of varying length are copied by NumPy
 LARGEST_HIDDEN = 1 << 32  # the product of the other dims of a row that has a dim of 0
-# Python has had this name only since 3.13; the value is that of x86, Arm, RISC-V, POWER and s390
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-# before Python 3.13 every map keeps a descriptor of its own open, which is not needed
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-
 _ORDINARY = torch.inference_mode(False)  # decorates what outlives the caller's block
-
-
-def map_file(path: Path, size: int) -> torch.Tensor:
-    """Map the first ``size`` bytes of a file as a uint8 tensor [size] over a private, writable map.
-
-    MAP_NORESERVE, because without it the system refuses a private map larger than memory and swap. The tensor keeps the
-    map alive; nothing else has to be closed. Raises CorruptStoreError if the file is shorter than ``size``.
-    """
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    fd = open_read(path)
-    try:
-        found = os.fstat(fd).st_size
-        if found < size:  # touching a map after the file's end is a SIGBUS
-            raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {size:,}: the file was cut")
-        flags = mmap.MAP_PRIVATE | _NORESERVE
-        mapped = with_descriptors(
-            lambda: mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE, **_UNTRACKED)
-        )
-    except (OverflowError, OSError) as error:  # a sparse file can be larger than the address space
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-            raise
-        raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
-    finally:
-        os.close(fd)
-    return torch.frombuffer(mapped, dtype=torch.uint8)
-
-
-def map_checked(path: Path, size: int, check: Callable[[], None]) -> torch.Tensor:
-    """Map a file, then call ``check``, which raises if the store was replaced meanwhile."""
-    try:
-        return map_file(path, size)
-    finally:
-        check()  # also after an error: the file may be that of another store
 
 
 def _no_check() -> None:
@@ -78,23 +36,36 @@ def _no_check() -> None:
 class FixedColumn:
     """A column whose rows all have one shape: ``data`` is [n, *shape], a view of the map.
 
-    If ``row_count`` is None the column has no rows (a model's weights): ``data`` is one tensor, [*shape].
+    If ``row_count`` is None the column has no rows (a model's weights): ``data`` is one tensor, [*shape]. The rows
+    begin at byte ``offset`` of the file.
     """
 
-    def __init__(self, field: Field, path: Path, row_count: int | None, check: Callable[[], None] = _no_check) -> None:
-        self.field, self.path, self.row_count, self._check = field, path, row_count, check
+    in_memory = False
+
+    def __init__(
+        self,
+        field: Field,
+        path: Path,
+        row_count: int | None,
+        check: Callable[[], None] = _no_check,
+        offset: int = 0,
+    ) -> None:
+        self.field, self.path, self.row_count, self.offset = field, path, row_count, offset
+        self._check = check
 
     @cached_property
     @_ORDINARY
     def data(self) -> torch.Tensor:
         """The whole column, [n, *shape]."""
         shape = self.field.row_shape if self.row_count is None else (self.row_count, *self.field.row_shape)
-        raw = map_checked(self.path, math.prod(shape) * self.field.itemsize, self._check)
+        raw = map_checked(self.path, math.prod(shape) * self.field.itemsize, self._check, self.offset)
         return raw.view(self.field.torch_dtype).view(shape)
 
 
 class InMemoryColumn(FixedColumn):
     """A column that is a tensor in memory, [n, *shape]."""
+
+    in_memory = True
 
     def __init__(self, field: Field, data: torch.Tensor) -> None:
         super().__init__(field, Path(), len(data))
@@ -118,6 +89,9 @@ class RaggedRows(Protocol):
 
 class RaggedColumn:
     """Rows of different sizes in one heap: the start and dims of each row, and the heap, all mapped."""
+
+    offset = 0  # of the heap in its file
+    in_memory = False
 
     def __init__(
         self, field: Field, files: RaggedFiles, row_count: int, heap_bytes: int, check: Callable[[], None] = _no_check
@@ -146,7 +120,7 @@ class RaggedColumn:
     @_ORDINARY
     def heap(self) -> torch.Tensor:
         """The bytes of all rows, in no particular order, perhaps with gaps: uint8 [heap_bytes]."""
-        return map_checked(self.heap_path, self.heap_bytes, self._check)
+        return map_checked(self.heap_path, self.heap_bytes, self._check, self.offset)
 
     @cached_property
     def _arrays(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint8]]:
@@ -211,14 +185,30 @@ class RaggedColumn:
         return self.heap[start : start + length]
 
 
-class FilePerRowColumn:
-    """Rows that each have a file of their own, as tensordict writes lazy stacks; read, not mapped.
+class NestedColumn(RaggedColumn):
+    """The rows of a nested tensor, one after another in one file or in one flat tensor in memory."""
+
+    def __init__(self, field: Field, data: Place | torch.Tensor, dims: Int64Array) -> None:
+        counts = element_counts(dims)
+        path, self.offset = (Path(), 0) if isinstance(data, torch.Tensor) else data
+        # start and dims are set here, so only the path of the heap is used
+        super().__init__(field, RaggedFiles(path, path, path), len(dims), int(counts.sum()) * field.itemsize)
+        self.start, self.dims = torch.from_numpy(consecutive_starts(counts, 0)), torch.from_numpy(dims)
+        self.in_memory = isinstance(data, torch.Tensor)
+        if isinstance(data, torch.Tensor):
+            self.heap = data.view(torch.uint8) if data.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+class SeparateRowsColumn:
+    """Rows that are separate tensors, as in tensordict's lazy stacks; each column type says how one is read.
 
     The field's kind is "fixed" if all rows have one shape.
     """
 
-    def __init__(self, field: Field, paths: list[Path], shapes: list[tuple[int, ...]]) -> None:
-        self.field, self.paths, self.row_count = field, paths, len(paths)
+    in_memory: bool
+
+    def __init__(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> None:
+        self.field, self.row_count = field, len(shapes)
         dims = torch.tensor([shape or (1,) for shape in shapes], dtype=torch.int64, device="cpu")
         self.dims = dims.view(self.row_count, dims_width(field))
 
@@ -231,23 +221,58 @@ class FilePerRowColumn:
         """See ``RaggedRows.copy``."""
         done = 0
         for row, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            if length == 0:  # tensordict writes no file for it
-                continue
-            read = np.fromfile(self.paths[row], np.uint8, length)
-            if len(read) < length:
-                raise CorruptStoreError(
-                    f"{self.paths[row]}: found {len(read):,} bytes; expected {length:,}: the file was cut after opening"
-                )
-            out[done : done + length] = read
-            done += length
+            if length:  # tensordict writes no file for a row without elements
+                out[done : done + length] = self._read(row, length)
+                done += length
+
+    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+
+class FilePerRowColumn(SeparateRowsColumn):
+    """Rows that each have a file of their own, as tensordict writes lazy stacks; read, not mapped."""
+
+    in_memory = False
+
+    def __init__(self, field: Field, places: Sequence[Place], shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(field, shapes)
+        self.places = places
+
+    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
+        path, offset = self.places[row]
+        read = np.fromfile(path, np.uint8, length, offset=offset)
+        if len(read) < length:
+            raise CorruptStoreError(
+                f"{path}: found {len(read):,} bytes; expected {length:,}: the file was cut after opening"
+            )
+        return read
 
     def view(self, start: int, length: int) -> torch.Tensor:
         """See ``RaggedRows.view``; a private map of the row's own file."""
-        return map_file(self.paths[start], length)
+        return map_file(self.places[start].path, length, self.places[start].offset)
+
+
+class InMemoryRowsColumn(SeparateRowsColumn):
+    """Rows that are tensors in memory, each by itself: those of a lazy stack."""
+
+    in_memory = True
+
+    def __init__(self, field: Field, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(field, [tuple(tensor.shape) for tensor in tensors])
+        self.tensors = tensors
+
+    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
+        return bytes_of(self.tensors[row])
+
+    def view(self, start: int, length: int) -> torch.Tensor:
+        """See ``RaggedRows.view``."""
+        return torch.from_numpy(bytes_of(self.tensors[start]))
 
 
 class JsonColumn:
-    """Rows that are Python values read from JSON at opening: a NonTensorStack of tensordict."""
+    """Rows that are Python values in memory, those of a NonTensorStack of tensordict."""
+
+    in_memory = True
 
     def __init__(self, field: Field, values: list[object]) -> None:
         self.field, self.values, self.row_count = field, values, len(values)
@@ -299,7 +324,7 @@ class RowSubsetColumn(ConcatFixedColumn):
 class ConcatRaggedColumn(_ConcatColumn):
     """Ragged columns of several stores as one; each part has its own range of starts. See ``RaggedRows``."""
 
-    def __init__(self, field: Field, parts: Sequence[RaggedColumn | FilePerRowColumn]) -> None:
+    def __init__(self, field: Field, parts: Sequence[RaggedColumn | SeparateRowsColumn]) -> None:
         super().__init__(field, parts)
         self._span = (1 << 62) // len(self.parts)  # more than any start: bytes of a heap, or numbers of files
 
@@ -330,4 +355,4 @@ class ConcatRaggedColumn(_ConcatColumn):
         return viewed
 
 
-Column = FixedColumn | RaggedColumn | FilePerRowColumn | JsonColumn | ConcatFixedColumn | ConcatRaggedColumn
+Column = FixedColumn | RaggedColumn | SeparateRowsColumn | JsonColumn | ConcatFixedColumn | ConcatRaggedColumn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Node, Schema, display
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, open_container, record_names, types_of
+from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 
 
@@ -92,6 +92,11 @@ def as_columns(data: Any) -> Columns | None:
 
 def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
     """Add the length of each column below ``value`` to ``lengths``; return False if some part is no column."""
+    if is_unbatched(value):
+        raise SchemaError(
+            f"found the UnbatchedTensor {display(path)}, which belongs to no row; expected one row per sample in every "
+            f"column: cache(td.exclude({display(path)!r}), path), and keep it beside the store"
+        )
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
             return False
@@ -123,10 +128,27 @@ def existing_path(data: Any) -> str | None:
     prefix = getattr(data, "saved_path", None) if data.is_memmap() else None
     if prefix is not None:
         return str(prefix)
-    for leaf in data.values(include_nested=True, leaves_only=True):
-        if getattr(leaf, "filename", None):
-            above = [os.path.dirname(str(leaf.filename))]
-            while os.path.exists(os.path.join(os.path.dirname(above[-1]), "meta.json")):
-                above.append(os.path.dirname(above[-1]))
-            return above[-1]
-    return None
+    file = next(_files(data), None)
+    if file is None:
+        return None
+    above = [os.path.dirname(file)]
+    while os.path.exists(os.path.join(os.path.dirname(above[-1]), "meta.json")):
+        above.append(os.path.dirname(above[-1]))
+    return above[-1]
+
+
+def _files(value: Any) -> Iterator[str]:
+    """Yield the files that tensors are mapped from. A map without a name is memory (`memmap_()` without a path)."""
+    if isinstance(value, LazyStackedTensorDict):  # its tensors may not stack
+        for piece in value.tensordicts:
+            yield from _files(piece)
+    elif isinstance(value, TensorDictBase) or is_tensorclass(value):
+        for key in value.keys():  # noqa: SIM118
+            yield from _files(value.get(key))
+    elif isinstance(value, torch.Tensor):
+        try:
+            name = getattr(value, "filename", None)
+        except RuntimeError:  # MemoryMappedTensor raises it where there is none
+            return
+        if name:
+            yield str(name)

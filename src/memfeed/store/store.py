@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +24,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
 from memfeed.schema.tree import as_types
-from memfeed.store import bulk, indexing, tensordict_dir
+from memfeed.store import bulk, indexing, tensordict_columns
 from memfeed.store.attributes import in_form, targets_column
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
@@ -292,7 +293,7 @@ class Store(Dataset[Any]):
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
         if self._backing.manifest is None:
-            full: TensorDictBase = self.assemble_batch([tensordict_dir.all_rows(column) for column in self.columns])
+            full: TensorDictBase = self.assemble_batch([tensordict_columns.all_rows(column) for column in self.columns])
             return full if self._rows is None else full[torch.from_numpy(self._rows)]
         tree = TensorDict({}, batch_size=[self._backing.row_count])
         for field, column in zip(self.schema, self.columns, strict=True):
@@ -400,13 +401,19 @@ def field_bytes(store: Store) -> list[int]:
     """Return the bytes on disk of every field, for all rows of the base store, in the order of the schema."""
     manifest = store.manifest
     if manifest is None:
-        return [tensordict_dir.column_bytes(column) for column in store.columns]
+        return [tensordict_columns.column_bytes(column) for column in store.columns]
     return [sum(manifest.files[name] for name in column_files(field, 0)) for field in store.schema]
 
 
 def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (), owner: object = None) -> Store:
     """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
     backing = open_backing(Path(path), owner)
+    if backing.left_out:
+        warnings.warn(
+            f"{path}: left out what is not read ({'; '.join(backing.left_out)[:200]}): a pickle can run code when it is "
+            "read; save such values as JSON",
+            stacklevel=3,
+        )
     store = Store(backing, types=as_types(types))
     filled = None if backing.manifest is not None else filled_rows(Path(path))
     if filled is None or backing.row_count is None or filled >= backing.row_count:

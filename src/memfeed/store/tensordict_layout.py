@@ -1,7 +1,7 @@
-"""Read and check the layout of a directory that `TensorDict.memmap()` wrote.
+"""Read and check the layout of a directory that `TensorDict.memmap()` wrote, and of a ``.tdz`` archive.
 
-``Reader`` turns a directory into entries, such as `Tensor` and `Group`, and compares every file's size with its shape
-and dtype. It imports no class by name, reads no pickle, follows no symbolic link and maps nothing.
+``Reader`` turns a directory, or an archive of one, into entries such as `Tensor` and `Group`, and compares every file's
+size with its shape and dtype. It imports no class by name, reads no pickle, follows no symbolic link and maps nothing.
 """
 
 from __future__ import annotations
@@ -10,177 +10,40 @@ import json
 import math
 import os
 import re
-import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import DEEPEST, DTYPES, NodeKind, display
-from memfeed.schema.fields import Path as FieldPath
+from memfeed.schema.fields import DEEPEST, DTYPES
 from memfeed.store.format import LARGEST_MANIFEST
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
+from memfeed.store.mapping import Place
+from memfeed.store.tensordict_entries import (
+    DESCRIPTIONS,
+    Entry,
+    Group,
+    LeftOut,
+    Nested,
+    PerRow,
+    Shared,
+    Tensor,
+    check_batch,
+    merge,
+)
+from memfeed.store.tensordict_files import Files, files_at
 
 METADATA = "meta.json"
 VERSION = 1  # of tensordict's layout; directories without a version are 0
 MOST_ENTRIES = 1 << 22
 DEEPEST_JSON = 200  # Python prints, compares and copies nested values by recursion
 
-_CLASS = re.compile(r"<class '([\w.<>]+)'>")
+_CLASS = re.compile(r"<class '([\w.<>]+)(\[[\w.<>\[\], |]+\])?'>")  # the part in brackets is that of MetaData[str]
 # characters that tensordict writes as %XX in a file's name
 _ENCODED = re.compile(r'[\x00-\x20\x7f/<>:"|?*\\%]')
-
-
-class Tensor(NamedTuple):
-    """A dense tensor in a file of its own."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Nested(NamedTuple):
-    """A strided nested tensor: its rows one after another in a file, ``dims`` int64 [n, rank]."""
-
-    file: Path
-    dtype: str
-    dims: Int64Array
-
-
-class TensorStack(NamedTuple):
-    """One tensor per row, each from one element of a lazy stack."""
-
-    tensors: list[Tensor]
-
-
-class Shared(NamedTuple):
-    """A value that is not a tensor, the same for every row."""
-
-    value: Any
-
-
-class PerRow(NamedTuple):
-    """Values that are not tensors, one per row."""
-
-    values: list[Any]
-
-
-class Group(NamedTuple):
-    """A TensorDict or tensorclass. A dim of ``batch`` is None if the elements of a lazy stack differ in it."""
-
-    kind: NodeKind
-    name: str
-    batch: tuple[int | None, ...]
-    children: dict[str, Entry]
-
-
-LeafEntry: TypeAlias = Tensor | Nested | TensorStack | PerRow
-Entry: TypeAlias = LeafEntry | Shared | Group
-
-
-DESCRIPTIONS: dict[type, str] = {
-    Tensor: "a tensor",
-    Nested: "a nested tensor",
-    TensorStack: "a lazy stack",
-    Shared: "a value that is no tensor (NonTensorData)",
-    PerRow: "values that are no tensors (NonTensorStack)",
-    Group: "a TensorDict or tensorclass",
-}
-
-
-def check_batch(entry: Entry, batch: tuple[int, ...], where: str) -> None:
-    """Raise StoreError unless an entry's shape begins with the batch_size of the TensorDict that contains it."""
-    shape: tuple[int | None, ...] = batch
-    if isinstance(entry, Tensor):
-        shape = entry.shape
-    elif isinstance(entry, Group):
-        shape = entry.batch
-    elif isinstance(entry, PerRow) and batch:
-        shape = (len(entry.values), *batch[1:])
-    elif isinstance(entry, Nested) and batch:
-        same = entry.dims.shape[1] >= len(batch) - 1 and (entry.dims[:, : len(batch) - 1] == batch[1:]).all()
-        shape = (len(entry.dims), *(batch[1:] if same else ()))
-    if shape[: len(batch)] != batch:
-        raise StoreError(
-            f"{where}: found {DESCRIPTIONS[type(entry)]} of shape {list(shape)}; expected it to begin with the "
-            f"batch_size {list(batch)} of the TensorDict around it: save it with its own batch_size in order"
-        )
-
-
-def merge(elements: Sequence[Entry], where: Path, at: FieldPath = ()) -> Entry:
-    """Merge the elements of a lazy stack into one entry with one row per element. ``at`` is their path in the stack."""
-    first = elements[0]
-    for row, element in enumerate(elements):
-        difference = _difference(first, element)
-        if difference:
-            raise StoreError(
-                f"{where / str(row)}: found {difference}, at {display(at) if at else 'its top'}; "
-                "expected the same keys, dtypes and numbers of dims as in piece 0 of the lazy stack"
-            )
-    if isinstance(first, Shared):
-        return PerRow([element.value for element in elements])  # type: ignore[union-attr]
-    if isinstance(first, PerRow):
-        return PerRow([element.values for element in elements])  # type: ignore[union-attr]
-    if isinstance(first, Tensor):
-        return TensorStack(list(elements))  # type: ignore[arg-type]
-    if isinstance(first, Group):
-        batches = zip(*(element.batch for element in elements), strict=True)  # type: ignore[union-attr]
-        common = tuple(dims[0] if len(set(dims)) == 1 else None for dims in batches)
-        children = {
-            key: merge([element.children[key] for element in elements], where, (*at, key))  # type: ignore[union-attr]
-            for key in first.children
-        }
-        return first._replace(batch=(len(elements), *common), children=children)
-    raise StoreError(
-        f"{where}: found {DESCRIPTIONS[type(first)]} at {display(at)} inside a lazy stack; expected tensors in its "
-        "pieces: call .contiguous() (or .densify() where shapes differ) on the inner one and save that"
-    )
-
-
-def _difference(first: Entry, other: Entry) -> str:
-    """Return a phrase that says how an element differs from the first, or an empty string."""
-    if isinstance(first, Tensor) and isinstance(other, Tensor):
-        same = first.dtype == other.dtype and len(first.shape) == len(other.shape)
-        return "" if same else f"{other.dtype} {list(other.shape)}, not {first.dtype} {list(first.shape)}"
-    if isinstance(first, Group) and isinstance(other, Group):
-        odd = sorted(first.children.keys() ^ other.children.keys())
-        if odd:
-            return f"the key {odd[0]!r} {'more' if odd[0] in other.children else 'missing'}"
-        same = first[:2] == other[:2] and len(first.batch) == len(other.batch)
-        return "" if same else f"a {other.name or other.kind} of batch_size {list(other.batch)}"
-    return "" if type(first) is type(other) else f"{DESCRIPTIONS[type(other)]}, not {DESCRIPTIONS[type(first)]}"
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of ``path``, None if nothing is there. Raises CorruptStoreError for a symbolic link."""
-    try:
-        found = os.lstat(path)
-    except (OSError, ValueError):  # nothing there, or a name that no file can have
-        return None
-    if stat.S_ISLNK(found.st_mode):
-        raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file or directory: put a copy there")
-    return found
-
-
-def _file_bytes(path: Path) -> int:
-    found = _status(path)
-    if found is None or not stat.S_ISREG(found.st_mode):
-        what = "nothing" if found is None else "no plain file"
-        raise CorruptStoreError(f"{path}: found {what} there; expected the file that the metadata names: save it again")
-    return found.st_size
-
-
-def _check_bytes(path: Path, size: int, why: str) -> None:
-    have = _file_bytes(path)
-    if have != size:
-        raise CorruptStoreError(
-            f"{path}: found {have:,} bytes; expected {size:,} for {why}: "
-            "the file was cut, grown or swapped; restore it from a copy or save it again"
-        )
 
 
 def _encode(key: str) -> str:
@@ -189,7 +52,7 @@ def _encode(key: str) -> str:
     return _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 
-def _entry_paths(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
+def _entry_paths(files: Files, directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
     """Return the path of each key's file or directory.
 
     tensordict 0.8 named them as the keys, newer versions encode the names. So a key is looked up encoded, then as it
@@ -204,9 +67,13 @@ def _entry_paths(directory: Path, entries: dict[str, dict[str, Any]]) -> dict[st
         paths[key] = directory / (encoded + suffix)
         if encoded != key and key + suffix not in ("", ".", "..") and not re.search(r"[\x00/\\]", key):
             older[key] = directory / (key + suffix)
-    older = {key: path for key, path in older.items() if _status(path) is not None}
-    only_older = {key: path for key, path in older.items() if _status(paths[key]) is None}
+    older = {key: path for key, path in older.items() if _is_there(files, path)}
+    only_older = {key: path for key, path in older.items() if not _is_there(files, paths[key])}
     return paths | (older if any("%" in key for key in only_older) else only_older)
+
+
+def _is_there(files: Files, path: Path) -> bool:
+    return files.is_directory(path) or files.size(path) is not None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
@@ -226,6 +93,12 @@ def _dims(value: Any, where: str) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _dim_names(names: Any, dims: int) -> tuple[str | None, ...]:
+    """Return the names of the dims of a batch_size; () if there are none. Before tensordict 0.15 none were saved."""
+    known = isinstance(names, list) and len(names) == dims and all(isinstance(name, str | None) for name in names)
+    return tuple(names) if known else ()
+
+
 def _tensor_bytes(shape: Sequence[int], dtype: str, where: str) -> int:
     """Return the bytes of a tensor. Raises StoreError if they exceed a file (dims of 0 hide no other dim)."""
     if math.prod(dim for dim in shape if dim) * DTYPES[dtype].itemsize > LARGEST_FILE:
@@ -237,26 +110,53 @@ class Reader:
     """Reads the metadata of a directory and of all below it, and hashes the bytes that it reads."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self._files = root, files_at(root)
         self._bytes = self._entries = 0
         self.hash = xxhash.xxh3_128()
 
     def _read(self, path: Path) -> bytes:
         """Read a metadata file. Raises StoreError if all of them together are too large."""
-        self._bytes += _file_bytes(path)
+        self._bytes += self._size(path)
         if self._bytes > LARGEST_MANIFEST:
             raise StoreError(
                 f"{path}: found {self._bytes:,} bytes of metadata up to here; expected at most {LARGEST_MANIFEST:,}: "
                 "keep large values as tensors"
             )
-        data = path.read_bytes()
+        data = self._files.read(path)
         self.hash.update(os.fsencode(path.relative_to(self._root)) + b"\0%d\0" % len(data) + data)
         return data
 
+    def _size(self, path: Path) -> int:
+        size = self._files.size(path)
+        if size is None:
+            raise CorruptStoreError(
+                f"{path}: found nothing there; expected the file that the metadata names: save it again"
+            )
+        return size
+
+    def _place(self, path: Path, size: int, item: int, why: str) -> Place:
+        """Return where a tensor's bytes begin. The file may be longer, as tensordict leaves it if fewer rows are saved.
+
+        Raises CorruptStoreError if it is shorter.
+        """
+        have = self._size(path)
+        if have < size:
+            raise CorruptStoreError(
+                f"{path}: found {have:,} bytes; expected {size:,} for {why}: "
+                "the file was cut or swapped; restore it from a copy or save it again"
+            )
+        place = self._files.place(path, size)
+        if place.offset % item:
+            raise StoreError(
+                f"{path}: found a tensor at byte {place.offset:,}, which is no multiple of its {item} bytes per "
+                "element; expected an archive that tensordict wrote: unzip it and open the directory"
+            )
+        return place
+
     def _metadata(self, directory: Path) -> dict[str, Any]:
         path = directory / METADATA
-        if _status(path) is None:
-            old = next((name for name in sorted(os.listdir(directory)) if name.endswith("meta.pt")), None)
+        if self._files.size(path) is None:
+            old = next((name for name in self._files.names(directory) if name.endswith("meta.pt")), None)
             if old is not None:
                 raise StoreError(
                     f"{directory / old}: found the layout older than {METADATA}, kept in pickles; expected the newer: "
@@ -281,8 +181,7 @@ class Reader:
         """Read the entry of one directory."""
         if depth > DEEPEST:
             raise StoreError(f"{path}: found TensorDicts nested deeper than {DEEPEST}; expected a flatter one")
-        found = path.stat() if depth == 0 else _status(path)  # the root itself may be a link
-        if found is None or not stat.S_ISDIR(found.st_mode):
+        if not self._files.is_directory(path):
             raise CorruptStoreError(f"{path}: found no such directory; expected one, as the metadata above it says")
         meta = self._metadata(path)
         match = _CLASS.fullmatch(str(meta.get("_type")))
@@ -295,20 +194,13 @@ class Reader:
             return self._tensordict(path, meta, depth)
         if match[1].startswith("tensordict."):
             if name in ("NonTensorData", "MetaData"):
-                self._refuse_pickle(path, path / "other.pickle", "data" not in meta)
-                return Shared(meta.get("data"))
+                # other.pickle may lie beside it, but keeps other facts: each is in one of the two
+                return Shared(meta["data"]) if "data" in meta else LeftOut("a pickle")
             if name in ("LazyStackedTensorDict", "NonTensorStack"):
                 return self._stack(path, meta, depth)
-        if _status(path / "_tensordict") is not None:
+        if self._files.is_directory(path / "_tensordict"):
             return self._tensorclass(path, name, meta, depth)
         raise StoreError(f"{path}: found a {match[1]}; expected a TensorDict, tensorclass or lazy stack: convert it")
-
-    def _refuse_pickle(self, path: Path, file: Path, missing: bool = False) -> None:
-        if missing or _status(file) is not None:
-            raise StoreError(
-                f"{file}: found the entry {display(path.relative_to(self._root).parts)} as a pickle, which can run "
-                "code when it is read; expected a JSON value: save it as one, or delete that entry"
-            )
 
     def _tensordict(self, path: Path, meta: dict[str, Any], depth: int) -> Group:
         batch = _dims(meta["shape"], f"{path / METADATA}: batch_size")
@@ -318,14 +210,14 @@ class Reader:
         if self._entries > MOST_ENTRIES:
             raise StoreError(f"{path / METADATA}: found more than {MOST_ENTRIES:,} entries; expected fewer")
         children: dict[str, Entry] = {}
-        for key, entry_path in _entry_paths(path, entries).items():
+        for key, entry_path in _entry_paths(self._files, path, entries).items():
             where = f"{path / METADATA}: entry {key!r}"
             if "type" in entries[key]:
                 children[key] = self.directory(entry_path, depth + 1)
             else:
                 children[key] = self._tensor(entry_path, entries[key], where)
             check_batch(children[key], batch, where)
-        return Group("tensordict", "", batch, children)
+        return Group("tensordict", "", batch, children, _dim_names(meta.get("_names"), len(batch)))
 
     def _tensor(self, file: Path, entry: dict[str, Any], where: str) -> Tensor | Nested:
         dtype = str(entry.get("dtype")).removeprefix("torch.")
@@ -335,25 +227,28 @@ class Reader:
         if entry.get("is_nested"):
             return self._nested(file, dtype, shape, where)
         size = _tensor_bytes(shape, dtype, where)
-        if size or _status(file) is not None:  # tensordict writes no file for a tensor without elements
-            _check_bytes(file, size, f"{dtype} {list(shape)}")
-        return Tensor(file, dtype, shape)
+        if not size:  # tensordict writes no file for a tensor without elements
+            return Tensor(Place(file), dtype, shape)
+        return Tensor(self._place(file, size, DTYPES[dtype].itemsize, f"{dtype} {list(shape)}"), dtype, shape)
 
     def _nested(self, file: Path, dtype: str, shape: tuple[int, ...], where: str) -> Nested:
         if len(shape) != 2 or not 1 <= shape[1] <= DEEPEST:
             raise StoreError(f"{where}: found a nested tensor whose sizes are {list(shape)}; expected [rows, dims]")
         sizes = file.with_suffix(".shape.memmap")
-        _check_bytes(sizes, _tensor_bytes(shape, "int64", where), f"the sizes of {shape[0]:,} nested rows")
-        dims = np.frombuffer(bytearray(self._read(sizes) if shape[0] else b""), np.int64).reshape(shape)
+        size = _tensor_bytes(shape, "int64", where)
+        if size:
+            self._place(sizes, size, 8, f"the sizes of {shape[0]:,} nested rows")
+        dims = np.frombuffer(bytearray(self._read(sizes)[:size] if size else b""), np.int64).reshape(shape)
         largest = np.maximum(dims, 1).astype(np.float64).prod(axis=1).sum()
         if (dims < 0).any() or largest * DTYPES[dtype].itemsize > LARGEST_FILE:
             raise CorruptStoreError(f"{sizes}: found sizes that are negative or too large; the file is damaged")
         size = int(dims.prod(axis=1).sum()) * DTYPES[dtype].itemsize
-        _check_bytes(file, size, f"{len(dims):,} nested rows of {dtype}")
-        return Nested(file, dtype, dims)
+        if not size:
+            return Nested(Place(file), dtype, dims)
+        place = self._place(file, size, DTYPES[dtype].itemsize, f"{len(dims):,} nested rows of {dtype}")
+        return Nested(place, dtype, dims)
 
     def _tensorclass(self, path: Path, name: str, meta: dict[str, Any], depth: int) -> Group:
-        self._refuse_pickle(path, path / "other.pickle")
         inner = self.directory(path / "_tensordict", depth + 1)
         if not isinstance(inner, Group) or not name.isidentifier():
             raise StoreError(f"{path}: found {DESCRIPTIONS[type(inner)]} in {name!r}; expected a TensorDict")
@@ -361,11 +256,13 @@ class Reader:
         values: dict[str, Entry] = {k: Shared(v) for k, v in meta.items() if not k.startswith("_") and v is not None}
         if values.keys() & inner.children.keys():
             raise StoreError(f"{path}: found {sorted(values.keys() & inner.children.keys())[0]!r} twice; it is damaged")
-        return inner._replace(kind="tensorclass", name=name, children=inner.children | values)
+        pickled = {"other.pickle": LeftOut("a pickle")} if self._files.size(path / "other.pickle") is not None else {}
+        return inner._replace(kind="tensorclass", name=name, children=inner.children | values | pickled)
 
     def _stack(self, path: Path, meta: dict[str, Any], depth: int) -> Entry:
         if "data" in meta:
-            self._refuse_pickle(path, path / "pickle.pkl", meta["data"] == "pickle.pkl")
+            if meta["data"] == "pickle.pkl":
+                return LeftOut("a pickle")
             if not isinstance(meta["data"], list):
                 raise StoreError(f"{path / METADATA}: found {type(meta['data']).__name__} as data; expected a list")
             return PerRow(meta["data"])
@@ -374,8 +271,13 @@ class Reader:
                 f"{path}: found a lazy stack along dim {str(meta.get('stack_dim'))[:20]}; expected dim 0, one piece "
                 "per row: call .contiguous() (or .densify() where shapes differ) and save that"
             )
-        rows = sorted(int(name) for name in os.listdir(path) if re.fullmatch(r"0|[1-9]\d{0,8}", name, re.ASCII))
+        rows = sorted(int(name) for name in self._files.names(path) if re.fullmatch(r"0|[1-9]\d{0,8}", name, re.ASCII))
         if not rows or rows[-1] != len(rows) - 1:
             missing = next((row for row, found in enumerate(rows) if row != found), 0)
             raise CorruptStoreError(f"{path / str(missing)}: found no such piece; expected one per row of the stack")
-        return merge([self.directory(path / str(row), depth + 1) for row in rows], path)
+        merged = merge([self.directory(path / str(row), depth + 1) for row in rows], str(path))
+        stack_name = meta.get("stack_dim_name")
+        if isinstance(merged, Group) and isinstance(stack_name, str):
+            inner = merged.dim_names[1:] or (None,) * (len(merged.batch) - 1)
+            return merged._replace(dim_names=(stack_name, *inner))
+        return merged

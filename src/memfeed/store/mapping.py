@@ -1,0 +1,70 @@
+"""Map parts of files privately: an edit never reaches the file, and nothing is read before it is used."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from memfeed.errors import CorruptStoreError, StoreError
+from memfeed.system.descriptors import open_read, with_descriptors
+
+# Python has had this name only since 3.13; the value is that of x86, Arm, RISC-V, POWER and s390
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+# before Python 3.13 every map keeps a descriptor of its own open, which is not needed
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+class Place(NamedTuple):
+    """Where bytes begin: a file, and the byte in it; more than 0 in an archive."""
+
+    path: Path
+    offset: int = 0
+
+
+def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
+    """Map ``size`` bytes of a file, from byte ``offset``, as a uint8 tensor [size] over a private, writable map.
+
+    MAP_NORESERVE, because without it the system refuses a private map larger than memory and swap. The tensor keeps the
+    map alive; nothing else has to be closed. Raises CorruptStoreError if the file ends before these bytes.
+    """
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    fd = open_read(path)
+    try:
+        found = os.fstat(fd).st_size
+        if found < offset + size:  # touching a map after the file's end is a SIGBUS
+            raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {offset + size:,}: the file was cut")
+        flags = mmap.MAP_PRIVATE | _NORESERVE
+        mapped = with_descriptors(
+            lambda: mmap.mmap(
+                fd,
+                skipped + size,
+                flags=flags,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                offset=offset - skipped,
+                **_UNTRACKED,
+            )
+        )
+    except (OverflowError, OSError) as error:  # a sparse file can be larger than the address space
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
+    finally:
+        os.close(fd)
+    return torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
+
+
+def map_checked(path: Path, size: int, check: Callable[[], None], offset: int = 0) -> torch.Tensor:
+    """Map a file, then call ``check``, which raises if the store was replaced meanwhile."""
+    try:
+        return map_file(path, size, offset)
+    finally:
+        check()  # also after an error: the file may be that of another store
