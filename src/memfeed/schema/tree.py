@@ -11,13 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import tensordict
 import torch
 from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
-
-try:
-    from tensordict import TypedTensorDict
-except ImportError:  # older than 0.12
-    TypedTensorDict = None
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
@@ -47,7 +43,9 @@ def is_unbatched(value: Any) -> bool:
 
 def typed_name(cls: type) -> str:
     """Return the name of a class made with tensordict's TypedTensorDict; an empty string for any other class."""
-    return cls.__name__ if TypedTensorDict is not None and issubclass(cls, TypedTensorDict) else ""
+    # older versions of tensordict do not have it
+    typed: type | None = getattr(tensordict, "TypedTensorDict", None)
+    return cls.__name__ if typed is not None and issubclass(cls, typed) else ""
 
 
 def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:

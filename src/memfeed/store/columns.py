@@ -228,6 +228,10 @@ class SeparateRowsColumn:
     def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
         raise NotImplementedError
 
+    def view(self, start: int, length: int) -> torch.Tensor:
+        """See ``RaggedRows.view``."""
+        raise NotImplementedError
+
 
 class FilePerRowColumn(SeparateRowsColumn):
     """Rows that each have a file of their own, as tensordict writes lazy stacks; read, not mapped."""

@@ -410,8 +410,8 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
     backing = open_backing(Path(path), owner)
     if backing.left_out:
         warnings.warn(
-            f"{path}: left out what is not read ({'; '.join(backing.left_out)[:200]}): a pickle can run code when it is "
-            "read; save such values as JSON",
+            f"{path}: left out what is not read ({'; '.join(backing.left_out)[:200]}): a pickle can run code when it "
+            "is read; save such values as JSON",
             stacklevel=3,
         )
     store = Store(backing, types=as_types(types))

@@ -1,6 +1,6 @@
 """Open any directory that `TensorDict.memmap()` wrote, or an archive of one, as the fields and columns of a store.
 
-`memfeed.store.tensordict_layout` reads and checks it, `memfeed.store.tensordict_columns` makes columns of what it finds.
+`memfeed.store.tensordict_layout` reads and checks it, `memfeed.store.tensordict_columns` makes columns of its entries.
 """
 
 from __future__ import annotations

@@ -133,15 +133,11 @@ class Archive:
         entry = self._entry(path)
         assert entry is not None
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
-            raise StoreError(
-                f"{path}: found a compressed entry, which cannot be mapped; expected a stored one: {_UNZIP}"
-            )
+            raise StoreError(f"{path}: found a compressed entry; expected a stored one, which can be mapped: {_UNZIP}")
         with open(self._root, "rb") as file:
             file.seek(entry.header_offset)
             header = file.read(_LOCAL_HEADER.size)
-        signature, _, name, extra = (
-            _LOCAL_HEADER.unpack(header) if len(header) == _LOCAL_HEADER.size else (b"", 0, 0, 0)
-        )
+        signature, _, name, extra = _LOCAL_HEADER.unpack(header.ljust(_LOCAL_HEADER.size, b"\0"))
         begin = entry.header_offset + _LOCAL_HEADER.size + name + extra
         if signature != b"PK\x03\x04" or begin + size > self._root.stat().st_size:
             raise CorruptStoreError(f"{path}: found an entry that is not inside the archive: save it again")

@@ -256,6 +256,7 @@ class Reader:
         values: dict[str, Entry] = {k: Shared(v) for k, v in meta.items() if not k.startswith("_") and v is not None}
         if values.keys() & inner.children.keys():
             raise StoreError(f"{path}: found {sorted(values.keys() & inner.children.keys())[0]!r} twice; it is damaged")
+        pickled: dict[str, Entry]
         pickled = {"other.pickle": LeftOut("a pickle")} if self._files.size(path / "other.pickle") is not None else {}
         return inner._replace(kind="tensorclass", name=name, children=inner.children | values | pickled)
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    NonTensorData,
     NonTensorStack,
     PersistentTensorDict,
     TensorDictBase,
+    is_non_tensor,
     is_tensorclass,
 )
 
@@ -44,7 +44,7 @@ def _entry(value: Any, path: FieldPath, types: dict[str, type]) -> Entry:
         return Unbatched(value)
     if isinstance(value, NonTensorStack):
         return PerRow(value.tolist())
-    if isinstance(value, NonTensorData):  # MetaData too
+    if is_non_tensor(value):  # MetaData too
         return Shared(value.data)
     if isinstance(value, LazyStackedTensorDict):
         return _stack(value, path, types)
@@ -66,7 +66,7 @@ def _tensor(value: torch.Tensor) -> Tensor:
 def _tensordict(value: TensorDictBase, path: FieldPath, types: dict[str, type]) -> Group:
     if isinstance(value, PersistentTensorDict):
         raise StoreError(
-            f"found a TensorDict whose tensors are in a file of h5 or zarr, at {display(path)}; expected them in memory: "
+            f"found a TensorDict whose tensors are in an h5 or zarr file, at {display(path)}; expected memory: "
             "write a store with memfeed.cache(td, path), or read all with td.to_tensordict()"
         )
     name = typed_name(type(value))
@@ -82,7 +82,7 @@ def _tensorclass(value: Any, path: FieldPath, types: dict[str, type]) -> Group:
     # the attributes of a tensorclass unwrap values, so that a value of all rows and one per row look alike
     inner = _entry(value._tensordict, path, types)
     assert isinstance(inner, Group)
-    others = {key: Shared(other) for key, other in value._non_tensordict.items() if other is not None}
+    others: dict[str, Entry] = {key: Shared(other) for key, other in value._non_tensordict.items() if other is not None}
     return inner._replace(kind="tensorclass", name=cls.__name__, children=inner.children | others)
 
 
