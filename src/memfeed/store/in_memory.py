@@ -93,10 +93,7 @@ def as_columns(data: Any) -> Columns | None:
 def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
     """Add the length of each column below ``value`` to ``lengths``; return False if some part is no column."""
     if is_unbatched(value):
-        raise SchemaError(
-            f"found the UnbatchedTensor {display(path)}, which belongs to no row; expected one row per sample in every "
-            f"column: cache(td.exclude({display(path)!r}), path), and keep it beside the store"
-        )
+        raise _no_rows(path)
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
             return False
@@ -108,6 +105,9 @@ def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str,
             return False
     elif not isinstance(value, Mapping | tuple):
         return False  # a list is a dataset of samples
+    for key in value.keys() if isinstance(value, TensorDictBase) else ():
+        if is_unbatched(value.get(key)):  # older versions of tensordict unwrap it in value[key]
+            raise _no_rows((*path, key))
     opened = open_container(value)
     assert opened is not None
     parts = list(zip(opened[0].keys or range(len(opened[1])), opened[1], strict=True))
@@ -119,6 +119,13 @@ def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str,
             "arrays with one row per sample (samples themselves come as a list or a dataset)"
         )
     return bool(parts) and all(are_columns)
+
+
+def _no_rows(path: tuple[str | int, ...]) -> SchemaError:
+    return SchemaError(
+        f"found the UnbatchedTensor {display(path)}, which belongs to no row; expected one row per sample in every column: "
+        f"cache(td.exclude({display(path)!r}), path), and keep it beside the store"
+    )
 
 
 def existing_path(data: Any) -> str | None:
