@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import tensordict
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, lazy_stack, tensorclass
 
@@ -159,3 +160,17 @@ KINDS = {
         _lazy_nested,
     )
 }
+
+
+def plain(value):
+    """A batch as lists, dicts and texts, with the batch sizes of its containers."""
+    if isinstance(value, tensordict.TensorDictBase) or tensordict.is_tensorclass(value):
+        if tensordict.is_non_tensor(value):
+            return plain(value.tolist())
+        value = value if isinstance(value, tensordict.TensorDictBase) else value._tensordict  # a value as it is kept
+        keys = [key for key in value.keys() if value.get(key) is not None]  # noqa: SIM118
+        return tuple(value.batch_size), {key: plain(value.get(key)) for key in sorted(keys)}
+    if isinstance(value, torch.Tensor):
+        rows = value.unbind() if value.is_nested else [value]
+        return str(value.dtype), value.is_nested, [(tuple(row.shape), row.tolist()) for row in rows]
+    return [plain(part) for part in value] if isinstance(value, list) else value

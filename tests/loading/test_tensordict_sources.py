@@ -21,7 +21,7 @@ from tensordict import (
 import memfeed
 from memfeed.errors import CopyError, LoaderError, SchemaError, StoreError
 from memfeed.testing import equal
-from tensordicts import ENCODED, KINDS, numbers
+from tensordicts import ENCODED, KINDS, numbers, plain
 
 has_typed = hasattr(tensordict, "TypedTensorDict")
 
@@ -30,26 +30,12 @@ def _batches(source, **options):
     return list(memfeed.Loader(source, 2, shuffle=True, seed=3, **options))
 
 
-def _plain(value):
-    """A batch as lists, dicts and texts, with the batch sizes of its containers."""
-    if isinstance(value, tensordict.TensorDictBase) or tensordict.is_tensorclass(value):
-        if tensordict.is_non_tensor(value):
-            return _plain(value.tolist())
-        value = value if isinstance(value, tensordict.TensorDictBase) else value._tensordict  # a value as it is kept
-        keys = [key for key in value.keys() if value.get(key) is not None]  # noqa: SIM118
-        return tuple(value.batch_size), {key: _plain(value.get(key)) for key in sorted(keys)}
-    if isinstance(value, torch.Tensor):
-        rows = value.unbind() if value.is_nested else [value]
-        return str(value.dtype), value.is_nested, [(tuple(row.shape), row.tolist()) for row in rows]
-    return [_plain(part) for part in value] if isinstance(value, list) else value
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_directory(kind, tmp_path):
     made = KINDS[kind]()
     made.memmap(tmp_path / "td", **ENCODED)
-    ours = [_plain(batch) for batch in _batches(made)]
-    theirs = [_plain(batch) for batch in _batches(memfeed.open(tmp_path / "td"))]
+    ours = [plain(batch) for batch in _batches(made)]
+    theirs = [plain(batch) for batch in _batches(memfeed.open(tmp_path / "td"))]
 
     assert ours == theirs
 

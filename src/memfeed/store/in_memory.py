@@ -123,8 +123,8 @@ def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str,
 
 def _no_rows(path: tuple[str | int, ...]) -> SchemaError:
     return SchemaError(
-        f"found the UnbatchedTensor {display(path)}, which belongs to no row; expected one row per sample in every column: "
-        f"cache(td.exclude({display(path)!r}), path), and keep it beside the store"
+        f"found the UnbatchedTensor {display(path)}, which belongs to no row; expected one row per sample in every "
+        f"column: cache(td.exclude({display(path)!r}), path), and keep it beside the store"
     )
 
 

@@ -162,8 +162,9 @@ class Reader:
                     f"{directory / old}: found the layout older than {METADATA}, kept in pickles; expected the newer: "
                     "load it with the tensordict that wrote it and save it again with a newer one"
                 )
+        data = self._read(path)
         try:
-            found = json.loads(self._read(path))
+            found = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: found bytes that cannot be read ({error}); expected JSON: damaged") from None
         if _is_deeper(found, DEEPEST_JSON):
