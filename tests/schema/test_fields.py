@@ -1,25 +1,8 @@
 import pytest
 
 from memfeed.errors import FieldError, SchemaError
-from memfeed.schema.fields import StemAssigner, display, dtype_name, is_stem
+from memfeed.schema.fields import display, dtype_name
 from memfeed.schema.infer import infer
-
-
-def test_stems_are_the_keys_where_those_are_safe_and_free():
-    stems = StemAssigner()
-    given = [("image",), ("Image",), ("a", "b"), ("a.b",), (0,), ("0",), ("meta",), ("shape",), ("é",), ("x" * 101,)]
-    assigned = [stems.assign(path) for path in given]
-    assert assigned[0] == "image"
-    assert assigned[2] == "a/b"
-    assert assigned[4] == "0"
-    assert len({stem.lower() for stem in assigned}) == len(assigned)
-    assert all(is_stem(stem) for stem in assigned)
-    assert {"meta", "shape", "Image", "a.b"}.isdisjoint(assigned)
-
-
-@pytest.mark.parametrize("bad", ["", "..", "a/../b", "/a", "a//b", "a b", "meta", "x/meta", "a\0", "a.b"])
-def test_unsafe_stems_are_recognised(bad):
-    assert not is_stem(bad)
 
 
 def test_dtype_without_a_column_is_refused():

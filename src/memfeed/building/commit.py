@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from tensordict import TensorDict
 
 from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
+from memfeed.schema.stems import decode_key
 from memfeed.store import format, ragged
 from memfeed.store.attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
 from memfeed.store.checksums import compute_checksums
@@ -27,6 +29,8 @@ from memfeed.system import files
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
+# older versions of tensordict name files as the keys: they get the encoded names as keys
+_ENCODES = "robust_key" in inspect.signature(TensorDict.memmap_like).parameters
 
 
 def remove_skipped(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
@@ -137,7 +141,7 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
     """
     tree: dict[str, object] = {}
     for field in schema:
-        *above, last = field.stem.split("/")
+        *above, last = (decode_key(part) if _ENCODES else part for part in field.stem.split("/"))
         at = tree
         for part in above:
             at = at.setdefault(part, {})  # type: ignore[assignment]
@@ -151,7 +155,7 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
     scratch = root / WORK_DIRECTORY / "meta"
     files.remove_tree(scratch)
     try:
-        _as_tensordict(tree, row_count).memmap_like(str(scratch))
+        _as_tensordict(tree, row_count).memmap_like(str(scratch), **({"robust_key": True} if _ENCODES else {}))
     except (OSError, RuntimeError) as error:  # torch reports a full disk only in words
         full = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
         cause = error if isinstance(error, OSError) and error.errno else OSError(full, str(error))

@@ -6,7 +6,6 @@ Nothing here opens a file or holds data.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -40,16 +39,6 @@ _DTYPE_NAMES = [
 ]
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
 """All dtypes that a column can have, by their names in a manifest."""
-
-_STEM = re.compile(r"[A-Za-z0-9_-]{1,100}")
-# tensordict stores entries of its own in meta.json beside those of the leaves: on load it drops a leaf of such a name.
-_RESERVED = frozenset(
-    [
-        *("meta", "shape", "device", "type", "dtype", "data", "is_nested", "stack_dim", "stack_dim_name"),
-        *("_type", "_names", "_class", "_format_version", "_metadata", "_is_non_tensor", "_tensordict"),
-        *("memfeed", "checksums", "start", "dims", "heap"),
-    ]
-)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -214,35 +203,3 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 field = msgspec.structs.replace(field, lengths_of=first)
             fields.append(field)
         return Schema(fields=tuple(fields), structure=structure)
-
-
-class StemAssigner:
-    """Assigns unique file stems: the key itself if that is a safe name and not in use, else ``c<N>``."""
-
-    def __init__(self) -> None:
-        self._directories: dict[Path, str] = {(): ""}
-        self._used: dict[str, set[str]] = {}
-
-    def assign(self, path: Path, name: str | None = None) -> str:
-        """Return the stem for the leaf at ``path``; ``name``, if given by the user, replaces its last key."""
-        directory = ""
-        for depth in range(1, len(path)):
-            parent = path[:depth]
-            if parent not in self._directories:
-                self._directories[parent] = self._assign_in(directory, path[depth - 1])
-            directory = self._directories[parent]
-        last: str | int = name if name is not None else (path[-1] if path else "value")
-        return self._assign_in(directory, last)
-
-    def _assign_in(self, directory: str, key: str | int) -> str:
-        used = self._used.setdefault(directory, set())
-        stem = str(key)
-        if not _STEM.fullmatch(stem) or stem.lower() in _RESERVED or stem.lower() in used:
-            stem = next(name for i in range(len(used) + 1) if (name := f"c{i}") not in used)
-        used.add(stem.lower())  # some file systems ignore case
-        return f"{directory}/{stem}" if directory else stem
-
-
-def is_stem(text: str) -> bool:
-    """Return True if ``text`` can be the stem of a column: safe names joined by ``/``."""
-    return all(_STEM.fullmatch(part) and part.lower() not in _RESERVED for part in text.split("/"))

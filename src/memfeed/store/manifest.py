@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display, is_stem
+from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
+from memfeed.schema.stems import is_stem, same_file
 from memfeed.store.attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 
@@ -83,14 +84,14 @@ def manifest_problem(manifest: Manifest) -> str:
 def _files_problem(manifest: Manifest) -> str:
     """Return a phrase that says what is wrong with the fields and their files, or an empty string."""
     expected: dict[str, int | None] = {**manifest.extra_files}
-    stems: set[str] = set()  # in lower case: some file systems do not tell "A" from "a"
+    stems: set[str] = set()  # some file systems do not tell "A" from "a"
     for index, field in enumerate(manifest.schema.fields):
         problem = field_problem(field, index)
         if problem:
             return f"field {display(field.path)!r}: {problem}"
-        if field.stem.lower() in stems:
+        if same_file(field.stem) in stems:
             return f"two fields with the file name {field.stem!r}"
-        stems.add(field.stem.lower())
+        stems.add(same_file(field.stem))
         if math.prod(dim for dim in (manifest.rows, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
             return f"{manifest.rows} rows of shape {field.shape}, too many to address"
         expected |= column_files(field, manifest.rows)

@@ -23,6 +23,7 @@ from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
+from memfeed.schema.stems import decode_key
 from memfeed.schema.tree import as_types
 from memfeed.store import bulk, indexing, tensordict_columns
 from memfeed.store.attributes import in_form, targets_column
@@ -297,7 +298,7 @@ class Store(Dataset[Any]):
             return full if self._rows is None else full[torch.from_numpy(self._rows)]
         tree = TensorDict({}, batch_size=[self._backing.row_count])
         for field, column in zip(self.schema, self.columns, strict=True):
-            keys = tuple(field.stem.split("/"))
+            keys = tuple(map(decode_key, field.stem.split("/")))
             if isinstance(column, FixedColumn):
                 tree[keys] = column.data
             elif isinstance(column, RaggedColumn):

@@ -19,6 +19,7 @@ import xxhash
 
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.fields import DEEPEST, DTYPES
+from memfeed.schema.stems import encode_key
 from memfeed.store.format import LARGEST_MANIFEST
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
 from memfeed.store.mapping import Place
@@ -42,14 +43,6 @@ MOST_ENTRIES = 1 << 22
 DEEPEST_JSON = 200  # Python prints, compares and copies nested values by recursion
 
 _CLASS = re.compile(r"<class '([\w.<>]+)(\[[\w.<>\[\], |]+\])?'>")  # the part in brackets is that of MetaData[str]
-# characters that tensordict writes as %XX in a file's name
-_ENCODED = re.compile(r'[\x00-\x20\x7f/<>:"|?*\\%]')
-
-
-def _encode(key: str) -> str:
-    if key in ("", ".", ".."):
-        return "%2E" * len(key) or "%"
-    return _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
 
 
 def _entry_paths(files: Files, directory: Path, entries: dict[str, dict[str, Any]]) -> dict[str, Path]:
@@ -63,7 +56,7 @@ def _entry_paths(files: Files, directory: Path, entries: dict[str, dict[str, Any
     older: dict[str, Path] = {}
     for key, entry in entries.items():
         suffix = "" if "type" in entry else ".memmap"
-        encoded = _encode(key)
+        encoded = encode_key(key)
         paths[key] = directory / (encoded + suffix)
         if encoded != key and key + suffix not in ("", ".", "..") and not re.search(r"[\x00/\\]", key):
             older[key] = directory / (key + suffix)
