@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 
 import memfeed
-from memfeed.errors import FieldError, LoaderError, StoreError
+from memfeed.errors import CorruptStoreError, FieldError, LoaderError, StoreError
 from memfeed.store import bulk
 from support import Made, equal, rich_sample
 
@@ -177,3 +177,37 @@ def test_ragged_fields_have_no_place(path):
     store = memfeed.cache([{"t": torch.arange(i)} for i in range(4)], path, progress=False)
     with pytest.raises(FieldError, match="t: found .*; expected a field whose rows have one shape"):
         store.into({"t": torch.zeros(4, 3)})
+
+
+def test_into_reads_the_files_and_maps_nothing(path):
+    store = memfeed.cache({"x": torch.arange(60.0).view(20, 3), "y": torch.arange(20)}, path, progress=False)
+    store = memfeed.open(path)
+    dest = {"x": torch.zeros(20, 3), "y": torch.zeros(20, dtype=torch.int64)}
+    before = dest["x"]._version
+    store.into(dest)
+    assert torch.equal(dest["x"], torch.arange(60.0).view(20, 3))
+    assert dest["y"].tolist() == list(range(20))
+    assert dest["x"]._version > before  # autograd sees the change
+    assert not any("data" in column.__dict__ for column in store.columns)
+    part = {"x": torch.zeros(5, 3), "y": torch.zeros(5, dtype=torch.int64)}
+    store.subset(range(7, 12)).into(part)
+    assert part["y"].tolist() == list(range(7, 12))
+    assert torch.equal(part["x"], torch.arange(60.0).view(20, 3)[7:12])
+    store.subset([3, 1, 2, 2, 0]).into(part)
+    assert part["y"].tolist() == [3, 1, 2, 2, 0]
+    strided = {"x": torch.zeros(3, 20).T, "y": torch.zeros(40, dtype=torch.int64)[::2]}
+    store.into(strided)
+    assert torch.equal(strided["x"], dest["x"])
+    assert torch.equal(strided["y"], dest["y"])
+    store.column("y").add_(1)  # an edit of this process
+    store.into(dest)
+    assert dest["y"].tolist() == list(range(1, 21))
+
+
+def test_into_of_a_file_that_was_cut(path):
+    memfeed.cache({"x": torch.arange(20)}, path, progress=False)
+    store = memfeed.open(path)
+    (path / "x.memmap").chmod(0o644)
+    (path / "x.memmap").write_bytes(b"1234")
+    with pytest.raises(CorruptStoreError, match="found 4 bytes; expected 160: the file was cut"):
+        store.into({"x": torch.zeros(20, dtype=torch.int64)})

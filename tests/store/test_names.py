@@ -10,34 +10,8 @@ from tensordict import TensorDict
 
 import memfeed
 
-KEYS = [
-    "data",
-    "meta",
-    "a b",
-    "a.b",
-    "50%",
-    "a/b",
-    "x:y",
-    "\xe9t\xe9",
-    "start",
-    "dims",
-    "heap",
-    "type",
-    "dtype",
-    "_names",
-]
-KEYS += [
-    "dtype",
-    "_names",
-    "_tensordict",
-    "stack_dim",
-    "is_nested",
-    "c0",
-    "layer.0.weight",
-    "a\\b",
-    "memfeed",
-    "checksums",
-]
+KEYS = ["data", "meta", "start", "dims", "heap", "type", "dtype", "_names", "_tensordict", "stack_dim", "is_nested"]
+KEYS += ["c0", "memfeed", "checksums", "a b", "a.b", "50%", "a/b", "x:y", "\xe9t\xe9", "layer.0.weight", "a\\b"]
 RESERVED = ["shape", "device", "_type"]  # tensordict itself drops a leaf of such a name
 encodes = "robust_key" in inspect.signature(TensorDict.memmap).parameters
 

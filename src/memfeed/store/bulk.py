@@ -95,8 +95,9 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
         raise FieldError(f"{title}: {'; '.join(problems[:2])}{more}")
     with torch.no_grad():
         for column, target in pairs:
-            for part, chunk in _chunks(column, rows):
-                target[part].copy_(chunk)
+            if not _is_run(rows) or not column.read(int(rows[0]) if len(rows) else 0, target):
+                for part, chunk in _chunks(column, rows):
+                    target[part].copy_(chunk)
     return Unfilled(missing, unexpected)
 
 
@@ -120,12 +121,16 @@ def _chunks(column: Column, rows: Int64Array) -> Iterator[tuple[Any, torch.Tenso
     gather = Gather([column], [Fresh()])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        is_run = part[-1] - part[0] == len(part) - 1 and bool((np.diff(part) == 1).all())
-        if is_run and isinstance(column, FixedColumn):
+        if _is_run(part) and isinstance(column, FixedColumn):
             chunk = column.data[int(part[0]) : int(part[-1]) + 1]
         else:
             chunk = gather(part)[0]
         yield slice(start, start + len(part)), chunk
+
+
+def _is_run(rows: Int64Array) -> bool:
+    """Return True for consecutive rows, and for none."""
+    return not len(rows) or (rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()))
 
 
 def _jagged(

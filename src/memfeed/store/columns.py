@@ -21,7 +21,7 @@ from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
-from memfeed.store.mapping import Place, map_checked, map_file
+from memfeed.store.mapping import Place, map_checked, map_file, read_file
 from memfeed.store.ragged import INT64_BYTES, RaggedFiles, consecutive_starts, dims_width, element_counts
 
 LONG_BYTES = 8192  # average row size from which rows of varying length are copied by NumPy
@@ -60,6 +60,23 @@ class FixedColumn:
         shape = self.field.row_shape if self.row_count is None else (self.row_count, *self.field.row_shape)
         raw = map_checked(self.path, math.prod(shape) * self.field.itemsize, self._check, self.offset)
         return raw.view(self.field.torch_dtype).view(shape)
+
+    def read(self, first: int, out: torch.Tensor) -> bool:
+        """Fill ``out``, [k, *shape] (without rows: [*shape]), with the rows from ``first`` by reading the file.
+
+        Returns False, and does nothing, if the column is mapped already, as an edit of the map would be missed, or if
+        ``out`` is not contiguous memory of the CPU.
+        """
+        if self.in_memory or "data" in self.__dict__ or out.device.type != "cpu":
+            return False
+        if not out.is_contiguous() or out.is_conj() or out.is_neg():
+            return False
+        torch.autograd.graph.increment_version(out)  # as copy_ does
+        try:
+            read_file(self.path, bytes_of(out.detach()), self.offset + first * self.field.row_bytes)
+        finally:
+            self._check()
+        return True
 
 
 class InMemoryColumn(FixedColumn):

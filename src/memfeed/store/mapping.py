@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from memfeed.errors import CorruptStoreError, StoreError
@@ -60,6 +62,26 @@ def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
     finally:
         os.close(fd)
     return torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
+
+
+def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
+    """Fill ``out`` with bytes of a file, from byte ``offset``: faster than a map where each byte is needed once.
+
+    Raises CorruptStoreError if the file ends before these bytes.
+    """
+    done, data = 0, out.data
+    fd = open_read(path)
+    try:
+        while done < len(data):
+            count = os.preadv(fd, [data[done:]], offset + done)
+            if not count:
+                found = offset + done
+                raise CorruptStoreError(
+                    f"{path}: found {found:,} bytes; expected {offset + len(data):,}: the file was cut"
+                )
+            done += count
+    finally:
+        os.close(fd)
 
 
 def map_checked(path: Path, size: int, check: Callable[[], None], offset: int = 0) -> torch.Tensor:
