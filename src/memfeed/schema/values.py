@@ -156,6 +156,9 @@ def _is_integer(dtype: torch.dtype) -> bool:
 def copy_value(leaf: Any) -> Any:
     """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again."""
     if isinstance(leaf, torch.Tensor):
+        if _has_numpy_memory(leaf):
+            # torch would divide an image among threads, which wait for each other on busy cores
+            return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
         try:
             return leaf.detach().clone()
         except NotImplementedError:  # torch cannot copy its dtype (int4, say)
@@ -168,6 +171,16 @@ def copy_value(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     return copy.deepcopy(leaf) if isinstance(leaf, bytearray) or _is_pil(leaf) else leaf
+
+
+def _has_numpy_memory(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+        and str(tensor.dtype).removeprefix("torch.") in NUMPY_DTYPES
+    )
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
