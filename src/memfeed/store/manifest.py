@@ -148,6 +148,10 @@ def node_problem(node: Node, depth: int = 0) -> str:
         return "a tensordict with keys that are no strings"
     if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
         return "a key beyond 64 bits"
+    if node.kind == "tensordict" and node.name and not node.name.isidentifier():
+        return f"{node.name!r} as a Python name"
+    if node.dim_names and len(node.dim_names) != node.batch_dims + 1:
+        return f"{len(node.dim_names)} names for {node.batch_dims + 1} dims"
     if not 0 <= node.batch_dims <= DEEPEST:
         return f"{node.batch_dims} batch dims"
     return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
