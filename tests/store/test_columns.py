@@ -14,13 +14,13 @@ from memfeed.schema.fields import Field
 from memfeed.store.columns import (
     ConcatFixedColumn,
     ConcatRaggedColumn,
-    FilePerRowColumn,
     FixedColumn,
     InMemoryColumn,
     RowSubsetColumn,
 )
 from memfeed.store.gather import read_row
 from memfeed.store.mapping import Place, map_checked, map_file
+from memfeed.store.separate_rows import FilePerRowColumn
 from support import Made, equal
 
 FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))

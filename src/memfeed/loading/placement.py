@@ -19,8 +19,8 @@ from memfeed.store.columns import (
     FixedColumn,
     InMemoryColumn,
     RowSubsetColumn,
-    SeparateRowsColumn,
 )
+from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes

@@ -21,9 +21,9 @@ from memfeed.store.columns import (
     ConcatRaggedColumn,
     JsonColumn,
     RaggedColumn,
-    SeparateRowsColumn,
 )
 from memfeed.store.columns import FixedColumn as Fixed
+from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
 
 

@@ -12,8 +12,8 @@ from memfeed.store.columns import (
     Column,
     ConcatFixedColumn,
     ConcatRaggedColumn,
-    FilePerRowColumn,
 )
+from memfeed.store.separate_rows import FilePerRowColumn
 from memfeed.store.store import Store
 
 

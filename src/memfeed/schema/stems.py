@@ -14,7 +14,7 @@ LONGEST = 200  # bytes of one name; file systems allow 255, with the suffix
 # tensordict keeps entries of these names in meta.json beside those of the leaves, and drops a leaf on loading
 _RESERVED = frozenset(["shape", "device", "_type"])
 # a directory of such a name would be in the way of another file of the store
-_FILES = frozenset(["meta.json", "memfeed.json", "checksums.bin"])
+_FILES = frozenset(["meta.json", "memfeed.json", "checksums.bin", "targets.bin"])
 _SUFFIXES = (".memmap", ".copy")
 
 

@@ -17,15 +17,14 @@ from memfeed.store import tensordict_entries as entries
 from memfeed.store.columns import (
     Column,
     ConcatFixedColumn,
-    FilePerRowColumn,
     FixedColumn,
     InMemoryColumn,
-    InMemoryRowsColumn,
     JsonColumn,
     NestedColumn,
 )
 from memfeed.store.gather import Gather
 from memfeed.store.mapping import Place
+from memfeed.store.separate_rows import FilePerRowColumn, InMemoryRowsColumn
 from memfeed.system.buffers import Fresh
 
 
