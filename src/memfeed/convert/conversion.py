@@ -140,7 +140,8 @@ class Conversion:
             skip_errors=options.skip_errors,
         )
         # columns that fields= makes ragged are written row by row
-        is_copied = given.kind == "columns" and all(field.kind == "fixed" for field in inferred.schema)
+        is_columns = given.kind == "columns"
+        is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in inferred.schema)
         self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
         hashes: tuple[Probe, ...] = ()
         if self.columns is not None:
@@ -150,7 +151,9 @@ class Conversion:
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
         self.kept = kept_of(given, metadata)
-        if options.worker_count is not None:
+        if is_columns and given.dataset.tables:
+            self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
+        elif options.worker_count is not None:
             self.worker_count = options.worker_count
         elif given.length is None or is_copied:
             self.worker_count = 0
