@@ -19,7 +19,15 @@ from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
 from memfeed.convert.attributes import kept_of
-from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
+from memfeed.convert.driver import (
+    OnReport,
+    convert_columns,
+    convert_map,
+    convert_stream,
+    convert_tables,
+    default_workers,
+    mark_skipped,
+)
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
@@ -143,6 +151,7 @@ class Conversion:
         is_columns = given.kind == "columns"
         is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in inferred.schema)
         self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
+        self.tables = given.dataset.leaves_of_tables(inferred.structure) if is_columns and not is_copied else None
         hashes: tuple[Probe, ...] = ()
         if self.columns is not None:
             hashes = hash_columns(inferred.schema, self.columns, inferred.casts, len(given.dataset))
@@ -235,6 +244,8 @@ class Conversion:
             bar.say(f"memfeed: {build.root} has all its rows; finishing its commit")
         elif self.columns is not None:
             convert_columns(build, self.columns, self.plan, on_report)
+        elif self.tables is not None:
+            convert_tables(build, self.tables, self.plan, on_report)
         elif self.given.kind == "iterable":
             # where a row is depends on the number of shares, so that of an earlier run stays
             shares, dataset = build.settings.shares, self.given.dataset

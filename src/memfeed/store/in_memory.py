@@ -68,6 +68,13 @@ class Columns:
         """Return the columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
         return Flattener(structure)(self._data)
 
+    def leaves_of_tables(self, structure: Node) -> list[Any] | None:
+        """Return `leaves` if there is a table; None without one, or if its values are containers with leaves."""
+        try:
+            return self.leaves(structure) if self.tables else None
+        except SchemaError:
+            return None
+
     def in_memory(self) -> tuple[Schema, list[InMemoryColumn]]:
         """Return the schema of these data and their columns, for a loader to read; copies nothing.
 
