@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
-from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy
+from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns
 from memfeed.convert.repair import repair_store
 from memfeed.schema.fields import Kind
 from memfeed.schema.tree import as_types
 from memfeed.store.store import Store
+from memfeed.system.files import local_path
 
 
 def cache(
@@ -94,9 +94,10 @@ def cache(
     if path is None:
         owner = TemporaryDirectory()
         path = owner.path / "store.mf"
-    target = Path(path).resolve()
+    target = local_path(path).resolve()
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
+    refuse_mapped_columns(given, target, copy_existing)
     options = ConvertOptions(
         fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
     )

@@ -60,6 +60,11 @@ class Columns:
         return sorted({row for column in self.tables.values() for row in column.find_telling_rows()})
 
     @property
+    def parts(self) -> Any:
+        """The columns in their containers, in the memory that was given."""
+        return self._data
+
+    @property
     def types(self) -> tuple[type, ...]:
         """The record classes among the columns' containers."""
         return types_of([self._data])
@@ -131,6 +136,7 @@ def take_row(value: Any, row: int) -> Any:
 
 def as_columns(data: Any) -> Columns | None:
     """Return ``data`` as columns, or None if it is a dataset of samples. Raises SchemaError for unequal lengths."""
+    _refuse_weights(data)
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)
     data = open_table(data)
@@ -146,6 +152,20 @@ def as_columns(data: Any) -> Columns | None:
         found = f"{first}: {length}, {other[0]}: {other[1]}"
         raise SchemaError(f"found columns of different lengths ({found}); expected one length: one row per sample")
     return Columns(data, next(iter(lengths.values())), tables)
+
+
+def _refuse_weights(data: Any) -> None:
+    """Raise SchemaError for a module or its state_dict, whose tensors have no rows."""
+    if isinstance(data, torch.nn.Module):
+        line = "TensorDict.from_module(model).memmap(path); later memfeed.open(path).into(model.state_dict())"
+    elif isinstance(data, Mapping) and hasattr(data, "_metadata"):
+        line = "TensorDict(state_dict).memmap(path); later memfeed.open(path).into(model.state_dict())"
+    else:
+        return
+    raise SchemaError(
+        f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. Save weights "
+        f"with {line}"
+    )
 
 
 def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: dict[Path, TableColumn]) -> bool:

@@ -65,6 +65,11 @@ class TableColumn:
             return parts[0]
         return np.concatenate(parts) if self.is_plain else [value for part in parts for value in part]
 
+    def addresses(self) -> list[int]:
+        """Return where the Arrow buffers of the first chunk are in memory."""
+        buffers = [] if self.is_lazy else getattr(self._load(0), "buffers", list)()
+        return [buffer.address for buffer in buffers if buffer is not None and buffer.size]
+
     def _chunk(self, index: int) -> Any:
         if not self.is_lazy:
             return self._load(index)
@@ -78,4 +83,5 @@ class TableColumn:
 def is_a(value: Any, module: str, *names: str) -> bool:
     """Return True if ``value`` is an instance of a class of a library. The library is never imported."""
     loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, tuple(cls for name in names if (cls := getattr(loaded, name, None))))
+    classes = (getattr(loaded, name, None) for name in names)
+    return isinstance(value, tuple(cls for cls in classes if cls is not None))

@@ -33,7 +33,9 @@ def parquet(data: Any) -> dict[str, Any]:
     try:
         from pyarrow.dataset import dataset
     except ImportError:
-        raise SchemaError("found a Parquet file without pyarrow, which reads it; install it: pip install pyarrow")
+        raise SchemaError(
+            "found Parquet files without pyarrow, which reads them; expected it installed: pip install pyarrow"
+        ) from None
     paths = [str(local_path(path)) for path in data] if isinstance(data, list) else str(local_path(data))
     try:
         found = dataset(paths, format="parquet", partitioning=None if isinstance(data, list) else "hive")
@@ -104,7 +106,10 @@ class Hdf5Column(TableColumn):
                 "{name: file[name] for name in names_of_numbers}"
             )
         if text is not None and dataset.ndim > 1:
-            raise SchemaError(f"column {name}: found strings of {dataset.ndim} dims; expected one per row: {name}[:, 0]")
+            raise SchemaError(
+                f"column {name}: found strings of {dataset.ndim} dims; expected one string per row: "
+                f"memfeed.cache({{**columns, 'text': file[{dataset.name!r}][:, 0].tolist()}}, path)"
+            )
         super().__init__(name, [len(dataset)], lambda _: dataset, _identity, is_plain=text is None, is_lazy=True)
         self._dataset = dataset if text is None else dataset.asstr()
 

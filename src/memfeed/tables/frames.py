@@ -56,7 +56,7 @@ def _pandas_column(place: Place, series: Any) -> Any:
             return series.to_numpy(dtype.numpy_dtype, na_value=np.nan)
         _require_values(place, series)
         return series.to_numpy(dtype.numpy_dtype)
-    if dtype == object or isinstance(dtype, pd.StringDtype):
+    if isinstance(dtype, pd.StringDtype) or dtype.kind == "O":
         return _objects(place, series)
     raise place.refuse(f"the dtype {dtype}")
 
@@ -99,7 +99,9 @@ def _to_arrow(data: Any) -> Any:
     try:
         return data.to_arrow()
     except ImportError:
-        raise SchemaError("found polars without pyarrow, which reads its columns; expected both: pip install pyarrow")
+        raise SchemaError(
+            "found polars without pyarrow, which reads its columns; expected both: pip install pyarrow"
+        ) from None
     except Exception as error:  # polars has errors of its own
         raise SchemaError(
             f"found a {type(data).__name__} that Arrow cannot hold ({error!s:.120}); expected no column of Python "
