@@ -61,7 +61,7 @@ def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
         raise SchemaError(f"sample {index}: {error}") from None
 
 
-def write_run(writer: RowWriter, plan: WritePlan, row: int, columns: Sequence[Sequence[Any]], index: int) -> int:
+def write_run(writer: RowWriter, plan: WritePlan, row: int, columns: Sequence[Any], index: int) -> int:
     """Pack rows, given as one sequence of values per field, and write them from `row` on. Return the bytes written.
 
     An array [rows, ...] is packed whole. `index` is the index of the first sample in the dataset. Raises SchemaError
@@ -100,7 +100,7 @@ class RunWriter:
         """Write samples, given as their leaves, and add to `report`. Return False if the rest needs a promotion."""
         return not samples or self.write_columns(row, list(zip(*samples, strict=True)), index, report)
 
-    def write_columns(self, row: int, columns: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
+    def write_columns(self, row: int, columns: Sequence[Any], index: int, report: Report) -> bool:
         """Write rows as `write` does, given as one sequence of values per field."""
         done, count = 0, len(columns[0])
         while done < count:

@@ -88,9 +88,9 @@ class Columns:
         """
         for path, column in self.tables.items():
             if column.is_lazy or not column.is_plain:
-                found = "a column of a file" if column.is_lazy else "values that are no numbers of one shape"
+                what = "a column of a file" if column.is_lazy else "values that are no numbers of one shape"
                 raise SchemaError(
-                    f"column {display(path)}: found {found}; expected columns in memory, of numbers: make a store "
+                    f"column {display(path)}: found {what}; expected columns in memory, of numbers: make a store "
                     "first, memfeed.Loader(memfeed.cache(data, path))"
                 )
         data = _map_columns(self._data, lambda column: column[:] if isinstance(column, TableColumn) else column)

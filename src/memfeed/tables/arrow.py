@@ -6,6 +6,7 @@ Times become int64 nanoseconds (since 1970-01-01 UTC).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -62,7 +63,7 @@ def column_of(
         if not arrow_type.num_fields:
             raise place.refuse("a struct without fields")
 
-        def load_child(chunk: int, index: int) -> Any:
+        def load_child(index: int, chunk: int) -> Any:
             parent = load(chunk)
             if parent.null_count:
                 raise place.refuse(f"{parent.null_count} missing structs (None)", "drop_missing")
@@ -73,7 +74,7 @@ def column_of(
                 place._replace(inner=(*place.inner, arrow_type.field(i).name)),
                 arrow_type.field(i).type,
                 lengths,
-                lambda chunk, i=i: load_child(chunk, i),
+                functools.partial(load_child, i),
                 is_lazy=is_lazy,
             )
             for i in range(arrow_type.num_fields)
@@ -131,19 +132,17 @@ def _is_number(arrow_type: Any) -> bool:
 def _is_time(arrow_type: Any) -> bool:
     from pyarrow import types
 
-    return types.is_temporal(arrow_type) and not types.is_interval(arrow_type)
+    return bool(types.is_temporal(arrow_type)) and not types.is_interval(arrow_type)
 
 
 def _is_tensor(arrow_type: Any) -> bool:
-    import pyarrow as pa
-
-    return isinstance(arrow_type, pa.FixedShapeTensorType)
+    return str(arrow_type).startswith("extension<arrow.fixed_shape_tensor")
 
 
 def _is_list(arrow_type: Any) -> bool:
     from pyarrow import types
 
-    return types.is_list(arrow_type) or types.is_large_list(arrow_type)
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type))
 
 
 def _is_numeric(arrow_type: Any) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from memfeed.schema.fields import Kind
+
 
 class TableColumn:
     """The rows of one column. Slices are read from chunks; of chunks in files, the last one is kept.
@@ -34,7 +36,7 @@ class TableColumn:
         *,
         is_plain: bool,
         is_lazy: bool = False,
-        kind: str | None = None,
+        kind: Kind | None = None,
         find_telling_rows: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self.name, self.is_plain, self.is_lazy, self.kind = name, is_plain, is_lazy, kind
@@ -55,7 +57,7 @@ class TableColumn:
 
     def read(self, start: int, stop: int) -> Any:
         """Return rows ``start`` to ``stop``: an array if the column is plain, else a list."""
-        at, parts = start, []
+        at, parts = start, list[Any]()
         index = bisect.bisect_right(self._starts, start, hi=len(self._starts) - 1) - 1
         while at < stop or not parts:
             begin, end = self._starts[index : index + 2]
@@ -67,7 +69,7 @@ class TableColumn:
 
     def addresses(self) -> list[int]:
         """Return where the Arrow buffers of the first chunk are in memory."""
-        buffers = [] if self.is_lazy else getattr(self._load(0), "buffers", list)()
+        buffers: list[Any] = [] if self.is_lazy else getattr(self._load(0), "buffers", list)()
         return [buffer.address for buffer in buffers if buffer is not None and buffer.size]
 
     def _chunk(self, index: int) -> Any:

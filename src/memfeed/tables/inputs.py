@@ -25,7 +25,7 @@ def _open_parts(data: Any) -> Any:
     if type(data) is not dict and not isinstance(data, tuple):
         return data
     old = list(data.values()) if isinstance(data, dict) else list(data)
-    new = [_Samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in old]
+    new: list[Any] = [_Samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in old]
     if all(one is other for one, other in zip(new, old, strict=True)):
         return data
     if isinstance(data, dict):

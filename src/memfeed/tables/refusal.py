@@ -58,17 +58,17 @@ class Place(NamedTuple):
     Args:
         library: how lines of code are written for it.
         column: its name.
-        index: its position in the table.
+        position: its position in the table.
         inner: the names that lead to a field of a struct.
     """
 
     library: str
     column: str
-    index: int = 0
+    position: int = 0
     inner: tuple[str, ...] = ()
 
     def refuse(self, found: str, action: str = "drop") -> SchemaError:
         """Return the error for this column; ``action`` is "drop", "drop_missing", "as_float" or "as_int"."""
         name = ".".join([self.column, *self.inner])
-        line = _LINES[self.library]["drop" if self.inner else action].format(self.column, self.index)
+        line = _LINES[self.library]["drop" if self.inner else action].format(self.column, self.position)
         return SchemaError(f"column {name}: found {found}; expected values that a store can hold: {line}")
