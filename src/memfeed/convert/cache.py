@@ -110,7 +110,7 @@ def cache(
         name: _cache(split, None if folder is None else folder / name, options, copy_existing, repair)
         for name, split in dataset.items()
     }
-    return cast(Any, stores)
+    return cast("Store", stores)  # a checker of types cannot know which of both
 
 
 def _cache(

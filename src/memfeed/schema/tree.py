@@ -15,6 +15,7 @@ from tensordict import TensorDictBase, is_tensorclass
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
+from memfeed.schema.graphs import is_graph, open_graph
 
 
 def record_names(cls: type) -> tuple[str, ...]:
@@ -71,6 +72,9 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         if is_tensorclass(cls):
             return Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims), content
         return Node(kind="dataclass", name=cls.__name__, keys=names), content
+    if is_graph(value):
+        keys, content = open_graph(value)
+        return Node(kind="graph", name=cls.__name__, keys=keys), content
     return None
 
 

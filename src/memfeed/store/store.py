@@ -217,7 +217,8 @@ class Store(Dataset[Any]):
     @cached_property
     def assemble_batch(self) -> Callable[[Sequence[Any]], Any]:
         """A function that builds a batch from one leaf per field."""
-        return assembler(self.schema.structure, self._types, batched=True)
+        forms = [field.form for field in self.schema]
+        return assembler(self.schema.structure, self._types, batched=True, forms=forms)
 
     @cached_property
     def _gather(self) -> Gather:
