@@ -106,6 +106,8 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     watchdog.begin_read(worker, index)
     try:
         return dataset[index]
+    except SchemaError:  # of a column of a table
+        raise
     except Exception as error:
         raise SampleError(
             f"sample {index}: the dataset raised {type(error).__name__}: {error}; "

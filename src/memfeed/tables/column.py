@@ -68,8 +68,11 @@ class TableColumn:
         return np.concatenate(parts) if self.is_plain else [value for part in parts for value in part]
 
     def addresses(self) -> list[int]:
-        """Return where the Arrow buffers of the first chunk are in memory."""
-        buffers: list[Any] = [] if self.is_lazy else getattr(self._load(0), "buffers", list)()
+        """Return where the array, or the Arrow buffers, of the first chunk are in memory."""
+        chunk = None if self.is_lazy else self._load(0)
+        if isinstance(chunk, np.ndarray):
+            return [chunk.__array_interface__["data"][0]]
+        buffers: list[Any] = getattr(chunk, "buffers", list)()
         return [buffer.address for buffer in buffers if buffer is not None and buffer.size]
 
     def _chunk(self, index: int) -> Any:

@@ -56,7 +56,7 @@ def _pandas_column(place: Place, series: Any) -> Any:
             return series.to_numpy(dtype.numpy_dtype, na_value=np.nan)
         _require_values(place, series)
         return series.to_numpy(dtype.numpy_dtype)
-    if isinstance(dtype, pd.StringDtype) or dtype.kind == "O":
+    if isinstance(dtype, pd.StringDtype) or (isinstance(dtype, np.dtype) and dtype.kind == "O"):
         return _objects(place, series)
     raise place.refuse(f"the dtype {dtype}")
 
@@ -87,12 +87,20 @@ def _objects(place: Place, series: Any) -> TableColumn:
 def polars_frame(frame: Any) -> dict[str, Any]:
     """Return the columns of a DataFrame or LazyFrame by name. A LazyFrame is collected. Raises SchemaError."""
     frame = frame.collect() if hasattr(frame, "collect") else frame
+    for position, (name, dtype) in enumerate(frame.schema.items()):
+        _refuse_objects(Place("polars", name, position), dtype)
     return arrow_table("polars", _to_arrow(frame))
 
 
 def polars_series(series: Any) -> Any:
     """Return a Series as a column. Raises SchemaError."""
+    _refuse_objects(Place("polars series", series.name or "value"), series.dtype)
     return arrow_array("polars series", _to_arrow(series))
+
+
+def _refuse_objects(place: Place, dtype: Any) -> None:
+    if "Object" in str(dtype):  # Arrow would get their addresses
+        raise place.refuse("Python objects")
 
 
 def _to_arrow(data: Any) -> Any:
@@ -102,8 +110,3 @@ def _to_arrow(data: Any) -> Any:
         raise SchemaError(
             "found polars without pyarrow, which reads its columns; expected both: pip install pyarrow"
         ) from None
-    except Exception as error:  # polars has errors of its own
-        raise SchemaError(
-            f"found a {type(data).__name__} that Arrow cannot hold ({error!s:.120}); expected no column of Python "
-            "objects: df = df.drop(name)"
-        ) from error

@@ -56,13 +56,26 @@ def _open(data: Any) -> Any:
     if is_a(data, "h5py", "Group", "Dataset"):  # a File is a Group
         return files.hdf5_columns(data)
     if isinstance(data, np.ndarray) and data.dtype.names is not None and data.ndim:
-        return {name: open_table(data[name]) for name in data.dtype.names}
+        return {name: _structured_field(name, data[name]) for name in data.dtype.names}
     if is_a(data, "scipy.sparse", "spmatrix", "sparray"):
         raise SchemaError(
             f"found a {type(data).__name__} of scipy.sparse, shape {data.shape}; expected a dense array: "
             "memfeed.cache(matrix.toarray(), path)"
         )
     return None
+
+
+def _structured_field(name: str, field: Any) -> Any:
+    if field.dtype.names is not None:
+        return {inner: _structured_field(f"{name}.{inner}", field[inner]) for inner in field.dtype.names}
+    if field.dtype.kind not in "biufc":
+        raise SchemaError(
+            f"column {name}: found a field of dtype {field.dtype} in a structured array; expected numbers: "
+            f"columns = {{name: array[name] for name in array.dtype.names if name != {name!r}}}"
+        )
+    if any(stride % field.itemsize for stride in field.strides):  # torch cannot read such a view in place
+        return TableColumn(name, [len(field)], lambda _: field, np.ascontiguousarray, is_plain=True)
+    return field
 
 
 class _Samples(TableColumn):
