@@ -50,7 +50,13 @@ def arrow_dataset(dataset: Any, library: str = "pyarrow") -> dict[str, Any]:
     Raises SchemaError, also for a dataset with a filter.
     """
     parts, lengths = [], []
-    for fragment in dataset.get_fragments():
+    try:
+        fragments = list(dataset.get_fragments())
+    except ValueError:
+        raise SchemaError(
+            "found a pyarrow dataset with a filter; expected one without, or its rows in memory: dataset.to_table()"
+        ) from None
+    for fragment in fragments:
         if hasattr(fragment, "split_by_row_group"):
             groups = fragment.split_by_row_group()
             parts += groups
@@ -58,10 +64,6 @@ def arrow_dataset(dataset: Any, library: str = "pyarrow") -> dict[str, Any]:
         else:
             parts.append(fragment)
             lengths.append(fragment.count_rows())
-    if sum(lengths) != dataset.count_rows():
-        raise SchemaError(
-            "found a pyarrow dataset with a filter; expected one without, or its rows in memory: dataset.to_table()"
-        )
     names = dataset.schema.names
 
     def chunks_of(index: int) -> tuple[list[int], Callable[[int], Any]]:
