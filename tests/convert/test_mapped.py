@@ -29,8 +29,7 @@ def arrow(folder, columns):
 
 
 def records(folder):
-    mapped = np.memmap(folder / "a.bin", "i1,i4", "w+", shape=10)
-    return mapped
+    return np.memmap(folder / "a.bin", "i1,i4", "w+", shape=10)
 
 
 MAPPED = {

@@ -90,7 +90,7 @@ def test_a_derived_class_collates_as_it_says(path):
     ("samples", "message"),
     [
         ([graph(0), Data(x=torch.zeros(2, 3))], r"sample 1.*without the attribute 'count', which sample 0 has"),
-        ([geometric.HeteroData()], r"found a HeteroData; .*data\.to_homogeneous\(\)"),
+        ([geometric.HeteroData()], r"found a HeteroData; .*data = data\.to_homogeneous\(\)"),
         ([Batch.from_data_list([graph(1)])], r"found a Batch of graphs; .*batch\.to_data_list\(\)"),
     ],
 )

@@ -81,7 +81,8 @@ def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
     if not copy_existing:
         raise CopyError(
             f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
-            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
+            f"train from it as it is with memfeed.open({at!r}), or copy it: "
+            "memfeed.cache(data, path, copy_existing=True)"
         )
 
 
@@ -94,10 +95,10 @@ def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> No
         raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
     if not copy_existing:
         is_readable = given.kind == "columns" and given.dataset.is_plain
-        in_place = "train from it as it is with memfeed.Loader(data), or " if is_readable else ""
+        in_place = "train from it as it is with memfeed.Loader(data), or " if is_readable else "to "
         raise CopyError(
-            f"found data that is memory-mapped already, from {file}; expected a dataset to decode: {in_place}copy it "
-            "with memfeed.cache(data, path, copy_existing=True)"
+            f"found data that is memory-mapped already, from {file}; expected a dataset to decode: {in_place}copy it: "
+            "memfeed.cache(data, path, copy_existing=True)"
         )
 
 

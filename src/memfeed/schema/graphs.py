@@ -16,7 +16,7 @@ def is_graph(value: Any) -> bool:
     if loaded is None:
         return False
     if isinstance(value, loaded.HeteroData):
-        raise SchemaError("found a HeteroData; expected Data: convert it in the dataset, data.to_homogeneous()")
+        raise SchemaError("found a HeteroData; expected Data: data = data.to_homogeneous()")
     return isinstance(value, loaded.Data)
 
 

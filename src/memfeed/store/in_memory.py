@@ -157,14 +157,14 @@ def as_columns(data: Any) -> Columns | None:
 def _refuse_weights(data: Any) -> None:
     """Raise SchemaError for a module or its state_dict, whose tensors have no rows."""
     if isinstance(data, torch.nn.Module):
-        line = "TensorDict.from_module(model).memmap(path); later memfeed.open(path).into(model.state_dict())"
+        line = "TensorDict.from_module(model).memmap(path); memfeed.open(path).into(model.state_dict())"
     elif isinstance(data, Mapping) and hasattr(data, "_metadata"):
-        line = "TensorDict(state_dict).memmap(path); later memfeed.open(path).into(model.state_dict())"
+        line = "TensorDict(state_dict).memmap(path); memfeed.open(path).into(model.state_dict())"
     else:
         return
     raise SchemaError(
-        f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. Save weights "
-        f"with {line}"
+        f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. To save and "
+        f"load weights: {line}"
     )
 
 

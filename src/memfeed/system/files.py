@@ -34,11 +34,11 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)  # Path("s3://x") is "s3:/x"
     if scheme is None:
         return Path(text)
-    if scheme[1].lower() == "file":
-        line = f"write the path itself, {'/' + text[scheme.end() :].lstrip('/')!r}"
-    else:
-        line = "copy the data to a local disk first, or mount it, and give that path"
-    raise StoreError(f"found {text!r:.200}, a URL; expected a path of this machine: {line}")
+    is_file, rest = scheme[1].lower() == "file", text[scheme.end() :].lstrip("/")
+    first = "" if is_file else ", to which you copied or mounted it"
+    raise StoreError(
+        f"found {text!r:.150}, a URL; expected a path of this machine{first}: path = {('/' if is_file else '') + rest!r:.150}"
+    )
 
 
 def refused(error: OSError, path: object, action: str, size: int = 0) -> MemfeedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from memfeed.errors import SchemaError
 from memfeed.tables import arrow, files, frames
@@ -61,6 +62,11 @@ def _open(data: Any) -> Any:
         raise SchemaError(
             f"found a {type(data).__name__} of scipy.sparse, shape {data.shape}; expected a dense array: "
             "memfeed.cache(matrix.toarray(), path)"
+        )
+    if isinstance(data, torch.Tensor) and data.layout not in (torch.strided, torch.jagged):
+        raise SchemaError(
+            f"found a sparse tensor ({str(data.layout).removeprefix('torch.')}), shape {list(data.shape)}; expected a "
+            "dense one: memfeed.cache(tensor.to_dense(), path)"
         )
     return None
 
