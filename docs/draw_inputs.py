@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import datetime
+import decimal
 import io
 import os
 import tempfile
@@ -14,18 +16,25 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import datasets
 import h5py
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
+import scipy.sparse
 import torch
 from tensordict import TensorDict
+from torch.utils.data import TensorDataset
 
 import memfeed
 from memfeed.errors import MemfeedError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of what torch has deprecated
+    from torch_geometric.data import Data, HeteroData
 
 PAGE = Path(__file__).with_name("inputs.md")
 
@@ -109,6 +118,26 @@ class Squares(torch.utils.data.Dataset):
         return {"square": torch.tensor(index**2), "name": f"row {index}"}
 
 
+NAMES = {
+    "datasets": datasets,
+    "datetime": datetime,
+    "decimal": decimal,
+    "h5py": h5py,
+    "np": np,
+    "pa": pa,
+    "pd": pd,
+    "pl": pl,
+    "scipy": scipy,
+    "torch": torch,
+    "Data": Data,
+    "HeteroData": HeteroData,
+    "Squares": Squares,
+    "TensorDataset": TensorDataset,
+    "TensorDict": TensorDict,
+}
+"""What the examples may use."""
+
+
 @contextlib.contextmanager
 def examples() -> Any:
     """Change to a temporary directory that has the files of the examples."""
@@ -129,7 +158,7 @@ def examples() -> Any:
 
 def make(text: str) -> Any:
     """Return the object that an example makes."""
-    return eval(text, globals())
+    return eval(text, dict(NAMES))
 
 
 def describe(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""docs/inputs.md shows what is stored of real objects; what it says is refused has short errors with a line to write."""
+"""docs/inputs.md is drawn from real objects; the errors that it shows are short and end with the line to write."""
 
 import importlib.util
 import runpy

@@ -35,10 +35,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     if scheme is None:
         return Path(text)
     is_file, rest = scheme[1].lower() == "file", text[scheme.end() :].lstrip("/")
-    first = "" if is_file else ", to which you copied or mounted it"
-    raise StoreError(
-        f"found {text!r:.150}, a URL; expected a path of this machine{first}: path = {('/' if is_file else '') + rest!r:.150}"
-    )
+    first, line = ("", f"/{rest}") if is_file else (", to which you copied or mounted it", rest)
+    raise StoreError(f"found {text!r:.150}, a URL; expected a path of this machine{first}: path = {line!r:.150}")
 
 
 def refused(error: OSError, path: object, action: str, size: int = 0) -> MemfeedError:
