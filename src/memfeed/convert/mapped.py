@@ -23,7 +23,10 @@ def mapped_file(data: Any) -> str | None:
     else:
         return None
     lookup = file_lookup()
-    return next((file for part in _parts(tree) if (file := _named_file(part) or _found_file(part, lookup))), None)
+    try:
+        return next((file for part in _parts(tree) if (file := _named_file(part) or _found_file(part, lookup))), None)
+    except RecursionError:  # a sample that contains itself: the probe says so
+        return None
 
 
 def _parts(tree: Any) -> Iterator[Any]:
