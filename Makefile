@@ -10,7 +10,7 @@ define run-tests
 	$(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
 endef
 
-.PHONY: demo test test-cuda torture lint types contract rooms check bench test-oldest clean
+.PHONY: demo test test-cuda torture lint types contract rooms inputs check bench test-oldest clean
 
 demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
@@ -54,6 +54,10 @@ contract: $(INSTALLED)
 # Draw the rooms of src/memfeed and the imports between them: docs/rooms.svg.
 rooms: $(INSTALLED)
 	$(BIN)/python docs/draw_rooms.py
+
+# Cache an example of each input and write what came out: the tables of docs/inputs.md.
+inputs: $(INSTALLED)
+	$(BIN)/python docs/draw_inputs.py
 
 check: lint types contract test
 

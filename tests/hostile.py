@@ -180,7 +180,19 @@ WORDS += [
     "memfeed",
     "-",
 ]
-WORDS += ["leaf", "none", "shared", "tuple", "list", "dict", "namedtuple", "dataclass", "tensordict", "tensorclass"]
+WORDS += [
+    "leaf",
+    "none",
+    "shared",
+    "tuple",
+    "list",
+    "dict",
+    "namedtuple",
+    "dataclass",
+    "tensordict",
+    "tensorclass",
+    "graph",
+]
 WORDS += ["fixed", "jagged", "str", "bytes", "json", "tensor", "scalar", *DTYPES]
 WORDS += [
     "<class 'tensordict._td.TensorDict'>",

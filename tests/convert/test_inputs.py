@@ -76,7 +76,7 @@ def test_hugging_face_datasets(path):
         (Made([]), r"found an empty dataset \(0 samples\)"),
         (torch.zeros(0, 3), r"found an empty dataset"),
         (iter([]), r"the iterable is empty"),
-        ("folder", r"found a str; expected a dataset"),
+        ("folder", r"found 'folder'; expected a dataset, a Parquet file"),
         ({"a": [1, 2]}, r"found a dict; expected a dataset"),
         (3, r"found int, which has neither len and \[\] nor iter"),
         ((torch.zeros(3), torch.zeros(4)), r"found columns of different lengths \(0: 3, 1: 4\)"),
@@ -145,7 +145,7 @@ def test_a_read_only_map_is_not_copied_into_memory(path, tmp_path):
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     loader = memfeed.Loader(mapped, 100)
     assert loader.store.column(()).data_ptr() == mapped.ctypes.data
-    assert torch.equal(cache(mapped, path).column(()), torch.arange(200_000))
+    assert torch.equal(cache(mapped, path, copy_existing=True).column(()), torch.arange(200_000))
 
 
 def test_numpy_text_of_hugging_face(path):

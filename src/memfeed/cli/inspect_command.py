@@ -21,6 +21,7 @@ from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.store.gather import read_row
 from memfeed.store.store import Store, field_bytes
+from memfeed.system.files import local_path
 from memfeed.system.units import format_bytes, printable
 
 PIPE_WIDTH = 200
@@ -47,6 +48,7 @@ def inspect(
 
     --augment writes to the directory of --pictures, or to the current one.
     """
+    pictures = None if pictures is None else local_path(pictures)
     transform = None if augment is None else load_transform(augment)
     opened = memfeed.open(store)
     row_count = _row_count(opened)

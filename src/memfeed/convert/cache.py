@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
-from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy
+from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns
 from memfeed.convert.repair import repair_store
+from memfeed.errors import StoreError
 from memfeed.schema.fields import Kind
 from memfeed.schema.tree import as_types
+from memfeed.store import format
 from memfeed.store.store import Store
+from memfeed.system.files import local_path
+from memfeed.tables.column import is_a
 
 
 def cache(
@@ -38,8 +41,10 @@ def cache(
 ) -> Store:
     """Write every sample of a dataset once into a store at ``path``, and open it. A store that exists is only opened.
 
-    ``dataset`` is a map-style dataset (``len`` and ``[]``), an iterable of unknown length, or columns in memory: a
-    tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict, a tensorclass (copied in chunks).
+    ``dataset`` is a map-style dataset (``len`` and ``[]``), an iterable of unknown length, or columns: a tensor or
+    array, a TensorDataset, a TensorDict, a tensorclass, a data frame or series of pandas or polars, an Arrow table or
+    dataset, the path of a Parquet file or of a folder of them, an h5py file, group or dataset, or a tuple or dict of
+    these. Columns are copied in chunks, in one process. ``docs/inputs.md`` lists what is stored of each.
 
     Args:
         path: the store's directory; None makes a temporary one, removed with the last store object that uses it.
@@ -64,7 +69,8 @@ def cache(
         progress: print the budget and a progress bar on stderr.
 
     Returns:
-        The open store. What it returns is memory-mapped and read-only; see `Store`.
+        The open store. What it returns is memory-mapped and read-only; see `Store`. For a DatasetDict of Hugging Face
+        a dict of stores by the names of its splits, each in a directory of that name below ``path``.
 
     Raises:
         ValueError: arguments that contradict each other, or have no meaning.
@@ -90,15 +96,34 @@ def cache(
     if repair and (path is None or overwrite or not check):
         raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
     checked = None if metadata is None else check_metadata(metadata)
+    options = ConvertOptions(
+        fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
+    )
+    if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
+        return _cache(dataset, path, options, copy_existing, repair)
+    folder = None if path is None else local_path(path)
+    if folder is not None and (folder / format.MANIFEST).exists():
+        raise StoreError(
+            f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
+        )
+    stores = {
+        name: _cache(split, None if folder is None else folder / name, options, copy_existing, repair)
+        for name, split in dataset.items()
+    }
+    return cast("Store", stores)  # a checker of types cannot know which of both
+
+
+def _cache(
+    dataset: Any, path: str | os.PathLike[str] | None, options: ConvertOptions, copy_existing: bool, repair: bool
+) -> Store:
+    """Return the store of one dataset; see `cache`."""
     owner = None
     if path is None:
         owner = TemporaryDirectory()
         path = owner.path / "store.mf"
-    target = Path(path).resolve()
+    target = local_path(path).resolve()
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
-    options = ConvertOptions(
-        fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
-    )
+    refuse_mapped_columns(given, target, copy_existing)
     repaired = repair_store(target, given, options) if repair else None
     return open_or_convert(target, given, options, owner) if repaired is None else repaired

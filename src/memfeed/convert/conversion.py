@@ -19,7 +19,15 @@ from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT
 from memfeed.convert.attributes import kept_of
-from memfeed.convert.driver import OnReport, convert_columns, convert_map, convert_stream, default_workers, mark_skipped
+from memfeed.convert.driver import (
+    OnReport,
+    convert_columns,
+    convert_map,
+    convert_stream,
+    convert_tables,
+    default_workers,
+    mark_skipped,
+)
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
@@ -140,8 +148,10 @@ class Conversion:
             skip_errors=options.skip_errors,
         )
         # columns that fields= makes ragged are written row by row
-        is_copied = given.kind == "columns" and all(field.kind == "fixed" for field in inferred.schema)
+        is_columns = given.kind == "columns"
+        is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in inferred.schema)
         self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
+        self.tables = given.dataset.leaves_of_tables(inferred.structure) if is_columns and not is_copied else None
         hashes: tuple[Probe, ...] = ()
         if self.columns is not None:
             hashes = hash_columns(inferred.schema, self.columns, inferred.casts, len(given.dataset))
@@ -150,7 +160,9 @@ class Conversion:
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
         self.kept = kept_of(given, metadata)
-        if options.worker_count is not None:
+        if is_columns and given.dataset.tables:
+            self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
+        elif options.worker_count is not None:
             self.worker_count = options.worker_count
         elif given.length is None or is_copied:
             self.worker_count = 0
@@ -232,6 +244,8 @@ class Conversion:
             bar.say(f"memfeed: {build.root} has all its rows; finishing its commit")
         elif self.columns is not None:
             convert_columns(build, self.columns, self.plan, on_report)
+        elif self.tables is not None:
+            convert_tables(build, self.tables, self.plan, on_report)
         elif self.given.kind == "iterable":
             # where a row is depends on the number of shares, so that of an earlier run stays
             shares, dataset = build.settings.shares, self.given.dataset

@@ -14,7 +14,7 @@ from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
 from memfeed.convert.jobs import MapJob, StreamJob
 from memfeed.convert.processes import WorkerDied, run_job
-from memfeed.convert.write_run import WRITE_BYTES, Report, WritePlan, promote_column
+from memfeed.convert.write_run import WRITE_BYTES, Report, RunWriter, WritePlan, promote_column
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.store import ragged
@@ -22,6 +22,7 @@ from memfeed.store.checksums import ChunkHasher
 
 RANGE_SECONDS = 0.05
 MOST_ROWS_A_RANGE = 4096
+MOST_ROWS_OF_TABLES = 65_536
 BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
 OnReport = Callable[[Report], None]
@@ -126,6 +127,19 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
     if is_whole:
         names = (name for field in build.schema for name in ragged.column_files(field, 0))
         build.hashes = {file: hasher.hashes() for file, hasher in zip(names, hashers, strict=True)}
+
+
+def convert_tables(build: Build, columns: Sequence[Any], plan: WritePlan, on_report: OnReport) -> None:
+    """Write columns of which some are text, JSON values or rows of varying lengths, a run of rows at a time."""
+    writer = RunWriter(build, plan, may_promote=True)
+    step = max(1, min(int(WRITE_BYTES / max(plan.row_bytes, 1)), MOST_ROWS_OF_TABLES))
+    for first, count in runs(build.absent()):
+        for at in range(first, first + count, step):
+            rows, report = slice(at, min(at + step, first + count)), Report()
+            writer.write_columns(at, [column[rows] for column in columns], at, report)
+            on_report(report)
+            build.sync_if_due()
+    writer.rows.close()
 
 
 def mark_skipped(build: Build, rows: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memfeed.system.extras import require
+from memfeed.system.files import local_path
 
 FIELDS = ("image", "label")
 """The names of the fields of a sample."""
@@ -22,7 +23,7 @@ def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] |
     require("vision", "torchvision", "PIL")
     from torchvision.datasets import ImageFolder
 
-    return ImageFolder(os.fspath(root), transform=transform, loader=_load)
+    return ImageFolder(str(local_path(root)), transform=transform, loader=_load)
 
 
 def to_pixels(resize: str | None = None) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import msgspec
 import torch
 from torch.utils.data import IterableDataset
 
+from memfeed.convert.mapped import mapped_file
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError
 from memfeed.schema.fields import Kind
@@ -45,10 +47,15 @@ def classify_input(dataset: Any) -> Input:
     columns = None if isinstance(dataset, Store) else in_memory.as_columns(dataset)
     if columns is not None:
         given = Input(columns, "columns", len(columns))
-    elif isinstance(dataset, str | bytes | dict):
+    elif isinstance(dataset, str | os.PathLike):
+        raise SchemaError(
+            f"found {str(dataset)!r:.100}; expected a dataset, a Parquet file or a folder of those. For a folder of "
+            "images: memfeed.cache(torchvision.datasets.ImageFolder(folder, transform), path)"
+        )
+    elif isinstance(dataset, bytes | dict):
         raise SchemaError(
             f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
-            "or tensors or arrays (or a tuple or dict of them) with one row per sample"
+            "or tensors, arrays or tables (or a tuple or dict of them) with one row per sample"
         )
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
         given = Input(dataset, "map", len(dataset))
@@ -74,7 +81,24 @@ def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
     if not copy_existing:
         raise CopyError(
             f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
-            f"train from it as it is with memfeed.open({at!r}), or pass copy_existing=True to copy it"
+            f"train from it as it is with memfeed.open({at!r}), or copy it: "
+            "memfeed.cache(data, path, copy_existing=True)"
+        )
+
+
+def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> None:
+    """Raise CopyError for columns, or a list of samples, that are mapped from files: see `refuse_copy`."""
+    file = mapped_file(given.dataset)
+    if file is None:
+        return
+    if target.resolve() in Path(file).resolve().parents:
+        raise CopyError(f"{target}: found the source of the data itself; expected another path to copy it to")
+    if not copy_existing:
+        is_readable = given.kind == "columns" and given.dataset.is_plain
+        in_place = "train from it as it is with memfeed.Loader(data), or " if is_readable else "to "
+        raise CopyError(
+            f"found data that is memory-mapped already, from {file}; expected a dataset to decode: {in_place}copy it: "
+            "memfeed.cache(data, path, copy_existing=True)"
         )
 
 
@@ -83,6 +107,8 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     watchdog.begin_read(worker, index)
     try:
         return dataset[index]
+    except SchemaError:  # of a column of a table
+        raise
     except Exception as error:
         raise SampleError(
             f"sample {index}: the dataset raised {type(error).__name__}: {error}; "

@@ -75,14 +75,20 @@ def probe_input(
         assert given.length is not None
         indices = [i for i in compared if i < given.length] if compared else probe_indices(given.length)
         if given.kind == "columns" and compared is None:
-            indices = indices[:1]  # all rows of a column are of one kind
+            # all rows of a plain column are of one kind
+            indices = indices[:1] if given.dataset.is_plain else sorted({*indices, *given.dataset.telling_rows()})
         probed = probe_map(given.dataset, indices, may_be_random=may_be_random, skip_errors=options.skip_errors)
     if not probed.samples:
         reason = f"all {len(probed.failed)} that were probed raised" if probed.failed else "the iterable is empty"
         first_error = next(iter(probed.failed.values()), None)
         raise SchemaError(f"found no sample to probe: {reason}; expected at least one") from first_error
     inferred = infer(
-        probed.samples, indices=probed.indices, fields=options.fields, dtypes=options.dtypes, types=options.types
+        probed.samples,
+        indices=probed.indices,
+        fields=options.fields,
+        kinds=given.dataset.kinds if given.kind == "columns" else {},
+        dtypes=options.dtypes,
+        types=options.types,
     )
     types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):

@@ -116,7 +116,7 @@ def require_equal(
         warnings.warn(
             f"{path}: the source of {new.source_name} has changed since this store was made, but the samples compared "
             "are the same; if the change matters for others, write the store again with overwrite=True",
-            stacklevel=6,  # the line that called cache()
+            stacklevel=7,  # the line that called cache()
         )
 
 

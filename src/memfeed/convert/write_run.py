@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from memfeed.building.build import Build
 from memfeed.building.rows import SKIPPED, RowWriter
@@ -59,19 +61,19 @@ def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
         raise SchemaError(f"sample {index}: {error}") from None
 
 
-def write_run(writer: RowWriter, plan: WritePlan, row: int, samples: Sequence[Sequence[Any]], index: int) -> int:
-    """Pack samples, given as their leaves, and write them from `row` on. Return the number of bytes written.
+def write_run(writer: RowWriter, plan: WritePlan, row: int, columns: Sequence[Any], index: int) -> int:
+    """Pack rows, given as one sequence of values per field, and write them from `row` on. Return the bytes written.
 
-    `index` is the index of the first sample in the dataset. Raises SchemaError with the sample's index and the field,
-    or PromotionNeeded.
+    An array [rows, ...] is packed whole. `index` is the index of the first sample in the dataset. Raises SchemaError
+    with the sample's index and the field, or PromotionNeeded.
     """
-    if not samples:
+    if not len(columns[0]):
         return 0
     packed = []
-    columns = zip(*samples, strict=True)
     for field_index, (field, column) in enumerate(zip(writer.schema.fields, columns, strict=True)):
+        pack = codec.pack_column if isinstance(column, np.ndarray | torch.Tensor) else codec.pack
         try:
-            packed.append(codec.pack(field, column, cast=field_index in plan.casts))
+            packed.append(pack(field, column, cast=field_index in plan.casts))
         except ShapeMismatchError as mismatch:
             shape = mismatch.shape
             if field_index in plan.fixed:
@@ -79,12 +81,12 @@ def write_run(writer: RowWriter, plan: WritePlan, row: int, samples: Sequence[Se
                     f"sample {index + mismatch.position}, field {field.name}: found dims {list(shape)}; expected "
                     f"{field.describe()}, as like= or fields= fixed it: change the sample, or leave that argument out"
                 ) from None
-            byte_count = write_run(writer, plan, row, samples[: mismatch.position], index)
+            byte_count = write_run(writer, plan, row, [part[: mismatch.position] for part in columns], index)
             raise PromotionNeeded(mismatch.position, byte_count, field_index, shape) from None
         except SchemaError as error:
             at = getattr(error, "position", 0)
             raise SchemaError(f"sample {index + at}, field {field.name}: {error}") from None
-    return writer.write(row, len(samples), packed)
+    return writer.write(row, len(columns[0]), packed)
 
 
 class RunWriter:
@@ -95,12 +97,17 @@ class RunWriter:
         self.rows: RowWriter = build.writer()
 
     def write(self, row: int, samples: Sequence[Sequence[Any]], index: int, report: Report) -> bool:
-        """Write samples, see `write_run`, and add to `report`. Return False if a promotion is needed for the rest."""
-        done = 0
-        while done < len(samples):
+        """Write samples, given as their leaves, and add to `report`. Return False if the rest needs a promotion."""
+        return not samples or self.write_columns(row, list(zip(*samples, strict=True)), index, report)
+
+    def write_columns(self, row: int, columns: Sequence[Any], index: int, report: Report) -> bool:
+        """Write rows as `write` does, given as one sequence of values per field."""
+        done, count = 0, len(columns[0])
+        while done < count:
             try:
-                report.byte_count += write_run(self.rows, self.plan, row + done, samples[done:], index + done)
-                report.row_count += len(samples) - done
+                rest = [column[done:] for column in columns]
+                report.byte_count += write_run(self.rows, self.plan, row + done, rest, index + done)
+                report.row_count += count - done
                 break
             except PromotionNeeded as needed:
                 report.row_count += needed.row_count

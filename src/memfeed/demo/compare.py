@@ -20,6 +20,7 @@ from memfeed.demo.photos import make_photos
 from memfeed.demo.result import FOOTNOTE, Result
 from memfeed.demo.training import CROP, SEED, timed_epoch, warm_up
 from memfeed.system.extras import require
+from memfeed.system.files import local_path
 from memfeed.system.progress import Progress
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 
@@ -49,6 +50,7 @@ def run(
         ModuleNotFoundError: an extra is not installed.
         OSError: no images in ``images``, or no directory for ``out``.
     """
+    out = local_path(out)
     require("vision", "torchvision", "PIL")
     require("plots", "matplotlib")
     if not out.absolute().parent.is_dir():

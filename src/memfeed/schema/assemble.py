@@ -18,7 +18,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from memfeed.errors import SchemaError, brief
-from memfeed.schema.fields import Node
+from memfeed.schema.fields import Form, Node
+from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
 
 NAMESPACE = "memfeed"  # of optree's registrations, so that they do not change how a user's own calls of optree work
@@ -179,7 +180,26 @@ def _finished(
     return finished
 
 
-def _template(node: Node, types: Mapping[str, type], batched: bool, field_indices: Iterator[int]) -> Any:
+def _rows(leaf: Any, form: Form) -> list[Any]:
+    """Return the leaf of a batch as one value for each row."""
+    rows = leaf if isinstance(leaf, list) else list(leaf.unbind(0))
+    return rows if form == "tensor" else [row.tolist() if isinstance(row, torch.Tensor) else row for row in rows]
+
+
+def _graph_batch(node: Node, types: Mapping[str, type], forms: Sequence[Form], indices: list[int]) -> _Constructed:
+    """Return what makes a batch of graphs, one by one: only their class knows how to collate them."""
+    make = assembler(node, types.values(), forms=(), batched=False)
+
+    def construct(leaves: Sequence[Any]) -> Any:
+        rows = zip(*(_rows(leaf, forms[index]) for leaf, index in zip(leaves, indices, strict=True)), strict=True)
+        return collate_graphs([make(list(row)) for row in rows])
+
+    return _Constructed(construct, indices)
+
+
+def _template(
+    node: Node, types: Mapping[str, type], forms: Sequence[Form], batched: bool, field_indices: Iterator[int]
+) -> Any:
     """Return the structure as a tree whose leaves are the field indices."""
     if node.kind == "leaf":
         return next(field_indices)
@@ -187,11 +207,16 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, field_indice
         return None
     if node.kind == "shared":
         return _Constructed(lambda _: node.value if is_unbatched(node.value) else NonTensorData(node.value), ())
-    children = [_template(child, types, batched, field_indices) for child in node.children]
+    if node.kind == "graph" and batched:
+        return _graph_batch(node, types, forms, list(itertools.islice(field_indices, len(list(node.leaves())))))
+    children = [_template(child, types, forms, batched, field_indices) for child in node.children]
     if node.kind == "list" or (node.kind == "tuple" and batched):
         return children
     if node.kind == "tuple":
         return tuple(children)
+    if node.kind == "graph":
+        graph = graph_class(node.name, types.get(node.name))
+        return _Constructed(lambda values: make_graph(graph, node.keys, values), children)
     keys, cls = node.keys, _record_class(node, types)
     dims = node.batch_dims + batched
     if node.kind in ("tensordict", "tensorclass"):
@@ -204,10 +229,13 @@ def _template(node: Node, types: Mapping[str, type], batched: bool, field_indice
     return dict(zip(keys, children, strict=True))
 
 
-def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> Callable[[Sequence[Any]], Any]:
+def assembler(
+    structure: Node, types: Iterable[type] = (), *, batched: bool, forms: Sequence[Form] = ()
+) -> Callable[[Sequence[Any]], Any]:
     """Return a function that builds a sample, or a batch, from the list of its leaves in the order of the fields.
 
-    Everything that depends only on the structure is computed here, once.
+    Everything that depends only on the structure is computed here, once. A batch of graphs needs the ``forms`` of the
+    fields.
 
     Raises:
         SchemaError: a class in ``types`` has other fields than the stored record of its name.
@@ -220,7 +248,7 @@ def assembler(structure: Node, types: Iterable[type] = (), *, batched: bool) -> 
     if structure.kind == "tensordict" and all(child.kind == "leaf" for child in structure.children):
         construct = _tensordict_constructor(structure.keys, structure.batch_dims + batched)
         return _finished(construct, structure, _record_class(structure, by_name), batched)
-    template = _template(structure, by_name, batched, itertools.count())
+    template = _template(structure, by_name, forms, batched, itertools.count())
     order, spec = optree.tree_flatten(template, namespace=NAMESPACE)
     if order == sorted(order):
         return spec.unflatten

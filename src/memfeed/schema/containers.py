@@ -21,6 +21,7 @@ from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 from torch.nn.utils.rnn import PackedSequence
 
 from memfeed.errors import SchemaError
+from memfeed.schema.graphs import is_graph
 
 # A PackedSequence is opened differently here than in transforms, which use the namespace of `memfeed.schema.assemble`.
 NAMESPACE = "memfeed.containers"
@@ -160,6 +161,8 @@ def _open(value: Any, is_leaf: IsLeaf) -> tuple[Any, Callable[[Any], Any]] | Non
         names = [field.name for field in dataclasses.fields(cls)]
         fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return fields, lambda new: _with_fields(value, new)
+    if is_graph(value):
+        return {key: value[key] for key in value.keys()}, lambda new: _with_items(value, new)  # noqa: SIM118
     if isinstance(value, Mapping):
         return dict(value), lambda new: _with_items(value, new)
     if isinstance(value, list | UserList):
@@ -179,8 +182,8 @@ def _with_fields(value: Any, fields: dict[str, Any]) -> Any:
     return new
 
 
-def _with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if not isinstance(value, MutableMapping):
+def _with_items(value: Any, items: dict[Any, Any]) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
         return _construct(type(value), items, dict)
     new = copy.copy(value)
     for key, item in items.items():  # one by one: Counter.update adds

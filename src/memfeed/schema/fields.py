@@ -24,7 +24,7 @@ Form = Literal["tensor", "scalar", "list"]
 """The form in which one value is returned: a tensor, a Python number, or a list of Python numbers."""
 
 NodeKind = Literal[
-    "leaf", "none", "shared", "tuple", "list", "dict", "namedtuple", "dataclass", "tensordict", "tensorclass"
+    "leaf", "none", "shared", "tuple", "list", "dict", "namedtuple", "dataclass", "tensordict", "tensorclass", "graph"
 ]
 
 DEEPEST = 64

@@ -35,6 +35,7 @@ def infer(
     *,
     indices: Sequence[int] | None = None,
     fields: Sequence[str] | Mapping[Any, Kind] | None = None,
+    kinds: Mapping[Path, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: Sequence[type] = (),
 ) -> Inferred:
@@ -44,6 +45,7 @@ def infer(
         samples: one or more.
         indices: the sample indices for messages.
         fields: names for the leaves, in order, or kinds by path or name.
+        kinds: kinds that the dataset itself knows, by path.
         dtypes: dtypes to cast to, by path or name.
         types: tensorclass, dataclass or namedtuple classes; one that is none of the samples' own replaces their
             outermost container.
@@ -52,13 +54,13 @@ def infer(
         SchemaError: the samples differ, or hold values that no column can hold.
         FieldError: ``fields`` or ``dtypes`` names a field that does not exist.
     """
-    kinds = fields if isinstance(fields, Mapping) else {}
-    for key, kind in kinds.items():
+    chosen = fields if isinstance(fields, Mapping) else {}
+    for key, kind in chosen.items():
         if kind not in get_args(Kind):
             raise SchemaError(
                 f"found kind {kind!r} for {key!r} in fields=; expected one of {', '.join(get_args(Kind))}"
             )
-    structure, leaves = infer_structure(samples, kinds, indices or range(len(samples)))
+    structure, leaves = infer_structure(samples, {**(kinds or {}), **chosen}, indices or range(len(samples)))
     if not leaves:
         raise SchemaError("found samples without any value; expected at least one tensor, number, str or other value")
     outer = _as_record(structure, types)
@@ -67,7 +69,7 @@ def infer(
     if fields is not None and not isinstance(fields, Mapping):
         names = _checked_names(fields, [display(leaf.path) for leaf in leaves])
         aliases = names
-    chosen_kinds = _by_path(kinds, leaves, names, "fields")
+    chosen_kinds = _by_path(chosen, leaves, names, "fields")
     casts = {path: dtype_name(dtype) for path, dtype in _by_path(dtypes, leaves, names, "dtypes").items()}
     # a tensorclass that replaces a tuple holds tensors in place of numbers
     as_tensors = outer.kind == "tensorclass" != structure.kind

@@ -129,11 +129,25 @@ class _Inference:
         try:
             return self._json_leaf(path, parts)
         except SchemaError as error:
+            self._check_attributes(path, opened)
             types = sorted({type(part).__name__ for part in parts})
             raise SchemaError(
                 f"field {display(path)}: found a structure that varies between samples ({', '.join(types)}) "
                 f"and holds more than JSON values ({error}); expected one structure in every sample"
             ) from None
+
+    def _check_attributes(self, path: Path, opened: Sequence[tuple[Node, Sequence[Any]] | None]) -> None:
+        """Raise SchemaError if an attribute is missing in some of the graphs."""
+        graphs = [(i, set(one[0].keys)) for i, one in enumerate(opened) if one is not None and one[0].kind == "graph"]
+        for i, keys in graphs[1:]:
+            for key in sorted(keys ^ graphs[0][1]):
+                without, having = (i, graphs[0][0]) if key not in keys else (graphs[0][0], i)
+                raise self._error(
+                    path,
+                    without,
+                    f"found a graph without the attribute {key!r}, which sample {self.indices[having]} has; expected "
+                    f"the same attributes in every sample: data.{key} = ...",
+                )
 
     def _open(self, path: Path, sample: int, part: Any) -> tuple[Node, Sequence[Any]] | None:
         try:
@@ -189,7 +203,7 @@ def _spell(spec: ValueSpec) -> str:
 
 
 def _comparable_node(node: Node) -> tuple[Any, ...]:
-    keys = frozenset(node.keys) if node.kind == "dict" else node.keys  # a dict's keys may come in any order
+    keys = frozenset(node.keys) if node.kind in ("dict", "graph") else node.keys  # a dict's keys may come in any order
     return node.kind, node.name, keys, node.batch_dims
 
 

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
+from memfeed.schema.graphs import is_graph, open_graph
 
 
 def record_names(cls: type) -> tuple[str, ...]:
@@ -93,6 +94,9 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
             node = Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims)
             return msgspec.structs.replace(node, dim_names=_dim_names(value)), content
         return Node(kind="dataclass", name=cls.__name__, keys=names), content
+    if is_graph(value):
+        keys, content = open_graph(value)
+        return Node(kind="graph", name=cls.__name__, keys=keys), content
     return None
 
 

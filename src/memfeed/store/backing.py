@@ -91,5 +91,11 @@ def _not_a_store(root: Path) -> str:
     line = foreign.conversion(root)
     if line:
         return line
+    stores = sorted(path.parent.name for path in root.glob(f"*/{format.MANIFEST}"))
+    if stores:  # of the splits of a DatasetDict, for example
+        return (
+            f"{root}: found a folder of stores ({', '.join(stores)}), which is no store itself; expected one of them: "
+            f"memfeed.open({str(root / stores[0])!r})"
+        )
     what = "a directory" if root.is_dir() else "a file"
     return f"{root}: found {what} that is no store; expected memfeed.json in it, or a directory of TensorDict.memmap()"

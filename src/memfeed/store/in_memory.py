@@ -1,9 +1,9 @@
-"""Columns in memory: a tensor or array, a tuple or dict of them, a TensorDataset, a TensorDict."""
+"""Columns in memory: tensors or arrays, tables, a tuple or dict of them, a TensorDataset, a TensorDict."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,29 +11,58 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
 from torch.utils.data import TensorDataset
 
-from memfeed.errors import SchemaError, listed
+from memfeed.errors import SchemaError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
-from memfeed.schema.fields import Node, Schema, display
+from memfeed.schema.fields import Kind, Node, Path, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
+from memfeed.tables.column import TableColumn
+from memfeed.tables.inputs import open_table
 
 
 class Columns:
     """Columns in memory as a map-style dataset: ``len`` rows, each a sample of the columns' own structure.
 
-    Shares the memory of ``data``; copies nothing.
+    Shares the memory of ``data``; copies nothing. ``tables`` are the columns of tables in it, by path.
     """
 
-    def __init__(self, data: Any, row_count: int) -> None:
-        self._data, self._row_count = data, row_count
+    def __init__(self, data: Any, row_count: int, tables: Mapping[Path, TableColumn]) -> None:
+        self._data, self._row_count, self.tables = data, row_count, tables
 
     def __len__(self) -> int:
         return self._row_count
 
     def __getitem__(self, row: int) -> Any:
         return take_row(self._data, row)
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """Return the samples of some rows; those of a run are read from tables together."""
+        first, last = rows[0], rows[-1]
+        if last - first != len(rows) - 1:
+            return [self[row] for row in rows]
+        run = _map_columns(self._data, lambda column: column[first : last + 1])
+        return [take_row(run, row) for row in range(len(rows))]
+
+    @property
+    def is_plain(self) -> bool:
+        """True if every column can be copied whole: rows of numbers, of one dtype and shape."""
+        return all(column.is_plain for column in self.tables.values())
+
+    @property
+    def kinds(self) -> dict[Path, Kind]:
+        """The kinds of the fields that tables know, and that a few rows may not show."""
+        return {path: column.kind for path, column in self.tables.items() if column.kind is not None}
+
+    def telling_rows(self) -> list[int]:
+        """Return rows that show what others may not: for each column of a table, one with a value and one without."""
+        return sorted({row for column in self.tables.values() for row in column.find_telling_rows()})
+
+    @property
+    def parts(self) -> Any:
+        """The columns in their containers, in the memory that was given."""
+        return self._data
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -44,10 +73,30 @@ class Columns:
         """Return the columns, tensors or arrays of [n, ...], in the order of the leaves of ``structure``."""
         return Flattener(structure)(self._data)
 
+    def leaves_of_tables(self, structure: Node) -> list[Any] | None:
+        """Return `leaves` if there is a table; None without one, or if its values are containers with leaves."""
+        try:
+            return self.leaves(structure) if self.tables else None
+        except SchemaError:
+            return None
+
     def in_memory(self) -> tuple[Schema, list[InMemoryColumn]]:
-        """Return the schema of these data and their columns, for a loader to read; copies nothing."""
-        found = infer([self[0] if len(self) else map_leaves(_zero_row, self._data)])
-        tensors = [tensor for leaf in self.leaves(found.structure) if (tensor := values.as_tensor(leaf)) is not None]
+        """Return the schema of these data and their columns, for a loader to read; copies nothing.
+
+        Only a column of a table that is in several pieces, or of bools in Arrow, is copied. Raises SchemaError for a
+        column that a loader cannot read in place.
+        """
+        for path, column in self.tables.items():
+            if column.is_lazy or not column.is_plain:
+                what = "a column of a file" if column.is_lazy else "values that are no numbers of one shape"
+                raise SchemaError(
+                    f"column {display(path)}: found {what}; expected columns in memory, of numbers: make a store "
+                    "first, memfeed.Loader(memfeed.cache(data, path))"
+                )
+        data = _map_columns(self._data, lambda column: column[:] if isinstance(column, TableColumn) else column)
+        found = infer([self[0] if len(self) else map_leaves(_zero_row, data)])
+        leaves = Flattener(found.structure)(data)
+        tensors = [tensor for leaf in leaves if (tensor := values.as_tensor(leaf)) is not None]
         columns = [InMemoryColumn(field, tensor) for field, tensor in zip(found.schema.fields, tensors, strict=True)]
         return found.schema, columns
 
@@ -59,6 +108,16 @@ def _zero_row(column: Any) -> Any:
     if isinstance(column, np.ndarray):
         return np.zeros(column.shape[1:], column.dtype)
     return column.apply(_zero_row, batch_size=column.batch_size[1:])
+
+
+def _map_columns(data: Any, function: Callable[[Any], Any]) -> Any:
+    """Return ``data`` with ``function`` of each column in place of it; a TensorDict is one column."""
+    if isinstance(data, tuple):
+        parts = [_map_columns(part, function) for part in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
+    if isinstance(data, Mapping) and not isinstance(data, TensorDictBase):
+        return {key: _map_columns(part, function) for key, part in data.items()}
+    return function(data)
 
 
 def take_row(value: Any, row: int) -> Any:
@@ -77,23 +136,48 @@ def take_row(value: Any, row: int) -> Any:
 
 def as_columns(data: Any) -> Columns | None:
     """Return ``data`` as columns, or None if it is a dataset of samples. Raises SchemaError for unequal lengths."""
+    _refuse_weights(data)
     if isinstance(data, TensorDataset):
         data = tuple(data.tensors)
+    data = open_table(data)
     lengths: dict[str, int] = {}
-    if not _collect_lengths(data, (), lengths):
+    tables: dict[Path, TableColumn] = {}
+    if not _collect_lengths(data, (), lengths, tables):
         return None
     if not lengths:
         raise SchemaError("found columns without any tensor in them; expected at least one")
     if len(set(lengths.values())) > 1:
-        found = listed([f"{name}: {length}" for name, length in lengths.items()])
+        (first, length), *others = lengths.items()
+        other = next((name, size) for name, size in others if size != length)
+        found = f"{first}: {length}, {other[0]}: {other[1]}"
         raise SchemaError(f"found columns of different lengths ({found}); expected one length: one row per sample")
-    return Columns(data, next(iter(lengths.values())))
+    return Columns(data, next(iter(lengths.values())), tables)
 
 
-def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str, int]) -> bool:
-    """Add the length of each column below ``value`` to ``lengths``; return False if some part is no column."""
+def _refuse_weights(data: Any) -> None:
+    """Raise SchemaError for a module or its state_dict, whose tensors have no rows."""
+    if isinstance(data, torch.nn.Module):
+        line = "TensorDict.from_module(model).memmap(path); memfeed.open(path).into(model.state_dict())"
+    elif isinstance(data, Mapping) and hasattr(data, "_metadata"):
+        line = "TensorDict(state_dict).memmap(path); memfeed.open(path).into(model.state_dict())"
+    else:
+        return
+    raise SchemaError(
+        f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. To save and "
+        f"load weights: {line}"
+    )
+
+
+def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: dict[Path, TableColumn]) -> bool:
+    """Add the length of each column below ``value`` to ``lengths``, and each column of a table to ``tables``.
+
+    Returns False if some part is no column.
+    """
     if is_unbatched(value):
         raise _no_rows(path)
+    if isinstance(value, TableColumn):
+        lengths[display(path)], tables[path] = len(value), value
+        return True
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
             return False
@@ -111,7 +195,7 @@ def _collect_lengths(value: Any, path: tuple[str | int, ...], lengths: dict[str,
     opened = open_container(value)
     assert opened is not None
     parts = list(zip(opened[0].keys or range(len(opened[1])), opened[1], strict=True))
-    are_columns = [_collect_lengths(part, (*path, key), lengths) for key, part in parts]
+    are_columns = [_collect_lengths(part, (*path, key), lengths, tables) for key, part in parts]
     if any(are_columns) and not all(are_columns) and not is_collection:
         key, odd = parts[are_columns.index(False)]
         raise SchemaError(

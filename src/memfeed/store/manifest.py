@@ -144,8 +144,8 @@ def node_problem(node: Node, depth: int = 0) -> str:
         bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
         if bad:
             return f"{bad[0]!r} as a Python name"
-    if node.kind == "tensordict" and not all(isinstance(key, str) for key in node.keys):
-        return "a tensordict with keys that are no strings"
+    if node.kind in ("tensordict", "graph") and not all(isinstance(key, str) for key in node.keys):
+        return f"a {node.kind} with keys that are no strings"
     if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
         return "a key beyond 64 bits"
     if node.kind == "tensordict" and node.name and not node.name.isidentifier():

@@ -35,6 +35,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.system.buffers import Fresh
+from memfeed.system.files import local_path
 from memfeed.system.forks import fork_safe
 from memfeed.system.units import format_bytes
 
@@ -218,7 +219,8 @@ class Store(Dataset[Any]):
     @cached_property
     def assemble_batch(self) -> Callable[[Sequence[Any]], Any]:
         """A function that builds a batch from one leaf per field."""
-        return assembler(self.schema.structure, self._types, batched=True)
+        forms = [field.form for field in self.schema]
+        return assembler(self.schema.structure, self._types, batched=True, forms=forms)
 
     @cached_property
     def _gather(self) -> Gather:
@@ -408,7 +410,8 @@ def field_bytes(store: Store) -> list[int]:
 
 def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (), owner: object = None) -> Store:
     """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
-    backing = open_backing(Path(path), owner)
+    path = local_path(path)
+    backing = open_backing(path, owner)
     if backing.left_out:
         warnings.warn(
             f"{path}: left out what is not read ({'; '.join(backing.left_out)[:200]}): a pickle can run code when it "
@@ -416,7 +419,7 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
             stacklevel=3,
         )
     store = Store(backing, types=as_types(types))
-    filled = None if backing.manifest is not None else filled_rows(Path(path))
+    filled = None if backing.manifest is not None else filled_rows(path)
     if filled is None or backing.row_count is None or filled >= backing.row_count:
         return store
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet

@@ -11,13 +11,14 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memfeed.errors import BuildError, MemfeedError, SpaceError
+from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
 
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
@@ -25,6 +26,17 @@ _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return ``path`` as a Path. Raise StoreError for a URL (``s3://bucket/x``), which would make a folder ``s3:``."""
+    text = os.fspath(path)
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)  # Path("s3://x") is "s3:/x"
+    if scheme is None:
+        return Path(text)
+    is_file, rest = scheme[1].lower() == "file", text[scheme.end() :].lstrip("/")
+    first, line = ("", f"/{rest}") if is_file else (", to which you copied or mounted it", rest)
+    raise StoreError(f"found {text!r:.150}, a URL; expected a path of this machine{first}: path = {line!r:.150}")
 
 
 def refused(error: OSError, path: object, action: str, size: int = 0) -> MemfeedError:

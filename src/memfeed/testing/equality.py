@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensorclass
 
+from memfeed.schema.graphs import is_graph
+
 
 def equal(a: Any, b: Any) -> bool:
     """Return True if structure, types, dtypes and values are equal.
@@ -28,6 +30,8 @@ def equal(a: Any, b: Any) -> bool:
         return keys == set(b.keys()) and all(equal(a.get(k), b.get(k)) for k in keys)
     if type(a) is not type(b) and not (hasattr(a, "_fields") and type(a).__name__ == type(b).__name__):
         return False
+    if is_graph(a) and is_graph(b):
+        return type(a).__name__ == type(b).__name__ and equal(_by_name(a), _by_name(b))
     if isinstance(a, dict):
         return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
@@ -35,6 +39,10 @@ def equal(a: Any, b: Any) -> bool:
     if dataclasses.is_dataclass(a):
         return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     return bool(a == b) or (a != a and b != b)
+
+
+def _by_name(graph: Any) -> dict[str, Any]:
+    return {key: graph[key] for key in sorted(graph.keys())}
 
 
 def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:

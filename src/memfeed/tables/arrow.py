@@ -1,0 +1,271 @@
+"""Arrow tables as columns: which types of columns there are, and what a store holds of each.
+
+A column is plain if its rows are numbers, or arrays of numbers of one shape. The rows of other columns are lists.
+Times become int64 nanoseconds (since 1970-01-01 UTC).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from memfeed.tables.column import TableColumn
+from memfeed.tables.refusal import Place
+
+TypeKind = Literal["plain", "rows", "json"]
+
+
+def arrow_table(library: str, table: Any) -> dict[str, Any]:
+    """Return the columns of a Table or RecordBatch by name, over its memory. Raises SchemaError."""
+
+    def chunks_of(index: int) -> tuple[list[int], Callable[[int], Any]]:
+        column = table.column(index)
+        chunks = getattr(column, "chunks", [column])
+        return list(map(len, chunks)), chunks.__getitem__
+
+    return table_columns(library, table.schema, chunks_of, is_lazy=False)
+
+
+def arrow_array(library: str, array: Any) -> Any:
+    """Return an Array or ChunkedArray as a column. Raises SchemaError."""
+    chunks = getattr(array, "chunks", [array])
+    place = Place(library, "value")
+    return column_of(place, array.type, list(map(len, chunks)), chunks.__getitem__, is_lazy=False)
+
+
+def table_columns(
+    library: str, schema: Any, chunks_of: Callable[[int], tuple[list[int], Callable[[int], Any]]], *, is_lazy: bool
+) -> dict[str, Any]:
+    """Return the columns of a table by name; ``chunks_of(index)`` as `column_of` takes them. Raises SchemaError."""
+    columns: dict[str, Any] = {}
+    for index, field in enumerate(schema):
+        place = Place(library, field.name, index)
+        if field.name in columns:
+            raise place.refuse("two columns of this name")
+        columns[field.name] = column_of(place, field.type, *chunks_of(index), is_lazy=is_lazy)
+    return columns
+
+
+def column_of(
+    place: Place, arrow_type: Any, lengths: Sequence[int], load: Callable[[int], Any], *, is_lazy: bool
+) -> TableColumn | dict[str, Any]:
+    """Return one column; of a struct, a dict of the columns of its fields. Raises SchemaError.
+
+    ``lengths`` are the rows of each chunk, one chunk at least; ``load(i)`` returns chunk ``i``, an Arrow array.
+    ``is_lazy`` says that it is read from a file.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_struct(arrow_type):
+        if not arrow_type.num_fields:
+            raise place.refuse("a struct without fields")
+
+        def load_child(index: int, chunk: int) -> Any:
+            parent = load(chunk)
+            if parent.null_count:
+                raise place.refuse(f"{parent.null_count} missing structs (None)", "drop_missing")
+            return parent.field(index)
+
+        return {
+            arrow_type.field(i).name: column_of(
+                place._replace(inner=(*place.inner, arrow_type.field(i).name)),
+                arrow_type.field(i).type,
+                lengths,
+                functools.partial(load_child, i),
+                is_lazy=is_lazy,
+            )
+            for i in range(arrow_type.num_fields)
+        }
+    kind = _kind_of(place, arrow_type)
+    if kind == "plain" and not is_lazy:
+        for chunk in range(len(lengths)):  # before anything is written
+            _check_missing(place, load(chunk))
+    return TableColumn(
+        place.column,
+        lengths,
+        load,
+        lambda part: _plain(place, part) if kind == "plain" else _rows(place, part, kind),
+        is_plain=kind == "plain",
+        is_lazy=is_lazy,
+        kind="json" if kind == "json" else None,
+        find_telling_rows=tuple if kind == "plain" else lambda: _telling_rows(lengths, load),
+    )
+
+
+def _kind_of(place: Place, arrow_type: Any) -> TypeKind:
+    """Return how the rows of an Arrow type are kept. Raise SchemaError for a type that no store can hold."""
+    from pyarrow import types
+
+    if _is_number(arrow_type) or _is_tensor(arrow_type):
+        return "plain"
+    if types.is_dictionary(arrow_type):
+        return _kind_of(place, arrow_type.value_type)
+    if types.is_fixed_size_list(arrow_type) and _kind_of(place, arrow_type.value_type) == "plain":
+        return "plain"
+    if _is_list(arrow_type) and _is_numeric(arrow_type.value_type):
+        return "rows"
+    if _is_text(arrow_type) or _is_binary(arrow_type) or types.is_null(arrow_type):
+        return "rows"
+    if _is_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        if _is_json(arrow_type.value_type):
+            return "json"
+        raise place.refuse(f"lists of {arrow_type.value_type}")
+    if types.is_decimal(arrow_type):
+        raise place.refuse(f"decimal numbers ({arrow_type})", "as_float")
+    raise place.refuse(f"the type {arrow_type}")
+
+
+def _is_number(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return (
+        types.is_integer(arrow_type)
+        or types.is_floating(arrow_type)
+        or types.is_boolean(arrow_type)
+        or _is_time(arrow_type)
+    )
+
+
+def _is_time(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_temporal(arrow_type)) and not types.is_interval(arrow_type)
+
+
+def _is_tensor(arrow_type: Any) -> bool:
+    return str(arrow_type).startswith("extension<arrow.fixed_shape_tensor")
+
+
+def _is_list(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type))
+
+
+def _is_numeric(arrow_type: Any) -> bool:
+    """Return True for numbers, and for lists of them of any depth."""
+    from pyarrow import types
+
+    nests = _is_list(arrow_type) or types.is_fixed_size_list(arrow_type)
+    return _is_numeric(arrow_type.value_type) if nests else _is_number(arrow_type)
+
+
+def _is_text(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_string(arrow_type) or types.is_large_string(arrow_type) or str(arrow_type) == "string_view"
+
+
+def _is_binary(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return (
+        types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+        or types.is_fixed_size_binary(arrow_type)
+        or str(arrow_type) == "binary_view"
+    )
+
+
+def _is_json(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    if _is_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        return _is_json(arrow_type.value_type)
+    if types.is_struct(arrow_type):
+        return all(_is_json(arrow_type.field(i).type) for i in range(arrow_type.num_fields))
+    if types.is_dictionary(arrow_type):
+        return _is_json(arrow_type.value_type)
+    return _is_text(arrow_type) or (_is_number(arrow_type) and not _is_time(arrow_type))
+
+
+def _check_missing(place: Place, part: Any) -> None:
+    from pyarrow import types
+
+    if part.null_count and not types.is_floating(part.type):  # a missing float is NaN, as in pandas
+        raise place.refuse(f"{part.null_count} missing values (None) among values of {part.type}", "drop_missing")
+
+
+def _plain(place: Place, part: Any) -> Any:
+    """Return numbers as an array [n], fixed-size lists of numbers as [n, size, ...]; without a copy if possible."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(part.type):
+        part = part.dictionary_decode()
+    _check_missing(place, part)
+    if _is_tensor(part.type):
+        return part.to_numpy_ndarray()
+    if pa.types.is_fixed_size_list(part.type):
+        inner = _plain(place, part.flatten())
+        return inner.reshape(len(part), part.type.list_size, *inner.shape[1:])
+    if _is_time(part.type):
+        part = _nanoseconds(place, part)
+    return part.to_numpy(zero_copy_only=False)
+
+
+def _nanoseconds(place: Place, part: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        if pa.types.is_time(part.type):
+            return part.cast(pa.time64("ns")).view(pa.int64())
+        if pa.types.is_duration(part.type):
+            return part.cast(pa.duration("ns")).view(pa.int64())
+        return part.cast(pa.timestamp("ns")).view(pa.int64())
+    except pa.ArrowInvalid:
+        raise place.refuse(f"a time that int64 nanoseconds since 1970 cannot hold, in {part.type}", "as_int") from None
+
+
+def _rows(place: Place, part: Any, kind: TypeKind) -> list[Any]:
+    """Return one value per row: str, bytes, an array of numbers, JSON values or None."""
+    from pyarrow import types
+
+    if types.is_dictionary(part.type):
+        part = part.dictionary_decode()
+    if kind == "json" or not _is_list(part.type):
+        values: list[Any] = part.to_pylist()
+        return values
+    ends = np.cumsum(part.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
+    inner = part.flatten()
+    if _kind_of(place, inner.type) == "plain":
+        arrays = np.split(_plain(place, inner), ends[:-1])
+    else:
+        rows = _rows(place, inner, "rows")
+        empty = _empty(part.type)
+        arrays = [_stacked(place, rows[start:end], empty) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    if not part.null_count:
+        return arrays[: len(part)]
+    return [array if valid else None for array, valid in zip(arrays, part.is_valid().to_pylist(), strict=True)]
+
+
+def _empty(arrow_type: Any) -> Any:
+    """Return an array without elements, of the dtype and the number of dims that lists of numbers have."""
+    dims = 0
+    while not _is_number(arrow_type):
+        arrow_type, dims = arrow_type.value_type, dims + 1
+    return np.zeros((0,) * dims, np.int64 if _is_time(arrow_type) else arrow_type.to_pandas_dtype())
+
+
+def _stacked(place: Place, rows: Sequence[Any], empty: Any) -> Any:
+    """Return the lists within one row as one array."""
+    if any(row is None for row in rows) or len({row.shape for row in rows}) > 1:
+        raise place.refuse("a row with lists of different lengths, which is no array")
+    return np.stack(rows) if rows else empty
+
+
+def _telling_rows(lengths: Sequence[int], load: Callable[[int], Any]) -> list[int]:
+    """Return the first row with a value and the first without, if there are such rows."""
+    first: dict[bool, int] = {}
+    start = 0
+    for chunk, length in enumerate(lengths):
+        part = load(chunk)
+        for wanted, exists in ((True, part.null_count < length), (False, part.null_count > 0)):
+            if exists and wanted not in first:
+                first[wanted] = start + part.is_valid().to_numpy(zero_copy_only=False).tolist().index(wanted)
+        if len(first) == 2:
+            break
+        start += length
+    return list(first.values())
