@@ -17,6 +17,7 @@ from memfeed.store.columns import (
     JsonColumn,
 )
 from memfeed.store.store import Store
+from memfeed.store.windows import MaskColumn, WindowColumn
 
 
 def stats(
@@ -56,8 +57,10 @@ def stats(
 
 
 def _where(column: Column) -> str:
+    if isinstance(column, WindowColumn):
+        return _where(column.base)
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         return ", ".join(sorted({_where(part) for part in column.parts}))
-    if isinstance(column, InMemoryColumn | JsonColumn):
+    if isinstance(column, InMemoryColumn | JsonColumn | MaskColumn):
         return "memory"
     return "files" if isinstance(column, FilePerRowColumn) else "mapped"

@@ -18,10 +18,11 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.store import tensordict_layout as layout
-from memfeed.store.columns import Column, ConcatFixedColumn, FilePerRowColumn, FixedColumn, JsonColumn, RaggedColumn
+from memfeed.store.columns import Column, ComputedColumn, FilePerRowColumn, FixedColumn, JsonColumn, RaggedColumn
 from memfeed.store.gather import Gather
 from memfeed.store.manifest import MOST_EMPTY_ROWS
 from memfeed.store.ragged import RaggedFiles, consecutive_starts, element_counts
+from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system.buffers import Fresh
 
 
@@ -46,7 +47,11 @@ class NestedColumn(RaggedColumn):
 
 def column_bytes(column: Column) -> int:
     """Return the bytes on disk of a column; values that tensordict keeps in its metadata count as 0."""
-    if isinstance(column, FixedColumn | ConcatFixedColumn):
+    if isinstance(column, WindowColumn):
+        return column_bytes(column.base)
+    if isinstance(column, MaskColumn):
+        return 0
+    if isinstance(column, FixedColumn | ComputedColumn):
         return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
     if isinstance(column, JsonColumn):
         return 0
