@@ -66,6 +66,7 @@ check: lint types contract test
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py
+	$(BIN)/python benchmarks/windows.py
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/cold.py

@@ -87,6 +87,25 @@ did nothing while they ran, and was called afterwards for every file they wrote.
 {targets(result)}"""
 
 
+def windows(result: Result) -> str:
+    about, median = result["input"], result["median_seconds"]
+    rows = [
+        [name, milliseconds(t), f"{about['windows'] / t:,.0f}", f"{about['bytes'] / t / 1e9:.2f}"]
+        for name, t in median.items()
+    ]
+    steps = ", ".join(f"{len(offsets)} of {name}" for name, offsets in about["offsets"].items())
+    disk = about["bytes_on_disk"]
+    return f"""## Windows
+
+A made robot data set: each sample has windows of steps ({steps}), frames are uint8 {about["frame"]}, batches have
+{about["batch_size"]} samples. `store.windows` keeps each row once ({disk["windows"] / 1e6:,.0f} MB); the stored windows
+have each row as often as windows hold it ({disk["stored"] / 1e6:,.0f} MB). The DataLoader reads a Dataset that stacks
+the rows of each window. All epochs are shuffled, the page cache is warm.
+
+{table(["", "epoch", "windows/s", "GB/s"], rows)}
+{targets(result)}"""
+
+
 def verify(result: Result) -> str:
     rows = [[name, f"{rate:.2f}"] for name, rate in result["gigabytes_per_second"].items()]
     return f"""## Verifying a store
@@ -388,6 +407,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "scale": scale,
     "convert": convert,
     "columnar": columnar,
+    "windows": windows,
     "verify": verify,
     "transforms": transforms,
     "weight": weight,

@@ -44,6 +44,7 @@ def check_result(path: Path, name: str, figures: str) -> dict:
 FIGURES = {
     "convert": "median_seconds",
     "columnar": "median_seconds",
+    "windows": "median_seconds",
     "verify": "median_seconds",
     "loader": "works",
     "cold": "works",

@@ -120,7 +120,7 @@ def test_rows_of_tables_are_selected_on_the_device(dtype, shape, rows, at, selec
     index = torch.tensor([row % rows for row in selected], dtype=torch.int32 if narrow else torch.int64)
     transfer = StreamTransfer(SlowDevice(), {1: table})
     transfer.begin_batch()
-    sent = transfer.send_batch([transfer.allocate((2,), torch.int64).fill_(5), None], index)
+    sent = transfer.send_batch([transfer.allocate((2,), torch.int64).fill_(5), None], {1: index})
     first, found = transfer.receive_batch(sent, transfer.record_event())
     assert first.tolist() == [5, 5]
     assert (found.dtype, found.shape) == (dtype, (len(selected), *shape))

@@ -11,27 +11,30 @@ from memfeed.errors import TransformError
 from memfeed.schema.fields import Schema
 from memfeed.system.buffers import Allocator
 from memfeed.transforms import Transform
-from memfeed.transforms.batch_fields import find, replace
+from memfeed.transforms.batch_fields import Windows, find, replace
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
 Bound = Callable[[Any, Any], Any]
 
 
-def bind(transform: UserTransform, schema: Schema | None = None, allocator: Allocator | None = None) -> Bound | None:
+def bind(
+    transform: UserTransform,
+    schema: Schema | None = None,
+    allocator: Allocator | None = None,
+    windows: Windows = (),
+) -> Bound | None:
     """Return one function of (batch, keys) for a user's ``transform``; None for None.
 
-    A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, and memory from
-    ``allocator``. Any other callable gets the batch. ``{field: callable}`` calls each callable with the tensor of its
-    field, which may have the name that ``schema`` gives it. Raise TransformError for anything else, and FieldError for
-    a field that ``schema`` does not have.
+    A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, memory from
+    ``allocator``, and the paths of the fields that are ``windows``. Any other callable gets the batch. ``{field:
+    callable}`` calls each callable with the tensor of its field, which may have the name that ``schema`` gives it.
+    Raise TransformError for anything else, and FieldError for a field that ``schema`` does not have.
     """
     if transform is None:
         return None
     if isinstance(transform, Transform):
         keyed, names = transform, {} if schema is None else schema.given_names()
-        if not names:
-            return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator)
-        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, given_names=names)
+        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, given_names=names, windows=windows)
     if isinstance(transform, Mapping):
         functions = []
         for name, function in transform.items():

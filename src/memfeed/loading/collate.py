@@ -57,7 +57,8 @@ class Collate:
         if device is not None:
             batch = to_device(batch, device, non_blocking=False)
         if samples.schema is not self._schema:
-            self._bound, self._schema = bind(self.transform, samples.schema), samples.schema
+            self._bound = bind(self.transform, samples.schema, windows=samples.windows)
+            self._schema = samples.schema
         if self._bound is not None:
             batch = self._bound(batch, Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)))
         return batch

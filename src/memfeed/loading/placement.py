@@ -15,16 +15,18 @@ from memfeed.schema.fields import Schema
 from memfeed.store.bulk import copy_rows
 from memfeed.store.columns import (
     Column,
-    ConcatFixedColumn,
+    ComputedColumn,
     FixedColumn,
     InMemoryColumn,
     RowSubsetColumn,
 )
 from memfeed.store.separate_rows import SeparateRowsColumn
+from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
 from memfeed.transfer.streams import Streams
+from memfeed.transfer.transfer import TableRows
 
 Where = Literal["device", "pinned", "mapped"]
 PlacementRequest = Literal["auto", "device", "pinned", "mapped"]
@@ -168,49 +170,70 @@ class Placement:
         placements: where each column is, and why.
         columns: what the CPU gathers from: those of the store, or copies in its memory.
         tables: the columns that the device picks rows from, [m, *shape], by field index.
-        kept: which rows the copies hold, ascending; None for all.
+        kept: which rows the table of a field holds, ascending; a table of all rows has no entry.
     """
 
     placements: Sequence[ColumnPlacement]
     columns: Sequence[Column]
     tables: Mapping[int, torch.Tensor]
-    kept: Int64Array | None
+    kept: Mapping[int, Int64Array]
 
-    def index(self, ids: Int64Array) -> torch.Tensor | None:
-        """Return where rows are in the tables, int [k]; None without tables."""
-        if not self.tables:
-            return None
-        return torch.from_numpy(ids if self.kept is None else np.searchsorted(self.kept, ids))
+    def index(self, ids: Int64Array) -> TableRows | None:
+        """Return where rows are in each table, int [k], for windows [k, steps]; None without tables."""
+        found: dict[int, torch.Tensor] = {}
+        plain: torch.Tensor | None = None  # for all fields without windows: it is sent once
+        for field_index in self.tables:
+            column, kept = self.columns[field_index], self.kept.get(field_index)
+            if isinstance(column, WindowColumn):
+                rows = column.base_rows(ids)
+            elif plain is not None:
+                found[field_index] = plain
+                continue
+            else:
+                rows = ids
+            found[field_index] = torch.from_numpy(rows if kept is None else np.searchsorted(kept, rows))
+            plain = plain if isinstance(column, WindowColumn) else found[field_index]
+        return found or None
 
 
-def column_sizes(columns: Sequence[Column], row_count: int) -> list[int | None]:
-    """Return the bytes of ``row_count`` rows of each column; None where they differ in size."""
-    return [
-        (row_count * column.field.row_bytes or None)
-        if isinstance(column, FixedColumn | ConcatFixedColumn | SeparateRowsColumn) and column.field.kind == "fixed"
-        else None
-        for column in columns
-    ]
+def column_sizes(columns: Sequence[Column], rows: Int64Array | None) -> list[int | None]:
+    """Return the bytes that each column takes where it is placed for ``rows`` (None: all); None if it cannot be."""
+    return [_size(column, rows) for column in columns]
+
+
+def _size(column: Column, rows: Int64Array | None) -> int | None:
+    if isinstance(column, WindowColumn):
+        return _size(column.base, None if rows is None else column.episodes.rows_with(rows))
+    if isinstance(column, FixedColumn | ComputedColumn | SeparateRowsColumn) and column.field.kind == "fixed":
+        row_count = column.row_count or 0 if rows is None else len(rows)
+        return None if isinstance(column, MaskColumn) else row_count * column.field.row_bytes or None
+    return None
+
+
+def _placed(column: Column, rows: Int64Array) -> tuple[Column, Int64Array]:
+    """Return the column that is placed so that ``rows`` can be read, and its rows: each once, also with windows."""
+    return (column.base, column.episodes.rows_with(rows)) if isinstance(column, WindowColumn) else (column, rows)
 
 
 def place(
     columns: Sequence[Column],
     placements: Sequence[ColumnPlacement],
     rows: Int64Array,
-    whole: bool,
     streams: Streams | None,
 ) -> Placement:
-    """Load the columns into their places. ``rows`` are those a loader reads, ascending, ``whole`` if these are all.
+    """Load the columns into their places. ``rows`` are those a loader reads, ascending.
 
     Where memory runs out, a column falls back to the next placement that needs less.
     """
-    placements, there, tables = list(placements), list(columns), {}
-    total = sum(len(rows) * columns[at].field.row_bytes for at, one in enumerate(placements) if one.where != "mapped")
+    placements, there, tables, kept = list(placements), list(columns), {}, {}
+    total = sum(one.nbytes for one in placements if one.where != "mapped")
     with Progress("placing columns", total, unit="B", shown=total > 0, delay_seconds=SLOW_SECONDS) as bar:
         for field_index, column in enumerate(columns):
             while placements[field_index].where != "mapped":
+                placed, here = _placed(column, rows)
+                is_whole = len(here) == placed.row_count
                 try:
-                    copy, table = _load(column, placements[field_index].where, rows, whole, streams, bar)
+                    copy, table = _load(placed, placements[field_index].where, here, is_whole, streams, bar)
                     break
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
@@ -218,10 +241,12 @@ def place(
                 placements[field_index] = fall_back(placements[field_index])
             else:
                 continue
-            there[field_index] = copy
+            there[field_index] = column.over(copy) if isinstance(column, WindowColumn) else copy
             if table is not None:
                 tables[field_index] = table
-    return Placement(placements, there, tables, None if whole else rows)
+                if not is_whole:
+                    kept[field_index] = here
+    return Placement(placements, there, tables, kept)
 
 
 @torch.inference_mode(False)  # the columns outlive the caller's block

@@ -19,6 +19,7 @@ from memfeed.loading.stages import UserStages, build_stages
 from memfeed.schema.codec import Int64Array
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Samples, Store
+from memfeed.store.windows import MaskColumn
 from memfeed.system.buffers import Pool
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
@@ -52,9 +53,13 @@ def choose_placements(store: Store, settings: Settings, streams: Streams | None)
     """Return where the columns of a store go. Raises LoaderError where a requested placement does not fit."""
     requests = settings.placement_requests
     has_places = streams is not None or not {*requests} <= {"auto", "mapped"}
-    row_count = len(store) if store.has_all_rows or not has_places else len(_rows_read(store))
+    rows = _rows_read(store) if has_places else None
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
-    return choose([field.name for field in store.schema], column_sizes(store.columns, row_count), requests, free)
+    placements = choose([field.name for field in store.schema], column_sizes(store.columns, rows), requests, free)
+    return [
+        one._replace(why="made of row numbers") if isinstance(column, MaskColumn) else one
+        for column, one in zip(store.columns, placements, strict=True)
+    ]
 
 
 def make_plan(
@@ -62,9 +67,9 @@ def make_plan(
 ) -> LoadPlan:
     """Load the columns that are to be placed, and plan how batches are made."""
     if any(one.where != "mapped" for one in placements):
-        placement = place(store.columns, placements, _rows_read(store), store.has_all_rows, streams)
+        placement = place(store.columns, placements, _rows_read(store), streams)
     else:
-        placement = Placement(placements, store.columns, {}, None)
+        placement = Placement(placements, store.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
     mapped = [
@@ -97,7 +102,7 @@ def _user_stages(store: Store, settings: Settings) -> UserStages:
     transform = settings.transform
     keyed = transform if isinstance(transform, Transform) else None
     return UserStages(
-        keyed=bind(keyed, store.schema, Pool()),
+        keyed=bind(keyed, store.schema, Pool(), store.window_paths),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
         plain=bind(None if keyed is not None else transform, store.schema),
         pads=settings.last == "pad",
@@ -118,7 +123,14 @@ def _collate(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any]
         nothing = np.empty(0, np.int64)
         # as tensordict's own datasets give them: a list that also is the batch
         return lambda leaves: collate_fn(
-            Samples(store.samples_of(leaves), store.assemble_batch(leaves), nothing, nothing, store.schema)
+            Samples(
+                store.samples_of(leaves),
+                store.assemble_batch(leaves),
+                nothing,
+                nothing,
+                store.schema,
+                store.window_paths,
+            )
         )
     return lambda leaves: collate_fn(list(store.samples_of(leaves)))
 

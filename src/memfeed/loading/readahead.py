@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from memfeed.store.columns import (
     FixedColumn,
     RaggedColumn,
 )
+from memfeed.store.windows import WindowColumn
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
 from memfeed.system.page_cache import in_page_cache, page_out
@@ -147,6 +148,8 @@ class ReadAhead:
         maps stay, and so do pages that this process has changed through ``Store.column``.
         """
         for part in self._columns:
+            if part.windows is not None:  # its rows are read again in other windows
+                continue
             if part.row_bytes >= DROP_ROWS_ABOVE:
                 starts, lengths = part.places(part.within(ids))
                 places = merged(starts, lengths)
@@ -164,11 +167,13 @@ class ReadAhead:
 class _OnDisk:
     """A column in one file, whose first row is row ``begin`` of the loader's rows.
 
-    Places are counted from ``column.offset``, where the column begins in the file.
+    Places are counted from ``column.offset``, where the column begins in the file. With ``windows`` a row of the loader
+    is made of several rows of the column.
     """
 
     column: FixedColumn | RaggedColumn
     begin: int
+    windows: WindowColumn | None = None
 
     @property
     def path(self) -> Path:
@@ -191,9 +196,10 @@ class _OnDisk:
         return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
 
     def within(self, ids: Int64Array) -> Int64Array:
-        """Return those of the rows that are in this file, as rows of the file."""
+        """Return the rows of the file that these rows of the loader need; with windows, each once."""
         rows = ids.astype(np.int64) - self.begin
-        return rows[(rows >= 0) & (rows < (self.column.row_count or 0))]
+        rows = rows[(rows >= 0) & (rows < (self.column.row_count or 0))]
+        return rows if self.windows is None else np.unique(self.windows.base_rows(rows))
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return where rows start in the file, and how long they are, both in bytes."""
@@ -205,7 +211,9 @@ class _OnDisk:
 
 def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
     """Yield the files of a column that can be read ahead. Leaves out columns in memory, or with a file for each row."""
-    if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
+    if isinstance(column, WindowColumn):
+        yield from (replace(part, windows=column) for part in _on_disk(column.base, begin))
+    elif isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
     elif isinstance(column, RaggedColumn | FixedColumn) and not column.in_memory:

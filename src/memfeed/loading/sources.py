@@ -17,6 +17,7 @@ from memfeed.store import in_memory, tensordict_memory
 from memfeed.store.backing import Backing
 from memfeed.store.columns import (
     Column,
+    ComputedColumn,
     ConcatFixedColumn,
     ConcatRaggedColumn,
     JsonColumn,
@@ -25,6 +26,7 @@ from memfeed.store.columns import (
 from memfeed.store.columns import FixedColumn as Fixed
 from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
+from memfeed.store.windows import join_windows, offsets_of
 
 
 def as_stores(source: Any) -> list[Store]:
@@ -96,7 +98,10 @@ def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
     def make(field_index: int) -> Column:
         columns = parts[field_index]
         field = columns[0].field
-        fixed = [column for column in columns if isinstance(column, Fixed)]
+        made = join_windows(columns)
+        if made is not None:
+            return made
+        fixed = [column for column in columns if isinstance(column, Fixed | ComputedColumn)]
         values = [column for column in columns if isinstance(column, JsonColumn)]
         ragged = [column for column in columns if isinstance(column, RaggedColumn | SeparateRowsColumn)]
         if len(fixed) == len(columns):
@@ -131,3 +136,9 @@ def _check_same(one: Store, other: Store) -> None:
         raise LoaderError(
             f"found samples of {other.path} nested in another way than those of {one.path}; expected one schema"
         )
+    for mine_at, theirs_at in zip(one.columns, other.columns, strict=True):
+        if offsets_of(mine_at) != offsets_of(theirs_at):
+            raise LoaderError(
+                f"found windows of {mine_at.field.name} at other offsets in {other.path} than in {one.path}; expected "
+                "the same: call windows(...) of each store with the same offsets"
+            )

@@ -10,11 +10,13 @@ from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.store.columns import (
     Column,
+    ComputedColumn,
     ConcatFixedColumn,
     ConcatRaggedColumn,
 )
 from memfeed.store.separate_rows import FilePerRowColumn
 from memfeed.store.store import Store
+from memfeed.store.windows import WindowColumn
 
 
 def stats(
@@ -54,8 +56,10 @@ def stats(
 
 
 def _where(column: Column) -> str:
+    if isinstance(column, WindowColumn):
+        return _where(column.base)
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         return ", ".join(sorted({_where(part) for part in column.parts}))
-    if column.in_memory:
+    if isinstance(column, ComputedColumn) or column.in_memory:  # the mask of a window
         return "memory"
     return "files" if isinstance(column, FilePerRowColumn) else "mapped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from memfeed.errors import StoreError
 from memfeed.schema.fields import Schema
@@ -19,8 +20,10 @@ from memfeed.store.ragged import column_files, fixed_file, ragged_files
 class Backing:
     """The parts that all views of one store share: its path, schema, and columns (mapped on first use).
 
-    ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now.
-    ``left_out`` says for each entry of a tensordict directory that is not read where it is and why.
+    ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
+    is a function and its arguments that make this backing in another process; None opens ``path`` there.
+    ``description`` says for people what was made. ``left_out`` says for each entry of a tensordict directory that is
+    not read where it is and why.
     """
 
     path: Path | None
@@ -32,6 +35,8 @@ class Backing:
     owner: object = None
     check: Callable[[], None] = lambda: None
     left_out: tuple[str, ...] = ()
+    remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = None
+    description: str = ""
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:

@@ -17,7 +17,7 @@ from memfeed.errors import FieldError, StoreError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
-from memfeed.store.columns import Column, FixedColumn, RaggedColumn
+from memfeed.store.columns import Column, ComputedColumn, FixedColumn, RaggedColumn
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
 from memfeed.system.progress import SLOW_SECONDS, Progress
@@ -27,6 +27,7 @@ from memfeed.transfer.streams import memory_info
 from memfeed.transfer.to_device import to_device
 
 CHUNK_BYTES = 64 << 20
+Dense = FixedColumn | ComputedColumn
 
 
 class Unfilled(NamedTuple):
@@ -41,13 +42,13 @@ def load(
 ) -> list[Any]:
     """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
     target = check_device(device) or torch.device("cpu")
-    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if isinstance(c, FixedColumn)), target)
+    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if isinstance(c, Dense)), target)
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
     with Progress(f"{title} to {target}", total, unit="B", shown=progress, delay_seconds=SLOW_SECONDS) as bar:
         for column in columns:
-            if isinstance(column, FixedColumn):
+            if isinstance(column, Dense):
                 leaf: Any = torch.empty(_shape(column, rows), dtype=column.field.torch_dtype, device=target)
                 copy_rows(column, rows, leaf, bar)
             elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
@@ -62,7 +63,7 @@ def load(
 def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
     """Fill the tensors in ``dest`` with ``rows``; see ``Store.into``."""
     targets = dict(_tensors(dest))
-    pairs: list[tuple[FixedColumn, torch.Tensor]] = []
+    pairs: list[tuple[Dense, torch.Tensor]] = []
     missing, problems, used = [], [], set()
     for column in columns:
         key = _key(column.field, targets)
@@ -71,7 +72,7 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
             continue
         used.add(key)
         target = targets[key]
-        if not isinstance(column, FixedColumn):
+        if not isinstance(column, Dense):
             problems.append(
                 f"{column.field.name}: found {column.field.describe()}; expected a field whose rows have one shape"
             )
@@ -95,9 +96,11 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
         raise FieldError(f"{title}: {'; '.join(problems[:2])}{more}")
     with torch.no_grad():
         for column, target in pairs:
-            if not _is_run(rows) or not column.read(int(rows[0]) if len(rows) else 0, target):
-                for part, chunk in _chunks(column, rows):
-                    target[part].copy_(chunk)
+            first = int(rows[0]) if len(rows) else 0
+            if isinstance(column, FixedColumn) and _is_run(rows) and column.read(first, target):
+                continue
+            for part, chunk in _chunks(column, rows):
+                target[part].copy_(chunk)
     return Unfilled(missing, unexpected)
 
 
@@ -108,7 +111,7 @@ def copy_rows(column: Column, rows: Int64Array, out: torch.Tensor, bar: Progress
         bar.advance(chunk.nbytes)
 
 
-def _shape(column: FixedColumn, rows: Int64Array) -> tuple[int, ...]:
+def _shape(column: Dense, rows: Int64Array) -> tuple[int, ...]:
     return column.field.row_shape if column.row_count is None else (len(rows), *column.field.row_shape)
 
 
@@ -158,7 +161,7 @@ def _jagged(
 
 
 def _bytes(column: Column, rows: Int64Array) -> int:
-    if isinstance(column, FixedColumn):
+    if isinstance(column, Dense):
         return math.prod(_shape(column, rows)) * column.field.itemsize
     return int(column.locate(rows)[1].clip(0).sum()) if isinstance(column, RaggedColumn) else 0
 

@@ -244,16 +244,39 @@ class _ConcatColumn:
         return found
 
 
-class ConcatFixedColumn(_ConcatColumn):
+class ComputedColumn:
+    """A column whose rows, all of one shape, are put together when they are read; see `memfeed.store.windows`."""
+
+    def __init__(self, field: Field, row_count: int) -> None:
+        self.field, self.row_count = field, row_count
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """Write ``rows`` (int [k]) into ``out``, [k, *shape] and contiguous, and return it."""
+        raise NotImplementedError
+
+
+def gather_rows(column: Any, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+    """Copy ``rows`` (int [k]) of any column of kind "fixed" into ``out``, [k, *shape], and return it."""
+    if isinstance(column, FixedColumn):
+        return torch.index_select(column.data, 0, torch.from_numpy(rows), out=out)
+    if isinstance(column, SeparateRowsColumn):
+        starts, lengths, _ = column.locate(rows)
+        column.copy(starts, lengths, out.view(-1).view(torch.uint8).numpy())
+        return out
+    gathered: torch.Tensor = column.gather_into(rows, out)
+    return gathered
+
+
+class ConcatFixedColumn(_ConcatColumn, ComputedColumn):
     """Fixed columns of several stores as one."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """Copy ``rows`` (int64 [k]) into ``out``, [k, *shape], and return it."""
+        """See ``ComputedColumn.gather_into``."""
         for part, positions, part_rows in self.by_part(rows):
-            index = torch.from_numpy(part_rows)
             if len(positions) == len(rows):
-                return torch.index_select(part.data, 0, index, out=out)
-            out.index_copy_(0, torch.from_numpy(positions), torch.index_select(part.data, 0, index))
+                return gather_rows(part, part_rows, out)
+            here = gather_rows(part, part_rows, out.new_empty(len(positions), *out.shape[1:]))
+            out.index_copy_(0, torch.from_numpy(positions), here)
         return out
 
 
@@ -303,4 +326,4 @@ class ConcatRaggedColumn(_ConcatColumn):
         return viewed
 
 
-Column = FixedColumn | RaggedColumn | SeparateRowsColumn | JsonColumn | ConcatFixedColumn | ConcatRaggedColumn
+Column = FixedColumn | RaggedColumn | SeparateRowsColumn | JsonColumn | ComputedColumn | ConcatRaggedColumn

@@ -16,7 +16,8 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, jagged_batches
-from memfeed.store.columns import Column, ConcatFixedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system.buffers import Allocator
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
@@ -48,9 +49,9 @@ def read_row(column: Column, row: int) -> Any:
         return codec.unpack(field, column.data[row].clone())
     if isinstance(column, JsonColumn):
         return column.values[row]
-    if isinstance(column, ConcatFixedColumn):
-        ((part, _, rows),) = column.by_part(np.array([row]))
-        return read_row(part, int(rows[0]))
+    if isinstance(column, ComputedColumn):
+        out = torch.empty((1, *field.row_shape), dtype=field.torch_dtype)
+        return codec.unpack(field, column.gather_into(np.array([row]), out)[0])
     value = _view_row(column, row)
     return codec.unpack(field, value.clone()) if isinstance(value, torch.Tensor) else value
 
@@ -89,7 +90,7 @@ class RaggedView(Sequence[Any]):
         except IndexError:
             raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
         column = self._column
-        if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn):
+        if isinstance(column, FixedColumn | ComputedColumn | JsonColumn):
             return read_row(column, row)
         return _view_row(column, row)
 
@@ -120,7 +121,7 @@ class Gather:
         self._columns, self._allocators = list(columns), list(allocators)
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
-        self._others: list[tuple[int, JsonColumn | ConcatFixedColumn]] = []
+        self._others: list[tuple[int, JsonColumn | ComputedColumn]] = []
         self._ragged: list[tuple[int, RaggedRows]] = []
         for index, (column, allocator) in enumerate(zip(columns, allocators, strict=True)):
             field = column.field
@@ -130,7 +131,7 @@ class Gather:
                 self._fixed.append(
                     _Fixed(index, column, allocator, field.torch_dtype, field.row_shape, field.row_bytes)
                 )
-            elif isinstance(column, JsonColumn | ConcatFixedColumn):
+            elif isinstance(column, JsonColumn | ComputedColumn):
                 self._others.append((index, column))
             else:
                 self._ragged.append((index, column))
@@ -152,7 +153,8 @@ class Gather:
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return for how many batches one gather is fastest: several if they are small."""
-        most = SMALL_RAGGED_BYTES if self._ragged or self._others else SMALL_BYTES
+        slow = self._ragged or not all(isinstance(column, WindowColumn | MaskColumn) for _, column in self._others)
+        most = SMALL_RAGGED_BYTES if slow else SMALL_BYTES
         return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
 
     def split(self, rows: Int64Array, batch_size: int) -> Iterator[Sequence[Any]]:

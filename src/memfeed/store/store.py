@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,8 @@ from memfeed.store.gather import Gather, RaggedView, read_row, sample_leaves
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.store.torchrl_dir import filled_rows
+from memfeed.store.window_view import complete_rows, window_backing
+from memfeed.store.windows import WindowColumn
 from memfeed.system.buffers import Fresh
 from memfeed.system.files import local_path
 from memfeed.system.forks import fork_safe
@@ -52,11 +54,20 @@ class Samples(list[Any]):
         rows: their numbers in the store that was indexed, int64 [k].
         ids: their numbers in the base store, int64 [k].
         schema: that of the store; a ``Collate`` finds fields by their names in it.
+        windows: the paths of the fields that are windows.
     """
 
-    def __init__(self, samples: Iterable[Any], batch: Any, rows: Int64Array, ids: Int64Array, schema: Schema) -> None:
+    def __init__(
+        self,
+        samples: Iterable[Any],
+        batch: Any,
+        rows: Int64Array,
+        ids: Int64Array,
+        schema: Schema,
+        windows: Collection[tuple[str | int, ...]] = (),
+    ) -> None:
         super().__init__(samples)
-        self.batch, self.rows, self.ids, self.schema = batch, rows, ids, schema
+        self.batch, self.rows, self.ids, self.schema, self.windows = batch, rows, ids, schema, windows
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("batch")
@@ -187,7 +198,8 @@ class Store(Dataset[Any]):
         size = "no rows" if self._backing.row_count is None else f"{len(self):,} rows"
         shown = [f"  {field.name}: {field.describe()}" for field in self.schema.fields[:20]]
         more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
-        return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more])
+        made = [f"  ({self._backing.description})"] if self._backing.description else []
+        return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more, *made])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Store) and self.__reduce__() == other.__reduce__()
@@ -196,12 +208,14 @@ class Store(Dataset[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the view; the other process maps the files itself
+        rows = None if self._rows is None else self._rows.tobytes()
+        if self._backing.remake is not None:
+            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types)
         if self._backing.path is None:
             raise TypeError(
                 "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
                 "the store, or make the loader in the process that uses it"
             )
-        rows = None if self._rows is None else self._rows.tobytes()
         return _reopen, (str(self.path), self._backing.digest, tuple(self._fields), rows, self._types)
 
     # --- reading
@@ -210,6 +224,11 @@ class Store(Dataset[Any]):
     def columns(self) -> list[Column]:
         """The selected columns, in the schema's order. A loader plans from them."""
         return [self._backing.column(index) for index in self._fields]
+
+    @cached_property
+    def window_paths(self) -> frozenset[tuple[str | int, ...]]:
+        """The paths of the fields that are windows, [steps, *shape]."""
+        return frozenset(column.field.path for column in self.columns if isinstance(column, WindowColumn))
 
     @cached_property
     def assemble_sample(self) -> Callable[[Sequence[Any]], Any]:
@@ -262,7 +281,8 @@ class Store(Dataset[Any]):
         rows = indexing.many_rows(list(ids), len(self))
         base_rows = self.base_rows(rows)
         leaves = self._gather(base_rows)
-        return Samples(self.samples_of(leaves), self.assemble_batch(leaves), rows, base_rows, self.schema)
+        batch = self.assemble_batch(leaves)
+        return Samples(self.samples_of(leaves), batch, rows, base_rows, self.schema, self.window_paths)
 
     def samples_of(self, leaves: Sequence[Any]) -> Iterator[Any]:
         """Return the samples of a batch, given its leaves, one per field; they share the memory of the leaves."""
@@ -295,6 +315,11 @@ class Store(Dataset[Any]):
 
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
+        if self._backing.remake is not None:
+            raise StoreError(
+                f"{self.path}: found a view whose rows are made when they are read ({self._backing.description}); "
+                "expected rows that are on the disk: store[:] reads them all"
+            )
         if self._backing.manifest is None:
             full: TensorDictBase = self.assemble_batch([tensordict_columns.all_rows(column) for column in self.columns])
             return full if self._rows is None else full[torch.from_numpy(self._rows)]
@@ -374,6 +399,39 @@ class Store(Dataset[Any]):
         rows = permutation(len(self), seed, 0)
         return [self.subset(rows[first:last]) for first, last in pairwise(edges)]
 
+    def windows(self, offsets: Mapping[Any, Iterable[int]], *, within: Name | None, complete: bool = False) -> Store:
+        """Return a store whose rows have, for some fields, the rows around them: [steps, *shape], in a batch [k, ...].
+
+        Each row is kept once: windows are gathered when they are read. The view has the rows of this store, under the
+        same numbers; its windows see only rows of this store, in its order. Fields without offsets are those of the row
+        itself. Each field with offsets gets a mask beside it, ``"<field>_mask"``, bool [steps], True where the row
+        exists; beyond the ends of an episode its first or last row is repeated. A record or named tuple that gets a
+        mask becomes a dict.
+
+        Args:
+            offsets: for each field the rows to give, counted from the row itself: ``{"image": [-1, 0]}``.
+            within: the field that says to which episode a row belongs: one int, the same in all its rows, which are
+                neighbours in this store. None: all rows are one sequence.
+            complete: leave out the rows whose windows are not complete, and the masks.
+
+        Raises:
+            FieldError: a field that does not exist, or whose rows differ in size, or without a place for its mask.
+            RowError: offsets that are no ints, or an episode whose rows are not neighbours.
+
+        Example::
+
+            steps = store.windows({"image": [-1, 0], "action": range(16)}, within="episode")
+            train = steps.subset(steps.column("episode") < 80)
+        """
+        if self._backing.remake is not None:
+            raise StoreError(
+                f"{self.path}: found windows(...) of a view whose rows are made when they are read "
+                f"({self._backing.description}); expected one call, with the offsets of all fields"
+            )
+        backing = window_backing(self, offsets, within, complete)
+        view = Store(backing, types=self._types, rows=self._rows)
+        return Store(backing, types=self._types, rows=complete_rows(view.columns)) if complete else view
+
     def _view(self, *, fields: Sequence[int] | None = None, rows: Int64Array | None = None) -> Store:
         return Store(
             self._backing,
@@ -405,7 +463,8 @@ def field_bytes(store: Store) -> list[int]:
     manifest = store.manifest
     if manifest is None:
         return [tensordict_columns.column_bytes(column) for column in store.columns]
-    return [sum(manifest.files[name] for name in column_files(field, 0)) for field in store.schema]
+    # the mask of a window has no file
+    return [sum(manifest.files.get(name, 0) for name in column_files(field, 0)) for field in store.schema]
 
 
 def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (), owner: object = None) -> Store:
@@ -448,5 +507,18 @@ def _reopen(path: str, digest: str, fields: tuple[int, ...], rows: bytes | None,
             f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
             f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
         )
-    row_ids = None if rows is None else np.frombuffer(bytearray(rows), np.int64)
-    return Store(backing, types=types, fields=fields, rows=row_ids)
+    return Store(backing, types=types, fields=fields, rows=_row_ids(rows))
+
+
+def _remade(
+    remake: tuple[Callable[..., Backing], tuple[Any, ...]],
+    fields: tuple[int, ...],
+    rows: bytes | None,
+    types: tuple[type, ...],
+) -> Store:
+    make, arguments = remake
+    return Store(make(*arguments), types=types, fields=fields, rows=_row_ids(rows))
+
+
+def _row_ids(rows: bytes | None) -> Int64Array | None:
+    return None if rows is None else np.frombuffer(bytearray(rows), np.int64)

@@ -16,7 +16,7 @@ from memfeed.schema.fields import Path as FieldPath
 from memfeed.store import tensordict_entries as entries
 from memfeed.store.columns import (
     Column,
-    ConcatFixedColumn,
+    ComputedColumn,
     FixedColumn,
     InMemoryColumn,
     JsonColumn,
@@ -25,6 +25,7 @@ from memfeed.store.columns import (
 from memfeed.store.gather import Gather
 from memfeed.store.mapping import Place
 from memfeed.store.separate_rows import FilePerRowColumn, InMemoryRowsColumn
+from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system.buffers import Fresh
 
 
@@ -54,7 +55,11 @@ def contents_of(top: entries.Group) -> Contents:
 
 def column_bytes(column: Column) -> int:
     """Return the bytes on disk of a column; values that tensordict keeps in its metadata count as 0."""
-    if isinstance(column, FixedColumn | ConcatFixedColumn):
+    if isinstance(column, WindowColumn):
+        return column_bytes(column.base)
+    if isinstance(column, MaskColumn):
+        return 0
+    if isinstance(column, FixedColumn | ComputedColumn):
         return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
     if isinstance(column, JsonColumn):
         return 0

@@ -25,6 +25,8 @@ _ROW_DTYPES = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.ui
 
 
 ReceiveBatch = Callable[[Any, "Event | None"], Any]
+TableRows = Mapping[int, torch.Tensor]
+"""By field index, the rows of a table that a batch has: int [k], or [k, steps] for windows."""
 
 
 class Transfer(Protocol):
@@ -48,10 +50,10 @@ class Transfer(Protocol):
     def begin_batch(self) -> None:
         """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
 
-    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
         """Return the leaves of one batch on the device.
 
-        The leaves of columns that the device can read are rows of these columns, selected by ``index`` (int [rows]).
+        The leaves of columns that the device can read are rows of these columns, selected by ``index``.
         """
 
     def on_side_stream(self) -> AbstractContextManager[Any]:
@@ -93,7 +95,7 @@ class SyncTransfer:
     def begin_batch(self) -> None:
         """Do nothing: memory is always free."""
 
-    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
         """Return the leaves as they are."""
         return list(leaves)
 
@@ -156,17 +158,17 @@ class StreamTransfer:
         self._local.buffer = buffer
         buffer.begin()
 
-    def send_batch(self, leaves: Sequence[Any], index: torch.Tensor | None = None) -> list[Any]:
+    def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
         """Queue the copy of the leaves and return them on the device; leaves that are no tensors stay as they are."""
         parts = [part for leaf in leaves for part in _dense_parts(leaf)]
         buffer: _StagingBuffer = self._local.buffer
-        copies = iter(buffer.copy_to_device(parts if index is None else [*parts, index]))
+        copies = iter(buffer.copy_to_device([*parts, *(index or {}).values()]))
         sent = [_with_parts(leaf, copies) for leaf in leaves]
-        if index is not None:
-            device_index = next(copies)
-            for field_index, (wide, table) in self._tables.items():
-                rows = self._streams.select(wide, device_index)
-                sent[field_index] = rows.view(torch.uint8).view(table.dtype).view(len(rows), *table.shape[1:])
+        for field_index, device_index in zip(index or {}, copies, strict=True):
+            wide, table = self._tables[field_index]
+            rows = self._streams.select(wide, device_index.reshape(-1))
+            shape = (*device_index.shape, *table.shape[1:])
+            sent[field_index] = rows.view(torch.uint8).view(table.dtype).view(shape)
         self._local.buffer = None
         self._free.append(buffer)
         return sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,6 +20,8 @@ On: TypeAlias = "Names | list[BatchField] | None"
 images."""
 GivenNames: TypeAlias = "Mapping[Path, str]"
 """The names that ``fields=`` gave to leaves of a store, by path."""
+Windows: TypeAlias = "Collection[Path]"
+"""The paths of the fields of a batch that are windows: [n, steps, ...]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,17 @@ class BatchField:
         return f"{brief(self.name, 100)} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
 
 
-def find_all(batch: Any, on: On, given: GivenNames | None = None) -> list[BatchField]:
+def steps_of(field: BatchField, windows: Windows) -> int | None:
+    """Return the steps of a field that is one of `windows`; None for any other."""
+    return field.tensor.shape[1] if field.names in windows else None
+
+
+def without_steps(field: BatchField, windows: Windows) -> torch.Tensor:
+    """Return the tensor of a field; that of windows [n, steps, ...] as [n * steps, ...]."""
+    return field.tensor if steps_of(field, windows) is None else field.tensor.flatten(0, 1)
+
+
+def find_all(batch: Any, on: On, given: GivenNames | None = None, windows: Windows = ()) -> list[BatchField]:
     """Return the fields that `on` names, in that order; `given` has names for leaves of a tuple.
 
     Raises:
@@ -73,7 +85,7 @@ def find_all(batch: Any, on: On, given: GivenNames | None = None) -> list[BatchF
             except FieldError:
                 raise error from None
         return [fields[index] for index in indices]
-    images = [field for field in fields if _looks_like_images(field.tensor)]
+    images = [field for field in fields if _looks_like_images(without_steps(field, windows))]
     if len(images) != 1:
         raise TransformError(
             f"found {len(images)} fields that look like images among: {listed(shown)}; expected one of shape "
@@ -107,6 +119,8 @@ def require_decision(batch: Any, image: BatchField, given: GivenNames | None = N
 
 def _follows_images(field: BatchField, image: BatchField) -> bool:
     tensor = field.tensor
+    if tensor.dtype is torch.bool and tensor.ndim <= 2:  # the mask of a window
+        return False
     if any(isinstance(name, str) and _POSITIONS.search(name.lower()) for name in (*field.names, field.given)):
         return True
     size = image.tensor.shape

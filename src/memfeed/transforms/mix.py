@@ -151,11 +151,11 @@ class CutMix(Mix):
         self, image: torch.Tensor, share: float, generator: np.random.Generator
     ) -> tuple[torch.Tensor, float]:
         """Paste the box, cut off at the edges. The share is that of the pixels."""
-        h, w = image.shape[2:]
+        h, w = image.shape[-2:]
         x, y = int(generator.integers(w)), int(generator.integers(h))
         half = 0.5 * (1 - share) ** 0.5
         left, right = max(x - int(half * w), 0), min(x + int(half * w), w)
         top, bottom = max(y - int(half * h), 0), min(y + int(half * h), h)
         mixed = image.clone()
-        mixed[:, :, top:bottom, left:right] = image.roll(1, 0)[:, :, top:bottom, left:right]
+        mixed[..., top:bottom, left:right] = image.roll(1, 0)[..., top:bottom, left:right]
         return mixed, 1 - (right - left) * (bottom - top) / (h * w)

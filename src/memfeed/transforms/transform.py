@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -16,10 +17,20 @@ from memfeed.random import Keys, uniform
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
-from memfeed.transforms.batch_fields import GivenNames, On, find_all, replace, require_decision
+from memfeed.transforms.batch_fields import (
+    BatchField,
+    GivenNames,
+    On,
+    Windows,
+    find_all,
+    replace,
+    require_decision,
+    steps_of,
+    without_steps,
+)
 from memfeed.transforms.followers import follow
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
-from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.values import Affine
 from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain
 
@@ -39,7 +50,8 @@ class Transform(Operation):
             fields, as ["image", "mask"], the first are the images, and the others follow their pixels: masks
             ([n, h, w] or [n, c, h, w], by nearest neighbour), boxes (x1, y1, x2, y2: [n, k, 4] or jagged) and keypoints
             (x, y of a pixel: [n, k, 2] or jagged); numbers and vectors ([n], [n, k]) do not change. None: the only
-            field that looks like images, [n, c, h, w] with 1 to 4 channels.
+            field that looks like images, [n, c, h, w] with 1 to 4 channels. Of windows (``Store.windows``,
+            [n, steps, c, h, w]) all steps of a sample get the same parameters.
     """
 
     def __init__(self, *, on: On = None) -> None:
@@ -56,6 +68,7 @@ class Transform(Operation):
         *,
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
+        windows: Windows = (),
     ) -> B: ...
     def apply(  # type: ignore[misc]  # mypy misses that `batch` and `fn` together take what Module.apply's `fn` takes
         self,
@@ -64,6 +77,7 @@ class Transform(Operation):
         *,
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
+        windows: Windows = (),
         fn: Any = None,
     ) -> Any:
         """Transform one field of a batch. With one callable argument, do what `torch.nn.Module.apply` does.
@@ -73,6 +87,7 @@ class Transform(Operation):
             keys: one key per sample; the same key always draws the same parameters.
             allocator: gives the memory of the output on the CPU; None for fresh memory, which the caller owns.
             given_names: `{path: name}`, more names that `on=` may use: those that ``fields=`` gave.
+            windows: the paths of fields that are windows, [n, steps, ...]: all steps of a sample get its parameters.
 
         Returns:
             A batch of the same structure with that field replaced. The batch passed in does not change.
@@ -89,16 +104,16 @@ class Transform(Operation):
                 "call the transform itself, with a tensor, to draw from torch's global generator"
             )
         run = partial(self._run, allocator=allocator)
-        return self._on_fields(batch, keys, run, given_names)
+        return self._on_fields(batch, keys, run, given_names, windows)
 
-    def reference(self, batch: B, keys: Keys) -> B:
+    def reference(self, batch: B, keys: Keys, *, windows: Windows = ()) -> B:
         """Do what `apply` does, one transform after another: the slow path that tests compare the fused one with."""
 
         def plain(steps: list[Step], image: torch.Tensor, draw: DrawFromStream) -> TransformResult:
             image, geometries = run_plain(steps, image, draw)
             return image.contiguous(memory_format=self.memory_format), geometries
 
-        result: B = self._on_fields(batch, keys, plain)
+        result: B = self._on_fields(batch, keys, plain, windows=windows)
         return result
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -204,6 +219,7 @@ class Transform(Operation):
         keys: Keys,
         run: Callable[[list[Step], torch.Tensor, DrawFromStream], TransformResult],
         given: GivenNames | None = None,
+        windows: Windows = (),
     ) -> Any:
         for (on, is_whole), steps in groupby(
             self._steps(), key=lambda step: (step.on, step.operation.of_whole_batches)
@@ -213,23 +229,27 @@ class Transform(Operation):
                     known = find_all(batch, on, given) if given and on is not None else on
                     batch = step.operation.change_batch(batch, keys, step.stream, known)
                 continue
-            field, *others = find_all(batch, on, given)
-            _check_images(field.tensor, f"field {field}")
-            self._seen[repr(on)] = field.tensor.shape[1:], field.tensor.dtype
+            field, *others = find_all(batch, on, given, windows)
+            images, of_images = without_steps(field, windows), keys
+            _check_images(images, f"field {field}")
+            self._seen[repr(on)] = images.shape[1:], images.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this batch"
                 )
+            if images is not field.tensor:  # all steps of a sample have its key
+                of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
-                image, geometries = run(list(steps), field.tensor, _keyed(keys))
+                image, geometries = run(list(steps), images, _keyed(of_images))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
                 require_decision(batch, field, given)
-            batch = replace(batch, field, image)
+            moved = image if images is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
+            batch = replace(batch, field, moved)
             for other in others:
-                batch = replace(batch, other, follow(other, geometries, field.tensor.shape))
+                batch = replace(batch, other, _follow(other, field, geometries, images.shape, windows))
         return batch
 
 
@@ -246,6 +266,22 @@ def check_probability(p: float) -> float:
     if not 0.0 <= p <= 1.0:  # False for NaN too
         raise TransformError(f"p={p!r}; expected a probability from 0 to 1; e.g. 0.5 for every other image")
     return float(p)
+
+
+def _follow(
+    other: BatchField, field: BatchField, geometries: Sequence[Geometry], shape: torch.Size, windows: Windows
+) -> torch.Tensor:
+    """Apply what was done to the images of `field`, which have `shape` [n, c, h, w] without steps, to another field."""
+    tensor, steps = without_steps(other, windows), steps_of(other, windows)
+    if steps == steps_of(field, windows):
+        moved = follow(dataclasses.replace(other, tensor=tensor), geometries, shape)
+        return moved if steps is None else moved.view(*other.tensor.shape[:2], *moved.shape[1:])
+    if tensor.ndim <= 2:  # numbers and vectors stay
+        return other.tensor
+    raise TransformError(
+        f"field {other} follows {field}, at other steps; expected windows of both at the same offsets: "
+        f"store.windows({{{field.names[-1]!r}: offsets, {other.names[-1]!r}: offsets}}, within=...)"
+    )
 
 
 def _keyed(keys: Keys) -> DrawFromStream:
