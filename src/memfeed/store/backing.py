@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from memfeed.errors import StoreError
 from memfeed.schema.fields import Schema
@@ -19,7 +20,8 @@ from memfeed.store.ragged import column_files, fixed_file, ragged_files
 class Backing:
     """The parts that all views of one store share: its path, schema, and columns (mapped on first use).
 
-    ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now.
+    ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
+    is a function and its arguments that make this backing in another process; None opens ``path`` there.
     """
 
     path: Path | None
@@ -30,6 +32,7 @@ class Backing:
     manifest: Manifest | None = None
     owner: object = None
     check: Callable[[], None] = lambda: None
+    remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = None
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:

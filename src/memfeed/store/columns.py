@@ -253,6 +253,17 @@ class JsonColumn:
         self.field, self.values, self.row_count = field, values, len(values)
 
 
+class ComputedColumn:
+    """A column whose rows, all of one shape, are put together when they are read; see `memfeed.store.packed`."""
+
+    def __init__(self, field: Field, row_count: int) -> None:
+        self.field, self.row_count = field, row_count
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """Write ``rows`` (int64 [k]) into ``out``, [k, *shape] and contiguous, and return it."""
+        raise NotImplementedError
+
+
 class _ConcatColumn:
     """The columns of several stores as one: the rows of the first, then those of the second, and so on."""
 
@@ -330,4 +341,6 @@ class ConcatRaggedColumn(_ConcatColumn):
         return viewed
 
 
-Column = FixedColumn | RaggedColumn | FilePerRowColumn | JsonColumn | ConcatFixedColumn | ConcatRaggedColumn
+Column = (
+    FixedColumn | RaggedColumn | FilePerRowColumn | JsonColumn | ConcatFixedColumn | ConcatRaggedColumn | ComputedColumn
+)

@@ -16,7 +16,15 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, jagged_batches
-from memfeed.store.columns import Column, ConcatFixedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.columns import (
+    Column,
+    ComputedColumn,
+    ConcatFixedColumn,
+    FixedColumn,
+    JsonColumn,
+    RaggedColumn,
+    RaggedRows,
+)
 from memfeed.system.buffers import Allocator
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
@@ -51,6 +59,8 @@ def read_row(column: Column, row: int) -> Any:
     if isinstance(column, ConcatFixedColumn):
         ((part, _, rows),) = column.by_part(np.array([row]))
         return read_row(part, int(rows[0]))
+    if isinstance(column, ComputedColumn):
+        return column.gather_into(np.array([row]), torch.empty((1, *field.row_shape), dtype=field.torch_dtype))[0]
     value = _view_row(column, row)
     return codec.unpack(field, value.clone()) if isinstance(value, torch.Tensor) else value
 
@@ -89,7 +99,7 @@ class RaggedView(Sequence[Any]):
         except IndexError:
             raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
         column = self._column
-        if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn):
+        if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn | ComputedColumn):
             return read_row(column, row)
         return _view_row(column, row)
 
@@ -120,7 +130,7 @@ class Gather:
         self._columns, self._allocators = list(columns), list(allocators)
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
-        self._others: list[tuple[int, JsonColumn | ConcatFixedColumn]] = []
+        self._others: list[tuple[int, JsonColumn | ConcatFixedColumn | ComputedColumn]] = []
         self._ragged: list[tuple[int, RaggedRows]] = []
         for index, (column, allocator) in enumerate(zip(columns, allocators, strict=True)):
             field = column.field
@@ -130,7 +140,7 @@ class Gather:
                 self._fixed.append(
                     _Fixed(index, column, allocator, field.torch_dtype, field.row_shape, field.row_bytes)
                 )
-            elif isinstance(column, JsonColumn | ConcatFixedColumn):
+            elif isinstance(column, JsonColumn | ConcatFixedColumn | ComputedColumn):
                 self._others.append((index, column))
             else:
                 self._ragged.append((index, column))

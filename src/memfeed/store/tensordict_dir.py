@@ -18,7 +18,15 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.store import tensordict_layout as layout
-from memfeed.store.columns import Column, ConcatFixedColumn, FilePerRowColumn, FixedColumn, JsonColumn, RaggedColumn
+from memfeed.store.columns import (
+    Column,
+    ComputedColumn,
+    ConcatFixedColumn,
+    FilePerRowColumn,
+    FixedColumn,
+    JsonColumn,
+    RaggedColumn,
+)
 from memfeed.store.gather import Gather
 from memfeed.store.manifest import MOST_EMPTY_ROWS
 from memfeed.store.ragged import RaggedFiles, consecutive_starts, element_counts
@@ -46,7 +54,7 @@ class NestedColumn(RaggedColumn):
 
 def column_bytes(column: Column) -> int:
     """Return the bytes on disk of a column; values that tensordict keeps in its metadata count as 0."""
-    if isinstance(column, FixedColumn | ConcatFixedColumn):
+    if isinstance(column, FixedColumn | ConcatFixedColumn | ComputedColumn):
         return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
     if isinstance(column, JsonColumn):
         return 0
