@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.document_order import DocumentOrder
 from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_order, tasks_of_sampler
 from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
-from memfeed.loading.plan import LoadPlan, choose_placements, make_plan
+from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.settings import Settings
@@ -37,6 +38,7 @@ class EpochReader:
 
     def __init__(self, store: Store, settings: Settings, rows: RowOrder) -> None:
         self._store, self._settings, self._rows = store, settings, rows
+        self._documents = DocumentOrder(store, rows.shuffle)
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
         self._fell_back = False
@@ -64,6 +66,13 @@ class EpochReader:
             self._streams = streams_of(self._settings.device) if staged else None
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
+
+    def _plan_of_epoch(self, epoch: int, seed: int) -> LoadPlan:
+        """Return how the batches of an epoch are made: a packed store is laid out anew if the loader shuffles."""
+        plan = self.prepare()
+        if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
+            plan = self._plan = with_columns(plan, self._store, columns)
+        return plan
 
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
         return make_plan(self._store, self._settings, placements, self._streams)
@@ -104,7 +113,7 @@ class EpochReader:
             )
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
-        plan = self.prepare()
+        plan = self._plan_of_epoch(epoch, seed)
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
             groups = plan.maker.groups(tasks, epoch, seed)
@@ -115,7 +124,8 @@ class EpochReader:
         base_rows = None if self._store.has_all_rows else self._store.base_rows
         repeats = self._settings.has_repeats
         tasks = tasks_of_order(order, shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
-        tasks = self._read_ahead(_draw_ahead(tasks, orders, epoch + 1), plan, order, begin)
+        drawn = [orders, *self._documents.orders(seed)]
+        tasks = self._read_ahead(_draw_ahead(tasks, drawn, epoch + 1), plan, order, begin)
         return plan.maker.groups(tasks, epoch, seed)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
@@ -145,8 +155,9 @@ class EpochReader:
         return tasks
 
 
-def _draw_ahead(tasks: Iterator[GatherTask], orders: EpochOrders, epoch: int) -> Iterator[GatherTask]:
-    """Yield ``tasks``. Once the first batch is on its way, start to draw the order of the next epoch."""
+def _draw_ahead(tasks: Iterator[GatherTask], drawn: Sequence[EpochOrders], epoch: int) -> Iterator[GatherTask]:
+    """Yield ``tasks``. Once the first batch is on its way, start to draw the orders of the next epoch."""
     yield from itertools.islice(tasks, 1)
-    orders.draw_ahead(epoch)
+    for orders in drawn:
+        orders.draw_ahead(epoch)
     yield from tasks

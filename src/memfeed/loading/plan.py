@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages
 from memfeed.schema.codec import Int64Array
+from memfeed.store.columns import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Samples, Store
 from memfeed.system.buffers import Pool
@@ -67,9 +68,6 @@ def make_plan(
         placement = Placement(placements, store.columns, {}, None)
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
-    mapped = [
-        column for column, one in zip(placement.columns, placement.placements, strict=True) if one.where == "mapped"
-    ]
     at_once = (
         gather.batches_at_once(settings.rows_a_batch)
         if streams is None
@@ -81,10 +79,23 @@ def make_plan(
     stages = build_stages(assemble, _user_stages(store, settings), transfer, store.schema.structure)
     return LoadPlan(
         placement=placement,
-        reader=ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length),
+        reader=_reader(store, placement),
         maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
     )
+
+
+def with_columns(plan: LoadPlan, store: Store, columns: Sequence[Column]) -> LoadPlan:
+    """Return the same plan for other columns, of which only computed ones may differ."""
+    placement = replace(plan.placement, columns=columns)
+    maker = replace(plan.maker, gather=plan.maker.gather.with_columns(columns), placement=placement)
+    return replace(plan, placement=placement, reader=_reader(store, placement), maker=maker)
+
+
+def _reader(store: Store, placement: Placement) -> ReadAhead:
+    pairs = zip(placement.columns, placement.placements, strict=True)
+    mapped = [column for column, one in pairs if one.where == "mapped"]
+    return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length)
 
 
 def _rows_read(store: Store) -> Int64Array:

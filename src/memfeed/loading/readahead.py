@@ -27,6 +27,7 @@ from memfeed.store.columns import (
     InMemoryColumn,
     RaggedColumn,
 )
+from memfeed.store.packed import TokenColumn
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
 from memfeed.system.page_cache import in_page_cache, page_out
@@ -94,12 +95,12 @@ class ReadAhead:
         """
         if not len(rows):
             return True
-        (start,), (length,) = part.places(rows[:1])
+        start, length = (int(found[0]) if len(found) else 0 for found in part.places(rows[:1]))
         if length <= 0:  # the row is empty, or None
             return True
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
-            for at in (int(start), int(start + length) - 1):
+            for at in (start, start + length - 1):
                 if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
@@ -147,6 +148,8 @@ class ReadAhead:
         maps stay, and so do pages that this process has changed through ``Store.column``.
         """
         for part in self._columns:
+            if isinstance(part.column, TokenColumn):  # its pages hold parts of other blocks
+                continue
             if part.row_bytes >= DROP_ROWS_ABOVE:
                 starts, lengths = part.places(part.within(ids))
                 places = merged(starts, lengths)
@@ -164,18 +167,24 @@ class ReadAhead:
 class _OnDisk:
     """A column in one file, whose first row is row ``begin`` of the loader's rows."""
 
-    column: FixedColumn | RaggedColumn
+    column: FixedColumn | RaggedColumn | TokenColumn
     begin: int
 
     @property
+    def _file(self) -> FixedColumn | RaggedColumn:
+        """The column that has the file."""
+        column: FixedColumn | RaggedColumn = self.column.source if isinstance(self.column, TokenColumn) else self.column
+        return column
+
+    @property
     def path(self) -> Path:
-        return self.column.path if isinstance(self.column, FixedColumn) else self.column.heap_path
+        return self._file.path if isinstance(self._file, FixedColumn) else self._file.heap_path
 
     @property
     def nbytes(self) -> int:
-        if isinstance(self.column, RaggedColumn):
-            return self.column.heap_bytes
-        return (self.column.row_count or 0) * self.column.field.row_bytes
+        if isinstance(self._file, RaggedColumn):
+            return self._file.heap_bytes
+        return (self._file.row_count or 0) * self._file.field.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -185,7 +194,7 @@ class _OnDisk:
     @property
     def address(self) -> int:
         """The address at which the file is mapped."""
-        return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
+        return (self._file.data if isinstance(self._file, FixedColumn) else self._file.heap).data_ptr()
 
     def within(self, ids: Int64Array) -> Int64Array:
         """Return those of the rows that are in this file, as rows of the file."""
@@ -196,6 +205,8 @@ class _OnDisk:
         """Return where rows start in the file, and how long they are, both in bytes."""
         if isinstance(self.column, RaggedColumn):
             return self.column.locate(rows)[:2]
+        if isinstance(self.column, TokenColumn):
+            return self.column.places(self.column.packing.cut(rows))
         size = self.column.field.row_bytes
         return rows * size, np.full(len(rows), size)
 
@@ -205,6 +216,9 @@ def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
+    elif isinstance(column, TokenColumn):
+        if isinstance(column.source, RaggedColumn) and column.source.heap_bytes:
+            yield _OnDisk(column, begin)
     elif isinstance(column, RaggedColumn | FixedColumn) and not isinstance(column, InMemoryColumn):
         part = _OnDisk(column, begin)
         if part.nbytes:

@@ -16,6 +16,7 @@ from memfeed.store import in_memory
 from memfeed.store.backing import Backing
 from memfeed.store.columns import (
     Column,
+    ComputedColumn,
     ConcatFixedColumn,
     ConcatRaggedColumn,
     FilePerRowColumn,
@@ -91,7 +92,7 @@ def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
     def make(field_index: int) -> Column:
         columns = parts[field_index]
         field = columns[0].field
-        fixed = [column for column in columns if isinstance(column, Fixed)]
+        fixed = [column for column in columns if isinstance(column, Fixed | ComputedColumn)]
         values = [column for column in columns if isinstance(column, JsonColumn)]
         ragged = [column for column in columns if isinstance(column, RaggedColumn | FilePerRowColumn)]
         if len(fixed) == len(columns):

@@ -283,11 +283,15 @@ class _ConcatColumn:
 
 
 class ConcatFixedColumn(_ConcatColumn):
-    """Fixed columns of several stores as one."""
+    """Columns of several stores as one, all fixed or all computed."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """Copy ``rows`` (int64 [k]) into ``out``, [k, *shape], and return it."""
         for part, positions, part_rows in self.by_part(rows):
+            if isinstance(part, ComputedColumn):
+                found = torch.empty((len(part_rows), *out.shape[1:]), dtype=out.dtype)
+                out.index_copy_(0, torch.from_numpy(positions), part.gather_into(part_rows, found))
+                continue
             index = torch.from_numpy(part_rows)
             if len(positions) == len(rows):
                 return torch.index_select(part.data, 0, index, out=out)

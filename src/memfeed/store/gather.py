@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -147,6 +148,13 @@ class Gather:
         self._jagged = {index for index, column in self._ragged if column.field.kind == "jagged"}
         self._row_bytes = sum(column.row_bytes for column in self._fixed)
         self.bytes = 0  # gathered so far
+
+    def with_columns(self, columns: Sequence[Column]) -> Gather:
+        """Return a gather into the same memory from ``columns``, of which only computed ones may differ."""
+        other = copy.copy(self)
+        other._columns = list(columns)
+        other._others = [(i, c if isinstance(c := columns[i], ComputedColumn) else old) for i, old in self._others]
+        return other
 
     @property
     def row_bytes(self) -> int:

@@ -87,13 +87,14 @@ class Packing:
         )
 
     def pieces(self, blocks: Int64Array) -> Pieces:
-        """Return the pieces of ``blocks``, int [k], all in range. The columns of one batch ask with the same array."""
+        """Return what ``cut`` returns, and keep it: the columns of one batch ask with the same array."""
         held = self._held
         if held is None or held[0] is not blocks:
-            held = self._held = blocks, self._cut(blocks)
+            held = self._held = blocks, self.cut(blocks)
         return held[1]
 
-    def _cut(self, blocks: Int64Array) -> Pieces:
+    def cut(self, blocks: Int64Array) -> Pieces:
+        """Return the pieces of ``blocks``, int [k], all in range."""
         begins, size, n = self._begins, self.size, len(self._rows)
         edge = blocks.astype(np.int64) * size
         first = np.searchsorted(begins, edge, side="right") - 1
@@ -117,6 +118,15 @@ class Packing:
         number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(blocks)))[block]
         document = np.where(is_document, self._rows[at], -1)
         return Pieces(document, skipped, length, stored, number.astype(np.int32), begin - edge[block])
+
+
+_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def _raw(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a contiguous tensor as an array that NumPy can copy, whatever its dtype; they share memory."""
+    array: npt.NDArray[Any] = tensor.view(torch.uint8).numpy().view(_RAW[tensor.itemsize])
+    return array
 
 
 class PackedColumn(ComputedColumn):
@@ -148,19 +158,18 @@ class TokenColumn(PackedColumn):
         """See ``PackedColumn.repacked``."""
         return TokenColumn(self.field, packing, self.source, self._end, self._fill)
 
-    def places(self, blocks: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where the pieces of ``blocks`` start in the file of the column, and how long they are, in bytes."""
-        pieces = self.packing.pieces(blocks)
-        if self._end is None and self._fill is None:
-            kept = slice(None)
-        else:
-            kept = np.flatnonzero(pieces.stored)
-        starts = self.source.locate(pieces.document[kept])[0]
-        return starts + pieces.skipped[kept] * self._token_bytes, pieces.stored[kept] * self._token_bytes
+    def places(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
+        """Return where ``pieces`` start in the column's file, and how long they are, in bytes; without empty ones."""
+        document, skipped, stored = pieces.document, pieces.skipped, pieces.stored
+        if self._end is not None or self._fill is not None:
+            kept = stored > 0
+            document, skipped, stored = document[kept], skipped[kept], stored[kept]
+        return self.source.locate(document)[0] + skipped * self._token_bytes, stored * self._token_bytes
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""
-        starts, lengths = self.places(rows)
+        pieces = self.packing.pieces(rows)
+        starts, lengths = self.places(pieces)
         stored, total = int(lengths.sum()), out.nbytes
         if stored == total:
             if total:
@@ -169,15 +178,14 @@ class TokenColumn(PackedColumn):
         found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype)
         if stored:
             self.source.copy(starts, lengths, found.view(-1).view(torch.uint8).numpy())
-        pieces, flat = self.packing.pieces(rows), out.view(-1, *out.shape[2:])
-        missing = pieces.length - pieces.stored
-        if self._fill is not None:
-            flat.fill_(self._fill)
-        if self._end is not None:
-            flat[torch.from_numpy(np.cumsum(pieces.length)[(missing > 0) & (pieces.document >= 0)] - 1)] = self._end
+        flat, missing = _raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
         parts = np.stack([pieces.stored, missing], 1).ravel()
-        is_stored = torch.from_numpy(np.repeat(np.tile([True, False], len(missing)), parts))
-        flat.masked_scatter_(is_stored.view(-1, *[1] * (flat.ndim - 1)).expand_as(flat), found)
+        is_stored = np.repeat(np.tile([True, False], len(missing)), parts)
+        flat[is_stored] = _raw(found)
+        for value, chosen in ((self._end, pieces.document >= 0), (self._fill, pieces.document < 0)):
+            if value is not None:
+                is_value = np.repeat(np.stack([chosen & False, chosen], 1).ravel(), parts)
+                flat[is_value] = _raw(torch.full((1,), value, dtype=out.dtype))[0]
         return out
 
 
@@ -251,8 +259,7 @@ def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, f
     schema = Schema(
         fields=tuple(column.field for column in columns), structure=Node(kind="dict", keys=names, children=leaves)
     )
-    made = repr((names, size, end, fill)).encode()
-    digest = f"{store.digest}:{hashlib.blake2b(made, digest_size=8).hexdigest()}"
+    digest = hashlib.blake2b(repr((store.digest, names, size, end, fill)).encode(), digest_size=8).hexdigest()
     return Backing(
         store.path, schema, packing.block_count, digest, columns.__getitem__, owner=store,
         remake=(packed_backing, (store, which, size, end, fill)),
