@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from memfeed.loading.collate import Collate, LoaderCollate
 from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
+from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementOption, placement_requests
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -30,6 +31,7 @@ from memfeed.loading.settings import (
     as_int,
     check_arguments,
     check_names,
+    check_padding,
     check_ranks,
     check_without_effect,
     say_once,
@@ -47,7 +49,7 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = frozenset(
     (
         "shuffle", "seed", "pad_last", "uneven", "weights", "block_rows", "device", "transform", "placement",
-        "prefetch", "rank", "world_size", "return_rows", "as_",
+        "prefetch", "rank", "world_size", "return_rows", "as_", "pad",
     )
 )  # fmt: skip
 
@@ -135,6 +137,9 @@ class Loader(DataLoader[T_co]):
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``pad_last`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
+        pad: fields of varying length that come padded to the longest row of the batch, each with the value that fills
+            up the others: ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask", bool [k,
+            longest], True where values are real. The fields must be in a dict or TensorDict.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind.
@@ -180,6 +185,7 @@ class Loader(DataLoader[T_co]):
         world_size: int | None = None,
         return_rows: bool = False,
         as_: ArrayKind = "torch",
+        pad: Mapping[Any, float] | None = None,
     ) -> None:
         given = dict(locals())
         check_without_effect({name: given[name] for name in WITHOUT_EFFECT})
@@ -225,7 +231,9 @@ class Loader(DataLoader[T_co]):
             as_=as_,
             rank=own_rank,
             world_size=own_world_size,
+            padded=padded_fields(pad, self.store.schema),
         )
+        check_padding(self._settings)
         super().__init__(
             self.store,
             1 if batch_sampler is not None else batch_size,
@@ -238,7 +246,7 @@ class Loader(DataLoader[T_co]):
         self.shuffle, self.seed, self.pad_last, self.uneven = shuffle, seed, pad_last, uneven
         self.weights, self.block_rows, self.device, self.transform = weights, block_rows, device, transform
         self.placement, self.prefetch, self.rank, self.world_size = placement, prefetch, rank, world_size
-        self.return_rows, self.as_ = return_rows, as_
+        self.return_rows, self.as_, self.pad = return_rows, as_, pad
         self._clock, self._rows = clock, rows
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._reader = EpochReader(self.store, self._settings, rows)

@@ -12,6 +12,7 @@ from torch.utils.data import default_convert
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import bind
+from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
@@ -67,7 +68,8 @@ def make_plan(
     else:
         placement = Placement(placements, store.columns, {}, None)
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
+    pad = {one.field_index: one.value for one in settings.padded}
+    gather = Gather(placement.columns, transfer.allocators(len(store.columns) + len(pad)), placement.tables, pad)
     at_once = (
         gather.batches_at_once(settings.rows_a_batch)
         if streams is None
@@ -138,6 +140,8 @@ def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], An
     """Return what puts leaves together, as a batch, or as the one sample that ``batch_size=None`` gives."""
     if settings.batch_size is None and settings.batch_sampler is None:
         return lambda leaves: default_convert(next(store.samples_of(leaves)))  # type: ignore[no-untyped-call]
+    if settings.padded:
+        return masked_assembler(store.schema.structure, store.types, settings.padded)
     return store.assemble_batch
 
 

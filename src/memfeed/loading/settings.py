@@ -17,6 +17,7 @@ import torch.distributed
 from memfeed.errors import LoaderError
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.index_samplers import wraps_own_sampler
+from memfeed.loading.padding import PaddedField
 from memfeed.loading.placement import PlacementRequest
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
@@ -47,6 +48,7 @@ class Settings:
         last: what ranks do with the rows left at the end of an epoch.
         has_repeats: the order may visit a row twice, because stores are mixed by weight.
         collate_fn: the user's; None makes batches from the gathered leaves.
+        padded: the jagged fields that come padded, with a mask.
     """
 
     batch_size: int | None
@@ -63,6 +65,7 @@ class Settings:
     as_: ArrayKind
     rank: int | None
     world_size: int | None
+    padded: Sequence[PaddedField] = ()
 
     @property
     def has_own_order(self) -> bool:
@@ -191,6 +194,17 @@ def check_names(structure: Node, *, pad_last: bool, return_rows: bool) -> None:
             raise LoaderError(
                 f'found a field "{name}" and {option}, which adds one; expected another name for the field'
             )
+
+
+def check_padding(settings: Settings) -> None:
+    """Raise LoaderError for padded fields where there are no gathered batches to pad."""
+    if settings.padded and (
+        settings.collate_fn is not None or (settings.batch_size is None and settings.batch_sampler is None)
+    ):
+        raise LoaderError(
+            "found pad= and a collate_fn, or batch_size=None; expected batches of the loader's own: leave pad= out, or "
+            "make the batches with batch_size= and change them with transform="
+        )
 
 
 def as_int(name: str, value: Any, least: int | None = None) -> int:

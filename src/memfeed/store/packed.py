@@ -18,6 +18,7 @@ import torch
 from memfeed.errors import FieldError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
+from memfeed.schema.jagged import raw
 from memfeed.store.backing import Backing
 from memfeed.store.columns import Column, ComputedColumn, RaggedRows
 from memfeed.store.lengths import fill_value, jagged_field, same_lengths
@@ -120,15 +121,6 @@ class Packing:
         return Pieces(document, skipped, length, stored, number.astype(np.int32), begin - edge[block])
 
 
-_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-
-def _raw(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a contiguous tensor as an array that NumPy can copy, whatever its dtype; they share memory."""
-    array: npt.NDArray[Any] = tensor.view(torch.uint8).numpy().view(_RAW[tensor.itemsize])
-    return array
-
-
 class PackedColumn(ComputedColumn):
     """A column of a packed view: row i is what block i has of a field, [size, ...]."""
 
@@ -178,14 +170,14 @@ class TokenColumn(PackedColumn):
         found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype)
         if stored:
             self.source.copy(starts, lengths, found.view(-1).view(torch.uint8).numpy())
-        flat, missing = _raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
+        flat, missing = raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
         parts = np.stack([pieces.stored, missing], 1).ravel()
         is_stored = np.repeat(np.tile([True, False], len(missing)), parts)
-        flat[is_stored] = _raw(found)
+        flat[is_stored] = raw(found)
         for value, chosen in ((self._end, pieces.document >= 0), (self._fill, pieces.document < 0)):
             if value is not None:
                 is_value = np.repeat(np.stack([chosen & False, chosen], 1).ravel(), parts)
-                flat[is_value] = _raw(torch.full((1,), value, dtype=out.dtype))[0]
+                flat[is_value] = raw(torch.full((1,), value, dtype=out.dtype))[0]
         return out
 
 
