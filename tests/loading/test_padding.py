@@ -88,7 +88,9 @@ def test_a_dataloader_of_the_parts_and_a_loader_made_anew_pad(store):
     assert all(equal(a, b) for a, b in zip(parts, expected, strict=True))
     anew = Loader(store, 4, sampler=[5, 2, 9], pad=loader.pad, collate_fn=loader.collate_fn)
     assert equal(next(iter(anew)), reference([5, 2, 9], -7, 0.25))
-    assert all(equal(a, b) for a, b in zip(_sent(Loader(store, 4, shuffle=True, seed=0, pad=PAD)), expected, strict=True))
+    assert all(
+        equal(a, b) for a, b in zip(_sent(Loader(store, 4, shuffle=True, seed=0, pad=PAD)), expected, strict=True)
+    )
 
 
 def _sent(loader):

@@ -59,7 +59,13 @@ def lists(batch, pad=None):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 15), min_size=1, max_size=14), st.integers(1, 9), st.sampled_from([None, 7777]), st.sampled_from([None, -1]), st.data())
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=14),
+    st.integers(1, 9),
+    st.sampled_from([None, 7777]),
+    st.sampled_from([None, -1]),
+    st.data(),
+)
 def test_a_packed_view_has_the_blocks_of_the_slow_way(corpus, chosen, size, eos, pad, data):
     store = corpus.subset(chosen)
     docs = [list(range(100 * i, 100 * i + LENGTHS[i])) for i in chosen]

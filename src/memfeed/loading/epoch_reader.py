@@ -9,14 +9,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.document_order import DocumentOrder
-from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_order, tasks_of_sampler
+from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_batches, tasks_of_order, tasks_of_sampler
 from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.settings import Settings
+from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
 from memfeed.order.shards import RankShards
@@ -34,10 +36,11 @@ class EpochReader:
         store: all rows of the loader.
         settings: its arguments.
         rows: the order of its rows; not used with a user's sampler.
+        batches: the batches of each epoch, where they are drawn by length; then positions count batches.
     """
 
-    def __init__(self, store: Store, settings: Settings, rows: RowOrder) -> None:
-        self._store, self._settings, self._rows = store, settings, rows
+    def __init__(self, store: Store, settings: Settings, rows: RowOrder, batches: BatchOrder | None = None) -> None:
+        self._store, self._settings, self._rows, self._batches = store, settings, rows, batches
         self._documents = DocumentOrder(store, rows.shuffle)
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
@@ -119,10 +122,15 @@ class EpochReader:
             groups = plan.maker.groups(tasks, epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
-        orders = self._rows.orders(seed)
-        order, begin = orders(epoch), rows_before(position)
+        orders, begin = self._rows.orders(seed), rows_before(position)
         base_rows = None if self._store.has_all_rows else self._store.base_rows
         repeats = self._settings.has_repeats
+        if self._batches is not None:
+            drawn_batches = self._batches(epoch, seed)
+            tasks = tasks_of_batches(drawn_batches, shards, begin, base_rows, repeats=repeats)
+            tasks = _draw_ahead(tasks, [orders], epoch + 1)
+            return plan.maker.groups(self._read_ahead(tasks, plan, drawn_batches, begin), epoch, seed)
+        order = orders(epoch)
         tasks = tasks_of_order(order, shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
         drawn = [orders, *self._documents.orders(seed)]
         tasks = self._read_ahead(_draw_ahead(tasks, drawn, epoch + 1), plan, order, begin)
@@ -138,7 +146,7 @@ class EpochReader:
         return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store.base_rows)
 
     def _read_ahead(
-        self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | None, begin: int
+        self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int
     ) -> Iterator[GatherTask]:
         """Yield ``tasks``. If rows are missing in the page cache, announce those of the next batches to the disk."""
         reader, row_count = plan.reader, len(self._store)

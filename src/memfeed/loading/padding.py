@@ -87,9 +87,7 @@ def masked_assembler(
     inner = assembler(with_masks(structure, [one.path for one in padded]), types, batched=True)
     field_count = sum(1 for _ in structure.leaves())
     mask_of = {one.field_index: field_count + at for at, one in enumerate(padded)}
-    order = [
-        at for index in range(field_count) for at in ((index, mask_of[index]) if index in mask_of else (index,))
-    ]
+    order = [at for index in range(field_count) for at in ((index, mask_of[index]) if index in mask_of else (index,))]
     return lambda leaves: inner([leaves[at] for at in order])
 
 

@@ -71,9 +71,13 @@ def make_plan(
     pad = {one.field_index: one.value for one in settings.padded}
     gather = Gather(placement.columns, transfer.allocators(len(store.columns) + len(pad)), placement.tables, pad)
     at_once = (
-        gather.batches_at_once(settings.rows_a_batch)
-        if streams is None
-        else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
+        1
+        if settings.by_length
+        else (
+            gather.batches_at_once(settings.rows_a_batch)
+            if streams is None
+            else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
+        )
     )
     # the rows of several batches are planned together, also where each batch has a gather of its own
     planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)

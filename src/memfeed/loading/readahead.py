@@ -173,8 +173,10 @@ class _OnDisk:
     @property
     def _file(self) -> FixedColumn | RaggedColumn:
         """The column that has the file."""
-        column: FixedColumn | RaggedColumn = self.column.source if isinstance(self.column, TokenColumn) else self.column
-        return column
+        if isinstance(self.column, TokenColumn):
+            assert isinstance(self.column.source, RaggedColumn)
+            return self.column.source
+        return self.column
 
     @property
     def path(self) -> Path:

@@ -83,9 +83,7 @@ class Packing:
 
     def in_order(self, order: Any) -> Packing:
         """Return the packing of the same documents in another order; see ``order`` above."""
-        return Packing(
-            self._rows, self._lengths, self.size, has_end=self._has_end, fills=self._fills, order=order
-        )
+        return Packing(self._rows, self._lengths, self.size, has_end=self._has_end, fills=self._fills, order=order)
 
     def pieces(self, blocks: Int64Array) -> Pieces:
         """Return what ``cut`` returns, and keep it: the columns of one batch ask with the same array."""
