@@ -55,9 +55,9 @@ class BatchOrder:
         lengths = row_lengths(self.store.columns[self.field_index], self.store.base_rows(np.arange(len(self.store))))
         most, budget = int(lengths.max(initial=0)), self.batch_tokens
         if budget is not None and most > budget:
-            name = self.store.schema.fields[self.field_index].name
+            name, count = self.store.schema.fields[self.field_index].name, int((lengths > budget).sum())
             raise LoaderError(
-                f"found {int((lengths > budget).sum()):,} of {len(lengths):,} rows with more tokens in field {name} than "
+                f"found {count:,} of {len(lengths):,} rows with more tokens in field {name} than "
                 f"batch_tokens={budget} (the longest has {most:,}); expected rows that fit into a batch: pass "
                 f'batch_tokens={most}, or leave them out: store.subset(store.lengths("{name}") <= {budget})'
             )
