@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.order.buckets import LengthBatches
+from memfeed.order.buckets import LengthBatches, enough_batches
 
 lengths = st.lists(st.integers(0, 30), max_size=60)
 
@@ -52,6 +52,30 @@ def test_batches_of_like_length_have_one_size(lengths, batch_size, window_batche
     assert drop_last or given_rows == rows.tolist()
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 40), st.integers(30, 90), st.data())
+def test_a_given_count_is_met_within_the_budget(lengths, window, budget, data):
+    by_place, rows = np.array(lengths, np.int64), np.arange(len(lengths))
+    fewest = LengthBatches(rows, by_place, len(lengths), batch_tokens=budget).n
+    found = LengthBatches(rows, by_place, window, batch_tokens=budget)
+    assert fewest <= found.n <= len(lengths)
+    count = data.draw(st.integers(fewest, len(lengths)))
+    met = LengthBatches(rows, by_place, window, batch_tokens=budget, count=count, key=data.draw(st.integers(0, 3)))
+    assert met.n == count
+    assert sorted(row for part, _ in batches_of(met) for row in part.tolist()) == rows.tolist()
+    assert all(len(at) and len(at) * max(int(by_place[at].max()), 1) <= budget for _, at in batches_of(met))
+
+
+def test_hardly_any_epoch_has_more_batches_than_enough():
+    lengths = np.random.default_rng(0).lognormal(5, 1, 5000).astype(np.int64).clip(1, 2000)
+    counts = []
+    for seed in range(30):
+        rows = np.random.default_rng(seed).permutation(len(lengths))
+        counts.append(LengthBatches(rows, lengths[rows], 500, batch_tokens=4096).n)
+    assert max(counts) <= enough_batches(min(counts), 5000, 500) <= 1.03 * min(counts)
+    assert enough_batches(3, 4, 500) == 4
+
+
 def test_a_key_gives_one_order_and_another_key_another():
     lengths = np.arange(300) % 17
 
@@ -65,4 +89,4 @@ def test_a_key_gives_one_order_and_another_key_another():
 def test_the_order_is_pinned():
     # resumed runs depend on it
     found = LengthBatches(np.arange(12), np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]), 12, batch_tokens=12, key=3)
-    assert [at.tolist() for _, at in batches_of(found)] == [[7, 4], [6, 1, 3], [11], [2, 0, 9], [5], [8, 10]]
+    assert [at.tolist() for _, at in batches_of(found)] == [[11], [7, 4], [6, 1, 3], [5], [8, 10], [2, 0, 9]]

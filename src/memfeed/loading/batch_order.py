@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,11 +11,10 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.loading.clock import EpochClock
 from memfeed.loading.index_samplers import RowOrder, RowSampler
 from memfeed.loading.position import rows_before
-from memfeed.order.buckets import WINDOW_BATCHES, LengthBatches
-from memfeed.order.epoch_orders import EpochOrders
+from memfeed.order.buckets import WINDOW_BATCHES, LengthBatches, enough_batches
 from memfeed.random import derive
 from memfeed.schema.codec import Int64Array
 from memfeed.store.lengths import jagged_field, row_lengths
@@ -41,7 +40,6 @@ class BatchOrder:
     batch_size: int
     batch_tokens: int | None
     drop_last: bool
-    _held: tuple[tuple[int, int], LengthBatches] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -63,40 +61,43 @@ class BatchOrder:
             )
         return lengths
 
-    def count(self, epoch: int, seed: int) -> int:
-        """Return the number of batches of an epoch, of all ranks together."""
-        if self.batch_tokens is None:  # windows have whole batches
-            return (
-                self.rows.row_count // self.batch_size if self.drop_last else -(-self.rows.row_count // self.batch_size)
-            )
-        return self(epoch, seed).n
-
-    def __call__(self, epoch: int, seed: int) -> LengthBatches:
-        """Return the batches of an epoch. Those of the epoch asked for last are kept."""
-        held = self._held
-        if held is None or held[0] != (epoch, seed):
-            held = self._held = (epoch, seed), self._made(self.rows.orders(seed), epoch, seed)
-        return held[1]
-
-    def _made(self, orders: EpochOrders, epoch: int, seed: int) -> LengthBatches:
-        rows = orders(epoch)(0, self.rows.row_count)
-        lengths = self._lengths[rows]
+    @cached_property
+    def _window(self) -> int:
+        """The rows that are sorted by length together: about 128 batches of them."""
         batch_size = self.batch_size
         if self.batch_tokens is not None:
             total = int(self._lengths.sum())
             batch_size = max(1, self.batch_tokens * len(self._lengths) // max(total, 1))
+        return min(WINDOW_BATCHES * batch_size, max(self.rows.row_count, 1))
+
+    @cached_property
+    def count(self) -> int:
+        """The number of batches of an epoch, of all ranks together: the same for every seed and epoch."""
+        n = self.rows.row_count
+        if self.batch_tokens is None:
+            return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        found = self._made(0, 0, None).n
+        return enough_batches(found, n, self._window) if self.rows.shuffle else found
+
+    def __call__(self, epoch: int, seed: int) -> LengthBatches:
+        """Return the batches of an epoch."""
+        return self._made(epoch, seed, None if self.batch_tokens is None else self.count)
+
+    def _made(self, epoch: int, seed: int, count: int | None) -> LengthBatches:
+        rows = self.rows.orders(seed)(epoch)(0, self.rows.row_count)
         return LengthBatches(
             rows,
-            lengths,
-            min(WINDOW_BATCHES * batch_size, max(len(rows), 1)),
+            self._lengths[rows],
+            self._window,
             batch_size=self.batch_size,
             batch_tokens=self.batch_tokens,
             drop_last=self.drop_last,
-            key=derive("buckets", seed, epoch) if self.rows.shuffle else None,
+            count=count,
+            key=derive(seed, epoch) if self.rows.shuffle else None,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lengths"} | {"_held": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_lengths"}
 
 
 class LengthBatchSampler(RowSampler, Sampler[Any]):
@@ -112,8 +113,8 @@ class LengthBatchSampler(RowSampler, Sampler[Any]):
             yield batches[at][0].tolist()
 
     def __len__(self) -> int:
-        """Return the number of batches of the next pass, for all ranks together."""
-        return self._batches.count(self._clock.next[0], self._clock.peek_seed(joined_world_size()))
+        """Return the number of batches of an epoch, for all ranks together."""
+        return self._batches.count
 
 
 def batch_order(

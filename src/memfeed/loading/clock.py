@@ -107,12 +107,6 @@ class EpochClock:
                 self.seed = 0 if world_size > 1 else torch.initial_seed()
         return self.seed
 
-    def peek_seed(self, world_size: int) -> int:
-        """Return the seed that a pass would have if it started now. Only one of ``generator`` is drawn for good."""
-        if self.seed is None and self.generator is None:
-            return 0 if world_size > 1 else torch.initial_seed()
-        return self.resolve_seed(world_size)
-
     def share(self) -> torch.Tensor:
         """Return the running epoch in memory that worker processes see, int64 []."""
         if self._shared is None:

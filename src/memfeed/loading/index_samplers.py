@@ -127,7 +127,7 @@ def wraps_own_sampler(sampler: Any, depth: int = 4) -> bool:
     """Return True if ``sampler`` is a sampler of ours, or draws from one: batch samplers and frameworks wrap them."""
     if isinstance(sampler, RowSampler):
         return True
-    names = ("sampler", "batch_sampler", "dataset", "_sampler")
+    names = ("sampler", "batch_sampler", "dataset", "_sampler", "_batch_sampler")
     return depth > 0 and any(
         wraps_own_sampler(found, depth - 1) for name in names if (found := getattr(sampler, name, None)) is not None
     )

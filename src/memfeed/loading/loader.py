@@ -144,10 +144,9 @@ class Loader(DataLoader[T_co]):
             longest], True where values are real. The fields must be in a dict or TensorDict.
         batch_tokens: cut batches by their tokens, in place of ``batch_size``: rows times the longest row is at most
             this, so that a padded batch never has more. Rows of like length come together: 128 batches' worth of rows,
-            in the epoch's order, are sorted by length, cut, and their batches shuffled. ``len`` is that of the running
-            epoch, or of the next; it differs from epoch to epoch if the loader shuffles. Ranks read whole batches, the
-            same number each: the last ones are filled up with batches of the beginning, or as ``drop_last``,
-            ``uneven`` or ``pad_last`` (all rows of such a batch are not valid) say.
+            in the epoch's order, are sorted by length, cut, and their batches shuffled. Every epoch has the same number
+            of batches. Ranks read whole batches, the same number each: the last ones are filled up with batches of the
+            beginning, or as ``drop_last``, ``uneven`` or ``pad_last`` (no row of such a batch is valid) say.
         bucket_by: the field of varying length whose lengths count; None for the only one. With ``batch_size`` in place
             of ``batch_tokens`` batches have so many rows, of like length.
 
@@ -314,20 +313,9 @@ class Loader(DataLoader[T_co]):
         rows, size = len(settings.sampler), settings.rows_a_batch  # type: ignore[arg-type]
         return rows // size if self.drop_last else -(-rows // size)
 
-    def _shards(self, settings: Settings, epoch: int | None = None, *, starts: bool = False) -> RankShards:
-        """Return the share of this rank in an epoch: by default in the running one, or the next if none is running.
-
-        If the epoch ``starts``, the seed is settled.
-        """
-        if self._batches is None:
-            return settings.shards(self._rows.row_count)
-        progress = self._run.progress
-        if epoch is None:
-            is_running = progress is not None and progress.is_running and not progress.finished and not starts
-            epoch = progress.epoch if progress is not None and is_running else self._clock.next[0]
-        world_size = settings.ranks()[1]
-        seed = self._clock.resolve_seed(world_size) if starts else self._clock.peek_seed(world_size)
-        return settings.shards(self._batches.count(epoch, seed))
+    def _shards(self, settings: Settings) -> RankShards:
+        """Return the share of this rank in an epoch, in rows, or in batches that are drawn by length."""
+        return settings.shards(self._rows.row_count if self._batches is None else self._batches.count)
 
     def __repr__(self) -> str:
         settings = self._effective_settings()
@@ -384,7 +372,7 @@ class Loader(DataLoader[T_co]):
         settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
         if reader.use(settings):
             run.policy = _new_policy(settings)
-        shards = self._shards(settings, starts=True)
+        shards = self._shards(settings)
         warn_about_ranks(shards, run.world_size, "batches" if settings.by_length else "rows")
         driven = [epoch for one in run.samplers if (epoch := one.driven_epoch()) is not None]
         was_set = clock.was_set
@@ -438,12 +426,10 @@ class Loader(DataLoader[T_co]):
             return
         settings = self._effective_settings()
         identity = self._identity() if self.seed is None else {**self._identity(), "seed": self.seed}
-        last_row = self._rows.row_count if settings.has_own_order else None
+        last_row = self._shards(settings).rows if settings.has_own_order else None
         epoch, found = state.from_dict(state_dict, identity, last_row)
         if self.seed is None:
             self._clock.seed = state_dict["seed"] if isinstance(state_dict["seed"], int) else None
-        if settings.by_length:
-            last_row = self._shards(settings, epoch).rows
         self._clock.load(epoch, found, at_end=last_row is not None and position.rows_before(found) >= last_row)
         self._run.progress = None
 
@@ -484,7 +470,7 @@ class Loader(DataLoader[T_co]):
             current,
             begin,
             batches,
-            shards=self._shards(settings, epoch) if settings.has_own_order else None,
+            shards=self._shards(settings) if settings.has_own_order else None,
             stride=1 if settings.batch_sampler is not None else settings.rows_a_batch,
         )
         if progress is None or progress.finished:

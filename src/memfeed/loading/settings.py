@@ -171,6 +171,11 @@ def check_arguments(
         raise LoaderError(
             f"found batch_size={batch_size} and batch_tokens={batch_tokens}; expected one of them: leave batch_size out"
         )
+    if batch_tokens is not None and weights is not None and given is None:
+        raise LoaderError(
+            "found batch_tokens and weights, whose epochs have other tokens each time, and so other numbers of "
+            "batches; expected bucket_by with batch_size= beside weights"
+        )
     if bucket_by is not None and batch_size is None:
         raise LoaderError("found bucket_by and batch_size=None; expected batches: pass batch_size= or batch_tokens=")
     if as_ not in get_args(ArrayKind):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,9 @@ class LengthBatches:
             ``batch_tokens``.
         batch_tokens: a batch has as many rows as fit: their number times the longest length (at least 1) is at most
             this. No length may be larger.
+        count: with ``batch_tokens``, the number of batches, at least that of one window of all rows and at most n. If
+            there are fewer, the batches of the most rows are halved; if there are more, the window is doubled. None
+            leaves them as they are.
         key: the key of the random order of the batches of a window; None keeps them as they were cut.
     """
 
@@ -42,29 +46,28 @@ class LengthBatches:
         batch_size: int | None = None,
         batch_tokens: int | None = None,
         drop_last: bool = False,
+        count: int | None = None,
         key: int | None = None,
     ) -> None:
         self._rows = rows
-        self._places = np.empty(len(rows), np.int64)
-        begins, ends = [], []
-        for first in range(0, len(rows), window):
-            of_window = lengths[first : first + window]
-            sorted_places = np.argsort(-of_window, kind="stable")
-            self._places[first : first + window] = sorted_places + first
+        while True:
+            self._places = _sorted_in_windows(lengths, window)
             if batch_tokens is None:
-                assert batch_size is not None
-                cuts = list(range(0, len(of_window), batch_size))
-                whole = len(of_window) // batch_size if drop_last else len(cuts)
+                edges = np.arange(0, len(rows) + 1, batch_size)
+                if not drop_last and edges[-1] < len(rows):
+                    edges = np.append(edges, len(rows))
             else:
-                cuts, whole = _cut(of_window[sorted_places].tolist(), batch_tokens), len(of_window)
-            edges = np.array([*cuts, len(of_window)], np.int64)[: whole + 1] + first
-            chosen = np.arange(len(edges) - 1)
-            if key is not None:
-                np.random.Generator(np.random.PCG64(derive(key, first))).shuffle(chosen)
-            begins.append(edges[:-1][chosen])
-            ends.append(edges[1:][chosen])
-        self._begins = np.concatenate([np.empty(0, np.int64), *begins])
-        self._ends = np.concatenate([np.empty(0, np.int64), *ends])
+                edges = _cut(lengths[self._places], window, batch_tokens)
+            if count is None or len(edges) - 1 <= count:
+                break
+            window *= 2  # of all partitions into batches, that of one window has the fewest
+        if count is not None:
+            edges = _halved(edges, count)
+        self._begins, self._ends = edges[:-1], edges[1:]
+        if key is not None:
+            drawn = np.random.Generator(np.random.PCG64(derive("buckets", key))).random(self.n)
+            shuffled = np.lexsort((drawn, self._begins // window))
+            self._begins, self._ends = self._begins[shuffled], self._ends[shuffled]
 
     @property
     def n(self) -> int:
@@ -77,10 +80,39 @@ class LengthBatches:
         return self._rows[places], places
 
 
-def _cut(lengths: Sequence[int], batch_tokens: int) -> list[int]:
-    """Return where each batch begins, for rows sorted by length, longest first."""
-    cuts, at = [], 0
-    while at < len(lengths):
-        cuts.append(at)
-        at += batch_tokens // max(lengths[at], 1)
-    return cuts
+def enough_batches(count: int, n: int, window: int) -> int:
+    """Return a number of batches that hardly any epoch exceeds, if one epoch of ``n`` rows has ``count``.
+
+    Windows are alike, so the sum of their batches varies with the square root of their number.
+    """
+    return min(count + 2 * math.isqrt(max(-(-n // window) - 1, 0)) + 2, n)
+
+
+def _sorted_in_windows(lengths: Lengths, window: int) -> Lengths:
+    """Return the positions 0 to n, each window sorted by length, longest first; equal ones keep their order."""
+    places = np.empty(len(lengths), np.int64)
+    for first in range(0, len(lengths), window):
+        places[first : first + window] = np.argsort(-lengths[first : first + window], kind="stable") + first
+    return places
+
+
+def _cut(lengths: Lengths, window: int, batch_tokens: int) -> Lengths:
+    """Return where batches begin, and the end, for rows sorted by length in each window."""
+    edges: list[int] = []
+    for first in range(0, len(lengths), window):
+        of_window: Sequence[int] = lengths[first : first + window].tolist()
+        at = 0
+        while at < len(of_window):
+            edges.append(first + at)
+            at += batch_tokens // max(of_window[at], 1)
+    return np.array([*edges, len(lengths)], np.int64)
+
+
+def _halved(edges: Lengths, count: int) -> Lengths:
+    """Return edges of ``count`` batches: those of the most rows are cut into halves, again and again if need be."""
+    while (missing := count - (len(edges) - 1)) > 0:
+        sizes = np.diff(edges)
+        chosen = np.argsort(-sizes, kind="stable")[:missing]
+        chosen = chosen[sizes[chosen] > 1]
+        edges = np.sort(np.concatenate([edges, edges[chosen] + sizes[chosen] // 2]))
+    return edges
