@@ -51,6 +51,7 @@ FIGURES = {
     "scale": "first_batch_seconds",
     "transforms": "median_seconds",
     "to_device": "works",
+    "sequences": "works",
     "others": "works",
     "device": "gigabytes_per_second",
 }

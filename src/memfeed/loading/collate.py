@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from memfeed.errors import LoaderError
 from memfeed.loading.arrays import converter
 from memfeed.loading.bind import UserTransform, bind
 from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.loading.padding import PaddedField, pad_batch, padded_fields
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
@@ -32,14 +34,20 @@ class Collate:
         transform: as for ``Loader``.
         device: as for ``Loader``; a CUDA device only with ``num_workers=0``.
         seed: of keyed transforms.
+        pad: as for ``Loader``.
     """
 
     def __init__(
-        self, transform: UserTransform = None, device: torch.device | str | None = None, seed: int = 0
+        self,
+        transform: UserTransform = None,
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        pad: Mapping[Any, float] | None = None,
     ) -> None:
-        self.transform, self.device, self.seed = transform, device, seed
+        self.transform, self.device, self.seed, self.pad = transform, device, seed, pad
         self._bound = bind(transform)  # raises for what is no transform
-        self._schema: Schema | None = None  # that of the samples that it is bound to
+        self._padded: Sequence[PaddedField] = ()
+        self._schema: Schema | None = None  # that of the samples that both are for
         self._epoch = shared_number(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -53,12 +61,13 @@ class Collate:
                 f"found a {type(samples).__name__} of samples; expected those of a memfeed store: pass the store "
                 "itself (or a Subset of it) to DataLoader, with automatic batching"
             )
-        batch, device = samples.batch, check_device(self.device)
-        if device is not None:
-            batch = to_device(batch, device, non_blocking=False)
         if samples.schema is not self._schema:
             self._bound = bind(self.transform, samples.schema, windows=samples.windows)
             self._schema = samples.schema
+            self._padded = padded_fields(self.pad, samples.schema)
+        batch, device = pad_batch(samples.batch, self._padded), check_device(self.device)
+        if device is not None:
+            batch = to_device(batch, device, non_blocking=False)
         if self._bound is not None:
             batch = self._bound(batch, Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)))
         return batch
@@ -78,7 +87,7 @@ class LoaderCollate(Collate):
     """
 
     def __init__(self, settings: Settings, clock: EpochClock) -> None:
-        super().__init__(settings.transform, settings.device)
+        super().__init__(settings.transform, settings.device, pad={one.path: one.value for one in settings.padded})
         self.settings, self.clock = settings, clock
         self._epoch = clock.share()
 
@@ -91,7 +100,7 @@ class LoaderCollate(Collate):
                 "a batch: leave pad_last out there"
             )
         if not isinstance(samples, Samples):
-            if self.transform is None and not settings.returns_rows:
+            if self.transform is None and not settings.returns_rows and not self.pad:
                 return default_collate(samples)
             return super().__call__(samples)  # raises
         self.seed = self.clock.resolve_seed(joined_world_size())

@@ -9,13 +9,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_order, tasks_of_sampler
+from memfeed.loading.batch_order import BatchOrder
+from memfeed.loading.document_order import DocumentOrder
+from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_batches, tasks_of_order, tasks_of_sampler
 from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
-from memfeed.loading.plan import LoadPlan, choose_placements, make_plan
+from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.settings import Settings
+from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
 from memfeed.order.shards import RankShards
@@ -33,10 +36,12 @@ class EpochReader:
         store: all rows of the loader.
         settings: its arguments.
         rows: the order of its rows; not used with a user's sampler.
+        batches: the batches of each epoch, where they are drawn by length; then positions count batches.
     """
 
-    def __init__(self, store: Store, settings: Settings, rows: RowOrder) -> None:
-        self._store, self._settings, self._rows = store, settings, rows
+    def __init__(self, store: Store, settings: Settings, rows: RowOrder, batches: BatchOrder | None = None) -> None:
+        self._store, self._settings, self._rows, self._batches = store, settings, rows, batches
+        self._documents = DocumentOrder(store, rows.shuffle)
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
         self._fell_back = False
@@ -64,6 +69,13 @@ class EpochReader:
             self._streams = streams_of(self._settings.device) if staged else None
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
+
+    def _plan_of_epoch(self, epoch: int, seed: int) -> LoadPlan:
+        """Return how the batches of an epoch are made: a packed store is laid out anew if the loader shuffles."""
+        plan = self.prepare()
+        if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
+            plan = self._plan = with_columns(plan, self._store, columns)
+        return plan
 
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
         return make_plan(self._store, self._settings, placements, self._streams)
@@ -104,18 +116,24 @@ class EpochReader:
             )
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
-        plan = self.prepare()
+        plan = self._plan_of_epoch(epoch, seed)
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
             groups = plan.maker.groups(tasks, epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
-        orders = self._rows.orders(seed)
-        order, begin = orders(epoch), rows_before(position)
+        orders, begin = self._rows.orders(seed), rows_before(position)
         base_rows = None if self._store.has_all_rows else self._store.base_rows
         repeats = self._settings.has_repeats
+        if self._batches is not None:
+            drawn_batches = self._batches(epoch, seed)
+            tasks = tasks_of_batches(drawn_batches, shards, begin, base_rows, repeats=repeats)
+            tasks = _draw_ahead(tasks, [orders], epoch + 1)
+            return plan.maker.groups(self._read_ahead(tasks, plan, drawn_batches, begin), epoch, seed)
+        order = orders(epoch)
         tasks = tasks_of_order(order, shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
-        tasks = self._read_ahead(_draw_ahead(tasks, orders, epoch + 1), plan, order, begin)
+        drawn = [orders, *self._documents.orders(seed)]
+        tasks = self._read_ahead(_draw_ahead(tasks, drawn, epoch + 1), plan, order, begin)
         return plan.maker.groups(tasks, epoch, seed)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
@@ -128,7 +146,7 @@ class EpochReader:
         return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store.base_rows)
 
     def _read_ahead(
-        self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | None, begin: int
+        self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int
     ) -> Iterator[GatherTask]:
         """Yield ``tasks``. If rows are missing in the page cache, announce those of the next batches to the disk."""
         reader, row_count = plan.reader, len(self._store)
@@ -145,8 +163,9 @@ class EpochReader:
         return tasks
 
 
-def _draw_ahead(tasks: Iterator[GatherTask], orders: EpochOrders, epoch: int) -> Iterator[GatherTask]:
-    """Yield ``tasks``. Once the first batch is on its way, start to draw the order of the next epoch."""
+def _draw_ahead(tasks: Iterator[GatherTask], drawn: Sequence[EpochOrders], epoch: int) -> Iterator[GatherTask]:
+    """Yield ``tasks``. Once the first batch is on its way, start to draw the orders of the next epoch."""
     yield from itertools.islice(tasks, 1)
-    orders.draw_ahead(epoch)
+    for orders in drawn:
+        orders.draw_ahead(epoch)
     yield from tasks

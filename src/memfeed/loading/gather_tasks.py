@@ -18,6 +18,7 @@ from torch.utils.data import DistributedSampler
 from memfeed.errors import LoaderError, RowError
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.samplers import Generators
+from memfeed.order.buckets import LengthBatches
 from memfeed.order.orders import Order
 from memfeed.order.shards import RankShards
 from memfeed.schema.codec import Int64Array
@@ -68,6 +69,25 @@ def tasks_of_order(
             range(run.row + run.stride, last + 1, run.stride) if last <= shards.rows else (shards.rows,),
             places if repeats else None,
             torch.from_numpy(places < shards.rows) if pads and places is not None else None,
+        )
+
+
+def tasks_of_batches(
+    batches: LengthBatches, shards: RankShards, begin: int, base_rows: BaseRows | None, *, repeats: bool
+) -> Iterator[GatherTask]:
+    """Yield the gathers of an epoch whose batches are drawn already, from batch ``begin`` on.
+
+    ``shards`` counts batches. After the end the first batches come again, so that the ranks stay in step.
+    """
+    for run in shards.runs(begin, 1):
+        rows, places = batches[run.start % batches.n]
+        yield GatherTask(
+            rows if base_rows is None else base_rows(rows),
+            rows,
+            len(rows),
+            (min(run.row + run.stride, shards.rows),),
+            places if repeats else None,
+            torch.full((len(rows),), run.start < batches.n) if shards.last == "pad" else None,
         )
 
 

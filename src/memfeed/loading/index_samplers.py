@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from memfeed.loading.clock import EpochClock, joined_world_size
-from memfeed.loading.position import rows_before
+from memfeed.loading.position import Position, rows_before
 from memfeed.order.choice import Shuffle, mixed_orders, orders_of
 from memfeed.order.epoch_orders import EpochOrders
 
@@ -56,7 +56,7 @@ class RowOrder:
         return {**self.__dict__, "_made": None}
 
 
-class _RowSampler:
+class RowSampler:
     """Iteration and epochs that all samplers of a loader share."""
 
     data_source: Any
@@ -66,13 +66,16 @@ class _RowSampler:
 
     def __iter__(self) -> Iterator[int]:
         # a generator: the pass starts with the first row that is drawn, after the frameworks have set the epoch
-        clock = self._clock
-        if clock.generator is None:
-            clock.generator = self.generator  # a framework that synchronises ranks puts one here
-        epoch, position = clock.start_sampler(joined_world_size())
-        order = self._rows.orders(clock.resolve_seed(1))(epoch)
+        epoch, position = self._begin_pass()
+        order = self._rows.orders(self._clock.resolve_seed(1))(epoch)
         for begin in range(rows_before(position), self._rows.row_count, CHUNK_ROWS):
             yield from order(begin, min(begin + CHUNK_ROWS, self._rows.row_count)).tolist()
+
+    def _begin_pass(self) -> tuple[int, Position | None]:
+        """Return the epoch and the position of a pass that starts now."""
+        if self._clock.generator is None:
+            self._clock.generator = self.generator  # a framework that synchronises ranks puts one here
+        return self._clock.start_sampler(joined_world_size())
 
     def __len__(self) -> int:
         return self._rows.row_count
@@ -87,7 +90,7 @@ class _RowSampler:
         self._clock.set_sampler_epoch(epoch)
 
 
-class ShuffledSampler(_RowSampler, RandomSampler):
+class ShuffledSampler(RowSampler, RandomSampler):
     """The order of ``shuffle=True``. Frameworks take a RandomSampler for a loader that shuffles."""
 
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
@@ -96,14 +99,14 @@ class ShuffledSampler(_RowSampler, RandomSampler):
         self.generator, self._rows, self._clock = clock.generator, rows, clock
 
 
-class OrderedSampler(_RowSampler, SequentialSampler):
+class OrderedSampler(RowSampler, SequentialSampler):
     """The order of ``shuffle=False``. Frameworks take a SequentialSampler for a loader that does not shuffle."""
 
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
         self.data_source, self._rows, self._clock = data_source, rows, clock
 
 
-class MixedSampler(_RowSampler, Sampler[int]):
+class MixedSampler(RowSampler, Sampler[int]):
     """The order of ``shuffle="blocks"`` and of ``weights``.
 
     It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks and weights.
@@ -122,9 +125,9 @@ def make_sampler(data_source: Any, rows: RowOrder, clock: EpochClock) -> Sampler
 
 def wraps_own_sampler(sampler: Any, depth: int = 4) -> bool:
     """Return True if ``sampler`` is a sampler of ours, or draws from one: batch samplers and frameworks wrap them."""
-    if isinstance(sampler, _RowSampler):
+    if isinstance(sampler, RowSampler):
         return True
-    names = ("sampler", "batch_sampler", "dataset", "_sampler")
+    names = ("sampler", "batch_sampler", "dataset", "_sampler", "_batch_sampler")
     return depth > 0 and any(
         wraps_own_sampler(found, depth - 1) for name in names if (found := getattr(sampler, name, None)) is not None
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -13,12 +13,14 @@ from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position, state
+from memfeed.loading.batch_order import LengthBatchSampler, batch_order
 from memfeed.loading.bind import UserTransform, bind
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import Collate, LoaderCollate
 from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
+from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementOption, placement_requests
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -30,6 +32,7 @@ from memfeed.loading.settings import (
     as_int,
     check_arguments,
     check_names,
+    check_padding,
     check_ranks,
     check_without_effect,
     say_once,
@@ -39,7 +42,7 @@ from memfeed.loading.sources import as_stores, join
 from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
-from memfeed.order.shards import LastRows
+from memfeed.order.shards import LastRows, RankShards
 from memfeed.store.store import Store
 from memfeed.transfer.devices import check_device
 
@@ -47,7 +50,8 @@ T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = frozenset(
     (
         "shuffle", "seed", "pad_last", "uneven", "weights", "block_rows", "device", "transform", "placement",
-        "prefetch", "rank", "world_size", "return_rows", "as_",
+        "prefetch", "rank", "world_size", "return_rows", "as_", "pad",
+        "batch_tokens", "bucket_by",
     )
 )  # fmt: skip
 
@@ -135,6 +139,16 @@ class Loader(DataLoader[T_co]):
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``pad_last`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
+        pad: fields of varying length that come padded to the longest row of the batch, each with the value that fills
+            up the others: ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask", bool [k,
+            longest], True where values are real. The fields must be in a dict or TensorDict.
+        batch_tokens: cut batches by their tokens, in place of ``batch_size``: rows times the longest row is at most
+            this, so that a padded batch never has more. Rows of like length come together: 128 batches' worth of rows,
+            in the epoch's order, are sorted by length, cut, and their batches shuffled. Every epoch has the same number
+            of batches. Ranks read whole batches, the same number each: the last ones are filled up with batches of the
+            beginning, or as ``drop_last``, ``uneven`` or ``pad_last`` (no row of such a batch is valid) say.
+        bucket_by: the field of varying length whose lengths count; None for the only one. With ``batch_size`` in place
+            of ``batch_tokens`` batches have so many rows, of like length.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind.
@@ -180,6 +194,9 @@ class Loader(DataLoader[T_co]):
         world_size: int | None = None,
         return_rows: bool = False,
         as_: ArrayKind = "torch",
+        pad: Mapping[Any, float] | None = None,
+        batch_tokens: int | None = None,
+        bucket_by: Any = None,
     ) -> None:
         given = dict(locals())
         check_without_effect({name: given[name] for name in WITHOUT_EFFECT})
@@ -196,6 +213,8 @@ class Loader(DataLoader[T_co]):
             weights=weights,
             block_rows=block_rows,
             as_=as_,
+            batch_tokens=None if batch_tokens is None else as_int("batch_tokens", batch_tokens, 1),
+            bucket_by=bucket_by,
         )
         user_sampler = sampler if batch_sampler is None else batch_sampler
         own_rank, own_world_size = check_ranks(rank, world_size, user_sampler)
@@ -209,6 +228,8 @@ class Loader(DataLoader[T_co]):
         if rebuilt is not None:
             clock, collate_fn = rebuilt.clock, rebuilt.settings.collate_fn
         rows = _row_order(self.store, [len(store) for store in stores], shuffle, weights, block_rows, user_sampler)
+        by_length = user_sampler is None and (batch_tokens, bucket_by) != (None, None)
+        batches = batch_order(self.store, rows, batch_size, batch_tokens, bucket_by, drop_last) if by_length else None
         last: LastRows = "drop" if drop_last else "pad" if pad_last else "uneven" if uneven else "repeat"
         self._settings = Settings(
             batch_size=batch_size,
@@ -225,23 +246,29 @@ class Loader(DataLoader[T_co]):
             as_=as_,
             rank=own_rank,
             world_size=own_world_size,
+            padded=padded_fields(pad, self.store.schema),
+            by_length=by_length,
         )
+        check_padding(self._settings)
+        shown_batches = batch_sampler if batches is None else LengthBatchSampler(batches, clock)
+        has_rows = user_sampler is None and batches is None
         super().__init__(
             self.store,
-            1 if batch_sampler is not None else batch_size,
-            sampler=make_sampler(self.store, rows, clock) if user_sampler is None else sampler,
-            batch_sampler=batch_sampler,  # type: ignore[arg-type]
+            1 if shown_batches is not None else batch_size,
+            sampler=make_sampler(self.store, rows, clock) if has_rows else sampler,
+            batch_sampler=shown_batches,  # type: ignore[arg-type]
             collate_fn=self._settings.collate_fn or LoaderCollate(self._settings, clock),
-            drop_last=bool(drop_last),
+            drop_last=bool(drop_last) and batches is None,
             generator=generator,
         )
         self.shuffle, self.seed, self.pad_last, self.uneven = shuffle, seed, pad_last, uneven
         self.weights, self.block_rows, self.device, self.transform = weights, block_rows, device, transform
         self.placement, self.prefetch, self.rank, self.world_size = placement, prefetch, rank, world_size
-        self.return_rows, self.as_ = return_rows, as_
-        self._clock, self._rows = clock, rows
+        self.return_rows, self.as_, self.pad = return_rows, as_, pad
+        self.batch_tokens, self.bucket_by = batch_tokens, bucket_by
+        self._clock, self._rows, self._batches = clock, rows, batches
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
-        self._reader = EpochReader(self.store, self._settings, rows)
+        self._reader = EpochReader(self.store, self._settings, rows, batches)
         samplers = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
         self._run = _Run(_new_policy(self._settings), followed(s for s in samplers if not _is_own(s)))
         self._locked = True
@@ -262,12 +289,14 @@ class Loader(DataLoader[T_co]):
         say_once("memfeed: another component has replaced the sampler of a loader: it decides which rows are read")
         batches: Any = self.batch_sampler
         rows = self.sampler if batches is None else None
-        return dataclasses.replace(settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None)
+        return dataclasses.replace(
+            settings, sampler=rows, batch_sampler=batches, rank=None, world_size=None, by_length=False
+        )
 
     def _holds_own_sampler(self) -> bool:
         """Return True unless the batch sampler that torch made for our order was changed in place."""
         batches: Any = self.batch_sampler
-        if batches is None or not self._settings.has_own_order:
+        if batches is None or not self._settings.has_own_order or self._batches is not None:
             return True
         same_batches = batches.batch_size == self.batch_size and batches.drop_last == self.drop_last
         return batches.sampler is self.sampler and same_batches
@@ -280,18 +309,23 @@ class Loader(DataLoader[T_co]):
         if settings.batch_sampler is not None:
             return len(settings.batch_sampler)  # type: ignore[arg-type]
         if settings.sampler is None:
-            return settings.shards(self._rows.row_count).count()
+            return self._shards(settings).count()
         rows, size = len(settings.sampler), settings.rows_a_batch  # type: ignore[arg-type]
         return rows // size if self.drop_last else -(-rows // size)
+
+    def _shards(self, settings: Settings) -> RankShards:
+        """Return the share of this rank in an epoch, in rows, or in batches that are drawn by length."""
+        return settings.shards(self._rows.row_count if self._batches is None else self._batches.count)
 
     def __repr__(self) -> str:
         settings = self._effective_settings()
         sized = isinstance(settings.batch_sampler or settings.sampler or [], Sized)
         rank, world_size = settings.ranks()
         ranks = "" if world_size == 1 else f"rank {rank} of {world_size}, "
+        batches = "" if settings.by_length else f"batch_size={self.batch_size}, "
         placement = self._reader.describe_placements() or repr(self.placement)
         return (
-            f"Loader({len(self.store):,} rows, batch_size={self.batch_size}, {self._order_name()}, "
+            f"Loader({len(self.store):,} rows, {batches}{self._order_name()}, "
             f"seed={self._clock.seed}, {ranks}{f'{len(self):,}' if sized else '?'} batches an epoch, "
             f"device={self.device or 'cpu'}, placement={placement})"
         )
@@ -302,7 +336,8 @@ class Loader(DataLoader[T_co]):
             return "sampler" if settings.batch_sampler is None else "batch_sampler"
         blocks = f", block_rows={self._rows.block_rows}" if self.shuffle == "blocks" else ""
         weights = "" if self.weights is None else f", weights={[float(weight) for weight in self.weights]}"
-        return f"shuffle={self._rows.shuffle!r}{blocks}{weights}"
+        by_length = "" if self._batches is None else f", {self._batches.name}"
+        return f"shuffle={self._rows.shuffle!r}{blocks}{weights}{by_length}"
 
     def stats(self) -> dict[str, Any]:
         """Return how the newest epoch goes, or went. JSON.
@@ -337,8 +372,8 @@ class Loader(DataLoader[T_co]):
         settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
         if reader.use(settings):
             run.policy = _new_policy(settings)
-        shards = settings.shards(self._rows.row_count)
-        warn_about_ranks(shards, run.world_size)
+        shards = self._shards(settings)
+        warn_about_ranks(shards, run.world_size, "batches" if settings.by_length else "rows")
         driven = [epoch for one in run.samplers if (epoch := one.driven_epoch()) is not None]
         was_set = clock.was_set
         if driven and not was_set:
@@ -391,7 +426,7 @@ class Loader(DataLoader[T_co]):
             return
         settings = self._effective_settings()
         identity = self._identity() if self.seed is None else {**self._identity(), "seed": self.seed}
-        last_row = self._rows.row_count if settings.has_own_order else None
+        last_row = self._shards(settings).rows if settings.has_own_order else None
         epoch, found = state.from_dict(state_dict, identity, last_row)
         if self.seed is None:
             self._clock.seed = state_dict["seed"] if isinstance(state_dict["seed"], int) else None
@@ -435,7 +470,7 @@ class Loader(DataLoader[T_co]):
             current,
             begin,
             batches,
-            shards=settings.shards(self._rows.row_count) if settings.has_own_order else None,
+            shards=self._shards(settings) if settings.has_own_order else None,
             stride=1 if settings.batch_sampler is not None else settings.rows_a_batch,
         )
         if progress is None or progress.finished:
@@ -446,10 +481,10 @@ class Loader(DataLoader[T_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         # small: where the store is and how it is read; the other process opens it itself, at the same position
         self.store.__reduce__()  # raises for columns in memory, which a pickle would copy
-        options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": self.drop_last}
         settings = self._settings
+        options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": settings.last == "drop"}
         options |= {"sampler": settings.sampler, "batch_sampler": settings.batch_sampler}
-        options["batch_size"] = 1 if settings.batch_sampler is not None else self.batch_size
+        options["batch_size"] = 1 if settings.batch_sampler is not None else settings.batch_size
         options["collate_fn"] = settings.collate_fn
         return _remake, (type(self), self.store, options, self.state_dict())
 

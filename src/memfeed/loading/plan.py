@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from torch.utils.data import default_convert
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import bind
+from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages
 from memfeed.schema.codec import Int64Array
+from memfeed.store.columns import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Samples, Store
 from memfeed.store.windows import MaskColumn
@@ -71,14 +73,16 @@ def make_plan(
     else:
         placement = Placement(placements, store.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
-    mapped = [
-        column for column, one in zip(placement.columns, placement.placements, strict=True) if one.where == "mapped"
-    ]
+    pad = {one.field_index: one.value for one in settings.padded}
+    gather = Gather(placement.columns, transfer.allocators(len(store.columns) + len(pad)), placement.tables, pad)
     at_once = (
-        gather.batches_at_once(settings.rows_a_batch)
-        if streams is None
-        else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
+        1
+        if settings.by_length
+        else (
+            gather.batches_at_once(settings.rows_a_batch)
+            if streams is None
+            else _batches_a_copy(gather, placement, settings.rows_a_batch, streams)
+        )
     )
     # the rows of several batches are planned together, also where each batch has a gather of its own
     planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)
@@ -86,10 +90,23 @@ def make_plan(
     stages = build_stages(assemble, _user_stages(store, settings), transfer, store.schema.structure)
     return LoadPlan(
         placement=placement,
-        reader=ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length),
+        reader=_reader(store, placement),
         maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
     )
+
+
+def with_columns(plan: LoadPlan, store: Store, columns: Sequence[Column]) -> LoadPlan:
+    """Return the same plan for other columns, of which only computed ones may differ."""
+    placement = replace(plan.placement, columns=columns)
+    maker = replace(plan.maker, gather=plan.maker.gather.with_columns(columns), placement=placement)
+    return replace(plan, placement=placement, reader=_reader(store, placement), maker=maker)
+
+
+def _reader(store: Store, placement: Placement) -> ReadAhead:
+    pairs = zip(placement.columns, placement.placements, strict=True)
+    mapped = [column for column, one in pairs if one.where == "mapped"]
+    return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length)
 
 
 def _rows_read(store: Store) -> Int64Array:
@@ -139,6 +156,8 @@ def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], An
     """Return what puts leaves together, as a batch, or as the one sample that ``batch_size=None`` gives."""
     if settings.batch_size is None and settings.batch_sampler is None:
         return lambda leaves: default_convert(next(store.samples_of(leaves)))  # type: ignore[no-untyped-call]
+    if settings.padded:
+        return masked_assembler(store.schema.structure, store.types, settings.padded)
     return store.assemble_batch
 
 

@@ -26,6 +26,7 @@ from memfeed.store.columns import (
     FixedColumn,
     RaggedColumn,
 )
+from memfeed.store.packed import TokenColumn
 from memfeed.store.windows import WindowColumn
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
@@ -94,13 +95,13 @@ class ReadAhead:
         """
         if not len(rows):
             return True
-        (start,), (length,) = part.places(rows[:1])
+        start, length = (int(found[0]) if len(found) else 0 for found in part.places(rows[:1]))
         if length <= 0:  # the row is empty, or None
             return True
         fd, byte, address = self._open(part.path), bytearray(1), part.address
         try:
             for at in (int(start), int(start + length) - 1):
-                place = part.column.offset + at
+                place = part.offset + at
                 if not in_page_cache(address + at) or os.preadv(fd, [byte], place, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
@@ -120,7 +121,7 @@ class ReadAhead:
             total += int(np.maximum(lengths, 0).sum())
             fd = self._open(part.path)
             for start, stop in merged(starts, lengths):
-                os.posix_fadvise(fd, part.column.offset + start, stop - start, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(fd, part.offset + start, stop - start, os.POSIX_FADV_WILLNEED)
         return total
 
     def _plan(self) -> None:
@@ -136,7 +137,7 @@ class ReadAhead:
         self._by_row = [part for part in self._columns if part not in swept]
         self._sweeps = FIRST_SWEEP
         self._sweep = (
-            (part.path, part.column.offset + start, min(SWEEP_BYTES, part.nbytes - start))
+            (part.path, part.offset + start, min(SWEEP_BYTES, part.nbytes - start))
             for part in swept
             for start in range(0, part.nbytes, SWEEP_BYTES)
         )
@@ -148,7 +149,7 @@ class ReadAhead:
         maps stay, and so do pages that this process has changed through ``Store.column``.
         """
         for part in self._columns:
-            if part.windows is not None:  # its rows are read again in other windows
+            if part.windows is not None or isinstance(part.column, TokenColumn):  # rows share pages with other rows
                 continue
             if part.row_bytes >= DROP_ROWS_ABOVE:
                 starts, lengths = part.places(part.within(ids))
@@ -167,23 +168,36 @@ class ReadAhead:
 class _OnDisk:
     """A column in one file, whose first row is row ``begin`` of the loader's rows.
 
-    Places are counted from ``column.offset``, where the column begins in the file. With ``windows`` a row of the loader
+    Places are counted from ``offset``, where the column begins in the file. With ``windows`` a row of the loader
     is made of several rows of the column.
     """
 
-    column: FixedColumn | RaggedColumn
+    column: FixedColumn | RaggedColumn | TokenColumn
     begin: int
     windows: WindowColumn | None = None
 
     @property
+    def _file(self) -> FixedColumn | RaggedColumn:
+        """The column that has the file."""
+        if isinstance(self.column, TokenColumn):
+            assert isinstance(self.column.source, RaggedColumn)
+            return self.column.source
+        return self.column
+
+    @property
     def path(self) -> Path:
-        return self.column.path if isinstance(self.column, FixedColumn) else self.column.heap_path
+        return self._file.path if isinstance(self._file, FixedColumn) else self._file.heap_path
+
+    @property
+    def offset(self) -> int:
+        """The byte at which the column begins in the file."""
+        return self._file.offset
 
     @property
     def nbytes(self) -> int:
-        if isinstance(self.column, RaggedColumn):
-            return self.column.heap_bytes
-        return (self.column.row_count or 0) * self.column.field.row_bytes
+        if isinstance(self._file, RaggedColumn):
+            return self._file.heap_bytes
+        return (self._file.row_count or 0) * self._file.field.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -193,7 +207,7 @@ class _OnDisk:
     @property
     def address(self) -> int:
         """The address at which the file is mapped."""
-        return (self.column.data if isinstance(self.column, FixedColumn) else self.column.heap).data_ptr()
+        return (self._file.data if isinstance(self._file, FixedColumn) else self._file.heap).data_ptr()
 
     def within(self, ids: Int64Array) -> Int64Array:
         """Return the rows of the file that these rows of the loader need; with windows, each once."""
@@ -205,6 +219,8 @@ class _OnDisk:
         """Return where rows start in the file, and how long they are, both in bytes."""
         if isinstance(self.column, RaggedColumn):
             return self.column.locate(rows)[:2]
+        if isinstance(self.column, TokenColumn):
+            return self.column.places(self.column.packing.cut(rows))
         size = self.column.field.row_bytes
         return rows * size, np.full(len(rows), size)
 
@@ -216,6 +232,9 @@ def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
     elif isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         for part, first in zip(column.parts, column.begins.tolist(), strict=False):
             yield from _on_disk(part, first)
+    elif isinstance(column, TokenColumn):
+        if isinstance(column.source, RaggedColumn) and column.source.heap_bytes:
+            yield _OnDisk(column, begin)
     elif isinstance(column, RaggedColumn | FixedColumn) and not column.in_memory:
         part = _OnDisk(column, begin)
         if part.nbytes:

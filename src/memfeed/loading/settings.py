@@ -17,6 +17,7 @@ import torch.distributed
 from memfeed.errors import LoaderError
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.index_samplers import wraps_own_sampler
+from memfeed.loading.padding import PaddedField
 from memfeed.loading.placement import PlacementRequest
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
@@ -47,6 +48,8 @@ class Settings:
         last: what ranks do with the rows left at the end of an epoch.
         has_repeats: the order may visit a row twice, because stores are mixed by weight.
         collate_fn: the user's; None makes batches from the gathered leaves.
+        padded: the jagged fields that come padded, with a mask.
+        by_length: batches are drawn by the lengths of their rows, and differ in size.
     """
 
     batch_size: int | None
@@ -63,6 +66,8 @@ class Settings:
     as_: ArrayKind
     rank: int | None
     world_size: int | None
+    padded: Sequence[PaddedField] = ()
+    by_length: bool = False
 
     @property
     def has_own_order(self) -> bool:
@@ -87,9 +92,9 @@ class Settings:
             return torch.distributed.get_rank(), torch.distributed.get_world_size()
         return _launched_ranks()
 
-    def shards(self, row_count: int) -> RankShards:
-        """Return the share of this rank in an epoch of ``row_count`` rows, as ranks are now."""
-        return RankShards(row_count, self.rows_a_batch, *self.ranks(), self.last)
+    def shards(self, count: int) -> RankShards:
+        """Return the share of this rank in an epoch of ``count`` rows (``by_length``: batches), as ranks are now."""
+        return RankShards(count, 1 if self.by_length else self.rows_a_batch, *self.ranks(), self.last)
 
 
 def _launched_ranks() -> tuple[int, int]:
@@ -124,6 +129,8 @@ def check_arguments(
     weights: Any,
     block_rows: int | None,
     as_: str,
+    batch_tokens: int | None,
+    bucket_by: Any,
 ) -> None:
     """Raise LoaderError for arguments that do not fit together."""
     if drop_last not in (False, True):
@@ -155,6 +162,22 @@ def check_arguments(
         )
     if block_rows is not None and shuffle != "blocks" and not (given is not None and wraps_own_sampler(given)):
         raise LoaderError(f'found block_rows={block_rows!r}; expected shuffle="blocks" beside it')
+    if (batch_tokens is not None or bucket_by is not None) and given is not None and not wraps_own_sampler(given):
+        raise LoaderError(
+            f"found a sampler ({type(given).__name__}) and batch_tokens or bucket_by; expected batches in the loader's "
+            "own order: leave the sampler out (Lightning and Fabric: use_distributed_sampler=False)"
+        )
+    if batch_tokens is not None and batch_size != 1 and given is None:
+        raise LoaderError(
+            f"found batch_size={batch_size} and batch_tokens={batch_tokens}; expected one of them: leave batch_size out"
+        )
+    if batch_tokens is not None and weights is not None and given is None:
+        raise LoaderError(
+            "found batch_tokens and weights, whose epochs have other tokens each time, and so other numbers of "
+            "batches; expected bucket_by with batch_size= beside weights"
+        )
+    if bucket_by is not None and batch_size is None:
+        raise LoaderError("found bucket_by and batch_size=None; expected batches: pass batch_size= or batch_tokens=")
     if as_ not in get_args(ArrayKind):
         raise LoaderError(f'found as_={as_!r}; expected "torch", "numpy" or "jax"')
 
@@ -193,6 +216,17 @@ def check_names(structure: Node, *, pad_last: bool, return_rows: bool) -> None:
             )
 
 
+def check_padding(settings: Settings) -> None:
+    """Raise LoaderError for padded fields where there are no gathered batches to pad."""
+    if settings.padded and (
+        settings.collate_fn is not None or (settings.batch_size is None and settings.batch_sampler is None)
+    ):
+        raise LoaderError(
+            "found pad= and a collate_fn, or batch_size=None; expected batches of the loader's own: leave pad= out, or "
+            "make the batches with batch_size= and change them with transform="
+        )
+
+
 def as_int(name: str, value: Any, least: int | None = None) -> int:
     """Return ``value`` as an int. Raises LoaderError for anything else, a bool included, and below ``least``."""
     try:
@@ -205,8 +239,11 @@ def as_int(name: str, value: Any, least: int | None = None) -> int:
     return found
 
 
-def warn_about_ranks(shards: RankShards, world_size_before: int | None) -> None:
-    """Warn if the ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step."""
+def warn_about_ranks(shards: RankShards, world_size_before: int | None, unit: str) -> None:
+    """Warn if the ranks changed since the last epoch, and once if rows are repeated so that ranks stay in step.
+
+    ``unit`` is what ``shards`` counts, for the text.
+    """
     if world_size_before is not None and world_size_before != shards.world_size:
         warnings.warn(
             f"found {shards.world_size} ranks where this loader gave its last epoch to {world_size_before}; expected "
@@ -215,9 +252,9 @@ def warn_about_ranks(shards: RankShards, world_size_before: int | None) -> None:
         )
     if shards.repeated and shards.rank == 0 and world_size_before != shards.world_size:
         warnings.warn(
-            f"found {shards.rows} rows for {shards.world_size} ranks: {shards.repeated} rows from the beginning of the "
-            "order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
-            "drop_last=True leaves rows out, pad_last=True says which rows count, uneven=True gives each row once",
+            f"found {shards.rows} {unit} for {shards.world_size} ranks: {shards.repeated} {unit} from the beginning of "
+            "the order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
+            "drop_last=True leaves them out, pad_last=True says which rows count, uneven=True gives each row once",
             stacklevel=5,
         )
 

@@ -10,7 +10,6 @@ from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.store.columns import (
     Column,
-    ComputedColumn,
     ConcatFixedColumn,
     ConcatRaggedColumn,
 )
@@ -60,6 +59,6 @@ def _where(column: Column) -> str:
         return _where(column.base)
     if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
         return ", ".join(sorted({_where(part) for part in column.parts}))
-    if isinstance(column, ComputedColumn) or column.in_memory:  # the mask of a window
+    if column.in_memory:
         return "memory"
     return "files" if isinstance(column, FilePerRowColumn) else "mapped"

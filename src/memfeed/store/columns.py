@@ -245,7 +245,9 @@ class _ConcatColumn:
 
 
 class ComputedColumn:
-    """A column whose rows, all of one shape, are put together when they are read; see `memfeed.store.windows`."""
+    """A column whose rows, all of one shape, are put together when they are read: windows, packed blocks."""
+
+    in_memory = False
 
     def __init__(self, field: Field, row_count: int) -> None:
         self.field, self.row_count = field, row_count

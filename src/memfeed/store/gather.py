@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ from memfeed.errors import RowError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import SharedOffsets, jagged_batches
+from memfeed.schema.jagged import SharedOffsets, jagged_batches, pad_rows
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.store.windows import MaskColumn, WindowColumn
-from memfeed.system.buffers import Allocator
+from memfeed.system.buffers import Allocator, Fresh
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
 SMALL_BYTES = 256 * 1024
@@ -113,17 +114,26 @@ class Gather:
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. The memory of
     the tensors comes from ``allocators``, one per column. Columns whose field index is in ``on_device`` are gathered by
     the device instead: their leaf is None, though their bytes count.
+
+    Jagged columns in ``pad``, by field index, give a tensor [k, longest, ...] filled up with their value. Then there
+    are more leaves, and more allocators, than columns: the mask of each of them, bool [k, longest], in their order.
     """
 
     def __init__(
-        self, columns: Sequence[Column], allocators: Sequence[Allocator], on_device: Collection[int] = ()
+        self,
+        columns: Sequence[Column],
+        allocators: Sequence[Allocator],
+        on_device: Collection[int] = (),
+        pad: Mapping[int, Any] | None = None,
     ) -> None:
         self._columns, self._allocators = list(columns), list(allocators)
+        self._pad = dict(pad or {})
+        self._mask_of = {index: len(columns) + at for at, index in enumerate(self._pad)}
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
         self._others: list[tuple[int, JsonColumn | ComputedColumn]] = []
         self._ragged: list[tuple[int, RaggedRows]] = []
-        for index, (column, allocator) in enumerate(zip(columns, allocators, strict=True)):
+        for index, (column, allocator) in enumerate(zip(columns, allocators, strict=False)):
             field = column.field
             if index in on_device:
                 continue
@@ -138,6 +148,13 @@ class Gather:
         self._jagged = {index for index, column in self._ragged if column.field.kind == "jagged"}
         self._row_bytes = sum(column.row_bytes for column in self._fixed)
         self.bytes = 0  # gathered so far
+
+    def with_columns(self, columns: Sequence[Column]) -> Gather:
+        """Return a gather into the same memory from ``columns``, of which only computed ones may differ."""
+        other = copy.copy(self)
+        other._columns = list(columns)
+        other._others = [(i, c if isinstance(c := columns[i], ComputedColumn) else old) for i, old in self._others]
+        return other
 
     @property
     def row_bytes(self) -> int:
@@ -163,7 +180,7 @@ class Gather:
         They share memory, which is used again when the last of them is freed.
         """
         leaves = self._gather(rows, self._locate(rows), batch_size, self._fixed)
-        return split(leaves, batch_size, len(rows) // batch_size, self._jagged)
+        return split(leaves, batch_size, len(rows) // batch_size, self._jagged | set(self._mask_of.values()))
 
     def several(self, rows: Int64Array, batch_size: int) -> Iterator[list[Any]]:
         """Yield the leaves of several batches, each gathered when it is asked for.
@@ -214,7 +231,7 @@ class Gather:
 
         A jagged leaf is one nested tensor, or with ``batch_size`` a list of nested tensors of so many rows each.
         """
-        leaves: list[Any] = [None] * len(self._columns)
+        leaves: list[Any] = [None] * (len(self._columns) + len(self._pad))
         self.bytes += len(rows) * self._bytes_on_device
         for column, gathered in zip(fixed, self._gather_fixed(fixed, rows), strict=True):
             leaves[column.field_index] = gathered
@@ -230,6 +247,10 @@ class Gather:
         if located:
             shared: SharedOffsets = {}
             for (index, ragged), (starts, lengths, dims) in zip(self._ragged, located, strict=True):
+                if index in self._pad:
+                    flat = self._gather_ragged(ragged, starts, lengths, dims, Fresh())
+                    leaves[index], leaves[self._mask_of[index]] = self._padded(index, flat, dims[:, 0], batch_size)
+                    continue
                 leaf = self._gather_ragged(ragged, starts, lengths, dims, self._allocators[index])
                 if index in self._jagged:
                     leaf = jagged_batches(
@@ -238,6 +259,18 @@ class Gather:
                     leaf = leaf[0] if batch_size is None else leaf
                 leaves[index] = leaf
         return leaves
+
+    def _padded(self, index: int, flat: torch.Tensor, lengths: Int64Array, batch_size: int | None) -> tuple[Any, Any]:
+        """Return the rows in ``flat`` as one padded tensor and its mask; with ``batch_size`` as two lists of them."""
+        inner = [dim for dim in self._columns[index].field.shape[1:] if dim is not None]
+        rows, value = flat.view(int(lengths.sum()), *inner), self._pad[index]
+        memory = self._allocators[index], self._allocators[self._mask_of[index]]
+        if batch_size is None:
+            return pad_rows(rows, lengths, value, *memory)
+        of_batches = lengths.reshape(-1, batch_size)
+        parts = torch.split(rows, of_batches.sum(axis=1).tolist())
+        found = [pad_rows(part, each, value, *memory) for part, each in zip(parts, of_batches, strict=True)]
+        return [padded for padded, _ in found], [mask for _, mask in found]
 
     def _gather_ragged(
         self, column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, allocator: Allocator

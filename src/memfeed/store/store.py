@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
 from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
 from memfeed.store.gather import Gather, RaggedView, read_row, sample_leaves
+from memfeed.store.lengths import row_lengths
 from memfeed.store.manifest import Manifest
+from memfeed.store.packed import Fill, packed_backing
 from memfeed.store.ragged import column_files
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.store.window_view import complete_rows, window_backing
@@ -432,6 +435,57 @@ class Store(Dataset[Any]):
         view = Store(backing, types=self._types, rows=self._rows)
         return Store(backing, types=self._types, rows=complete_rows(view.columns)) if complete else view
 
+    def packed(
+        self,
+        which: Name | list[Name] | None,
+        size: int,
+        *,
+        eos: Fill = None,
+        pad: Fill = None,
+    ) -> Store:
+        """Return a store whose rows are blocks of ``size`` tokens: the documents, one after another, cut.
+
+        A row is a dict: the tokens under the name of their field, [size]; "document_ids", int32 [size], the documents
+        of the block from 0; "position_ids", int64 [size], from 0 at the first token of each document in the block. A
+        document that goes on in the next block begins there again at 0, as attention over one block sees it. Nothing
+        is copied. ``len`` is the number of blocks, the same in every epoch.
+
+        Here the documents have the order of their rows. A `Loader` with ``shuffle=True`` draws another order of them in
+        every epoch, cuts that into blocks, and shuffles the blocks. Rows of the result are blocks, and not documents:
+        to split documents, call ``split`` or ``subset`` first. A view of some blocks keeps the stored order.
+
+        Args:
+            which: the field, whose rows are documents of varying length; None for the only one. A list of fields of the
+                same lengths (tokens and labels) packs them alike.
+            size: tokens of a block.
+            eos: a token to put after each document; a mapping of one per field. None puts none.
+            pad: the value that fills up the last block; a mapping of one per field. There is then a field
+                "NAME_mask" (of the first field's name), bool [size], True for tokens of documents; document_ids are -1
+                elsewhere. None leaves out the tokens that make no whole block, fewer than ``size``.
+
+        Raises:
+            FieldError: a field of another kind, or fewer tokens than one block.
+
+        Example::
+
+            blocks = memfeed.open("text.mf").packed("input_ids", 2048)
+            for batch in memfeed.Loader(blocks, 8, shuffle=True):  # {"input_ids": [8, 2048], ...}
+                ...
+        """
+        names = tuple(which) if isinstance(which, list) else (which,)
+        backing = packed_backing(self, names, operator.index(size), eos, pad)
+        return Store(backing)
+
+    def lengths(self, which: Name) -> torch.Tensor:
+        """Return the length of each row of a field of which the first dim varies, int64 [n]. Reads no value.
+
+        Example::
+
+            short = store.subset(store.lengths("input_ids") <= 2048)
+        """
+        column = self.columns[self.schema.field_index(which)]
+        return torch.from_numpy(row_lengths(column, self.base_rows(np.arange(len(self)))))
+
     def _view(self, *, fields: Sequence[int] | None = None, rows: Int64Array | None = None) -> Store:
         return Store(
             self._backing,
@@ -447,6 +501,9 @@ class Store(Dataset[Any]):
 
         ``progress`` is called with (bytes done, bytes in total).
         """
+        if isinstance(self._backing.owner, Store):
+            self._backing.owner.verify(progress)  # the store of which this is a view
+            return
         if self._backing.manifest is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "

@@ -100,6 +100,8 @@ class WindowColumn(ComputedColumn):
 class MaskColumn(ComputedColumn):
     """Which steps of a window are rows of the episode, bool [steps] for each row. Kept nowhere."""
 
+    in_memory = True
+
     def __init__(self, field: Field, row_count: int, offsets: Int64Array, episodes: Episodes) -> None:
         super().__init__(field, row_count)
         self.offsets, self.episodes = offsets, episodes

@@ -1,0 +1,86 @@
+"""Blocks of packed documents, against rows of a fixed column that hold the same bytes.
+
+Both are epochs of a Loader with ``shuffle=True``. The packed store has documents of varying length, which it puts
+together into blocks of tokens, document ids and position ids; the fixed one has such blocks on disk. The files are in
+the page cache.
+
+    python benchmarks/sequences.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import memfeed
+from measure import Check, in_turns, medians, parser, ratio, seconds_of, show, table, write
+
+BATCH_SIZE = 32
+# shortest and longest document in tokens; at most so many times the time of fixed rows
+CORPORA = {"long documents": (1000, 4000, 2.5), "documents": (100, 1500, 2.5), "short documents": (10, 90, 6.0)}
+
+
+def corpus(path: Path, shortest: int, longest: int, tokens: int) -> memfeed.Store:
+    """Write documents of random tokens, int32, of ``shortest`` to ``longest`` tokens."""
+    generator = torch.Generator().manual_seed(0)
+    documents = []
+    while tokens > 0:
+        length = int(torch.randint(shortest, longest, (1,), generator=generator))
+        documents.append({"input_ids": torch.randint(0, 50_000, (length,), generator=generator, dtype=torch.int32)})
+        tokens -= length
+    return memfeed.cache(documents, path, progress=False, fields={"input_ids": "jagged"})
+
+
+def loader(store: memfeed.Store) -> memfeed.Loader:
+    return memfeed.Loader(store, BATCH_SIZE, shuffle=True, seed=0)
+
+
+def check_equal(packed: memfeed.Store, fixed: memfeed.Store) -> None:
+    """Check that both stores have the same blocks, and that a shuffled epoch has the same tokens."""
+    for one, other in zip(memfeed.Loader(packed, BATCH_SIZE), memfeed.Loader(fixed, BATCH_SIZE), strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    sums = [sum(int(batch["input_ids"].numel()) for batch in loader(store)) for store in (packed, fixed)]
+    assert sums[0] == sums[1]
+
+
+def main() -> None:
+    options = parser("sequences", __doc__).parse_args()
+    if not options.quick:
+        torch.set_num_threads(1)  # on a busy machine the threads of the fixed rows would wait for each other
+    tokens, size, rounds = (200_000, 256, 3) if options.quick else (8_000_000, 2048, 15)
+    works, checks, rows = {}, [], []
+    with tempfile.TemporaryDirectory() as directory:
+        for name, (shortest, longest, limit) in CORPORA.items():
+            path = Path(directory) / name.replace(" ", "-")
+            packed = corpus(path, shortest, longest, tokens).packed("input_ids", size)
+            fixed = memfeed.cache(packed, path.with_suffix(".fixed"), progress=False, copy_existing=True)
+            check_equal(packed, fixed)
+            loaders = {"packed": loader(packed), "fixed rows": loader(fixed)}
+
+            def epoch(which: str, loaders: dict[str, memfeed.Loader] = loaders) -> float:
+                return seconds_of(lambda: sum(1 for _ in loaders[which]))
+
+            runs = {which: lambda which=which, epoch=epoch: epoch(which) for which in loaders}
+            seconds = in_turns(runs, rounds)
+            times = ratio(seconds, "packed", "fixed rows")
+            median = medians(seconds)
+            works[name] = {
+                "documents": [shortest, longest],
+                "blocks": len(packed),
+                "median_seconds": median,
+                "ratio": times,
+            } | {"tokens_per_second": {which: len(packed) * size / took for which, took in median.items()}}
+            each = [f"{len(packed) * size / median[which] / 1e6:,.0f} million tokens/s" for which in median]
+            rows.append([f"{name} ({shortest} to {longest} tokens)", *each, f"{times:.2f}"])
+            checks.append(Check(f"{name}: packed takes at most so many times as long", times, limit, at_least=False))
+    table(f"blocks of {size} tokens", ["", "packed", "fixed rows", "ratio"], rows)
+    show("packed blocks and fixed rows", checks)
+    write(
+        options, {"tokens": tokens, "block": size, "batch_size": BATCH_SIZE, "rounds": rounds}, {"works": works}, checks
+    )
+
+
+if __name__ == "__main__":
+    main()

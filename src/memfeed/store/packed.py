@@ -1,0 +1,275 @@
+"""Documents packed into blocks of one size: a view of a store whose rows are blocks of tokens.
+
+The documents stand one after another in some order, and are cut every ``size`` tokens. The view itself has the stored
+order; a loader that shuffles lays the documents out anew in every epoch (`in_order`). Which documents a block has, and
+where they begin in it, is arithmetic on the documents' lengths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memfeed.errors import FieldError
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Field, Node, Schema
+from memfeed.schema.jagged import raw
+from memfeed.store.backing import Backing
+from memfeed.store.columns import Column, ComputedColumn, RaggedRows
+from memfeed.store.lengths import fill_value, jagged_field, same_lengths
+
+if TYPE_CHECKING:
+    from memfeed.store.store import Store
+
+Fill = float | Mapping[str, float] | None
+"""A value for every packed field, or one for each by its name."""
+
+
+class Pieces(NamedTuple):
+    """The parts of documents of which some blocks consist, in order; each lies in one block.
+
+    Args:
+        document: the row of the base columns, int64 [m]; -1 for what fills the last block.
+        skipped: the tokens of the document before the piece, int64 [m].
+        length: the tokens of the piece, the end token included, int64 [m]; they sum to k * size.
+        stored: those of them that the columns have, int64 [m].
+        number: the position of the piece among those of its block, int32 [m].
+        begin: the position of its first token in its block, int64 [m].
+    """
+
+    document: Int64Array
+    skipped: Int64Array
+    length: Int64Array
+    stored: Int64Array
+    number: npt.NDArray[np.int32]
+    begin: Int64Array
+
+
+class Packing:
+    """Documents in one order, cut into blocks.
+
+    Args:
+        rows: the documents' rows of the base columns, as stored, int64 [n].
+        lengths: their tokens, int64 [n].
+        size: tokens of a block.
+        has_end: each document is followed by an end token.
+        fills: the last block is filled up; else the tokens that make no whole block are left out.
+        order: the documents in the order in which they follow each other, int [n]; None for the stored order.
+    """
+
+    def __init__(
+        self, rows: Int64Array, lengths: Int64Array, size: int, *, has_end: bool, fills: bool, order: Any = None
+    ) -> None:
+        self._rows, self._lengths, self.size, self._has_end, self._fills = rows, lengths, size, has_end, fills
+        self._order = order
+        ordered = lengths if order is None else lengths[order]
+        self._begins = np.zeros(len(rows) + 1 + fills, np.int64)  # of each document, in tokens; then the end
+        np.cumsum(ordered + has_end if has_end else ordered, out=self._begins[1 : len(rows) + 1])
+        tokens = int(self._begins[len(rows)])
+        self.block_count = -(-tokens // size) if fills else tokens // size
+        if fills:  # what fills the last block is like one more document
+            self._begins[-1] = self.block_count * size
+        self._held: tuple[Int64Array, Pieces] | None = None
+
+    @property
+    def document_count(self) -> int:
+        """The number of documents."""
+        return len(self._rows)
+
+    def in_order(self, order: Any) -> Packing:
+        """Return the packing of the same documents in another order; see ``order`` above."""
+        return Packing(self._rows, self._lengths, self.size, has_end=self._has_end, fills=self._fills, order=order)
+
+    def pieces(self, blocks: Int64Array) -> Pieces:
+        """Return what ``cut`` returns, and keep it: the columns of one batch ask with the same array."""
+        held = self._held
+        if held is None or held[0] is not blocks:
+            held = self._held = blocks, self.cut(blocks)
+        return held[1]
+
+    def cut(self, blocks: Int64Array) -> Pieces:
+        """Return the pieces of ``blocks``, int [k], all in range."""
+        begins, size, n = self._begins, self.size, len(self._rows)
+        edge = blocks.astype(np.int64) * size
+        first = np.searchsorted(begins, edge, side="right") - 1
+        counts = np.searchsorted(begins, edge + size, side="left") - first
+        block = np.repeat(np.arange(len(blocks)), counts)
+        place = np.arange(len(block)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        begin = np.maximum(begins[place], edge[block])
+        length = np.minimum(begins[place + 1], edge[block] + size) - begin
+        if not length.all():  # empty documents
+            kept = length > 0
+            block, place, begin, length = block[kept], place[kept], begin[kept], length[kept]
+        skipped = begin - begins[place]
+        is_document = place < n
+        at = np.minimum(place, n - 1) if self._fills else place
+        at = at if self._order is None else self._order[at]
+        stored = length
+        if self._has_end:
+            stored = np.minimum(length, np.maximum(self._lengths[at] - skipped, 0))
+        if self._fills:
+            stored = np.where(is_document, stored, 0)
+        number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(blocks)))[block]
+        document = np.where(is_document, self._rows[at], -1)
+        return Pieces(document, skipped, length, stored, number.astype(np.int32), begin - edge[block])
+
+
+class PackedColumn(ComputedColumn):
+    """A column of a packed view: row i is what block i has of a field, [size, ...]."""
+
+    def __init__(self, field: Field, packing: Packing) -> None:
+        super().__init__(field, packing.block_count)
+        self.packing = packing
+
+    def repacked(self, packing: Packing) -> PackedColumn:
+        """Return the same column of another packing."""
+        return type(self)(self.field, packing)
+
+
+class TokenColumn(PackedColumn):
+    """The tokens of a ragged column, [size, ...].
+
+    Args:
+        source: the ragged column.
+        end, fill: the values of end tokens, and of what fills the last block; None where there are none.
+    """
+
+    def __init__(self, field: Field, packing: Packing, source: RaggedRows, end: Any, fill: Any) -> None:
+        super().__init__(field, packing)
+        self.source, self._end, self._fill = source, end, fill
+        self._token_bytes = field.row_bytes // packing.size
+
+    def repacked(self, packing: Packing) -> PackedColumn:
+        """See ``PackedColumn.repacked``."""
+        return TokenColumn(self.field, packing, self.source, self._end, self._fill)
+
+    def places(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
+        """Return where ``pieces`` start in the column's file, and how long they are, in bytes; without empty ones."""
+        document, skipped, stored = pieces.document, pieces.skipped, pieces.stored
+        if self._end is not None or self._fill is not None:
+            kept = stored > 0
+            document, skipped, stored = document[kept], skipped[kept], stored[kept]
+        return self.source.locate(document)[0] + skipped * self._token_bytes, stored * self._token_bytes
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """See ``ComputedColumn.gather_into``."""
+        pieces = self.packing.pieces(rows)
+        starts, lengths = self.places(pieces)
+        stored, total = int(lengths.sum()), out.nbytes
+        if stored == total:
+            if total:
+                self.source.copy(starts, lengths, out.view(-1).view(torch.uint8).numpy())
+            return out
+        found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype)
+        if stored:
+            self.source.copy(starts, lengths, found.view(-1).view(torch.uint8).numpy())
+        flat, missing = raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
+        parts = np.stack([pieces.stored, missing], 1).ravel()
+        is_stored = np.repeat(np.tile([True, False], len(missing)), parts)
+        flat[is_stored] = raw(found)
+        for value, chosen in ((self._end, pieces.document >= 0), (self._fill, pieces.document < 0)):
+            if value is not None:
+                is_value = np.repeat(np.stack([chosen & False, chosen], 1).ravel(), parts)
+                flat[is_value] = raw(torch.full((1,), value, dtype=out.dtype))[0]
+        return out
+
+
+class DocumentIds(PackedColumn):
+    """Which document of its block a token belongs to, from 0: int32 [size]; -1 for what fills the last block."""
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """See ``ComputedColumn.gather_into``."""
+        pieces = self.packing.pieces(rows)
+        out.numpy().reshape(-1)[:] = np.repeat(np.where(pieces.document < 0, -1, pieces.number), pieces.length)
+        return out
+
+
+class PositionIds(PackedColumn):
+    """The position of a token in its document, from 0 at the first one that is in the block: int64 [size]."""
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """See ``ComputedColumn.gather_into``."""
+        pieces, size = self.packing.pieces(rows), self.packing.size
+        begins = np.repeat(pieces.begin, pieces.length).reshape(-1, size)
+        np.subtract(np.arange(size), begins, out=out.numpy())
+        return out
+
+
+class Mask(PackedColumn):
+    """True for the tokens of documents, False for what fills the last block: bool [size]."""
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """See ``ComputedColumn.gather_into``."""
+        pieces = self.packing.pieces(rows)
+        out.numpy().reshape(-1)[:] = np.repeat(pieces.document >= 0, pieces.length)
+        return out
+
+
+def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, fill: Fill) -> Backing:
+    """Return the columns of ``store.packed``; see there."""
+    indices = [jagged_field(store.schema, name, "packed") for name in which]
+    sources: list[Any] = [store.columns[index] for index in indices]
+    if size < 1:
+        raise FieldError(f"found blocks of {size} tokens; expected at least 1")
+    rows = store.base_rows(np.arange(len(store)))
+    lengths = same_lengths(sources, rows)
+    packing = Packing(rows, lengths, size, has_end=end is not None, fills=fill is not None)
+    if not packing.block_count and len(rows):
+        raise FieldError(
+            f"found {int(lengths.sum()):,} tokens in field {sources[0].field.name}; expected at least one block of "
+            f"{size:,}: pack into smaller blocks, or fill up the last one with pad=0"
+        )
+    columns: list[Column] = []
+    for source in sources:
+        name = source.field.name.rpartition(".")[2]
+        field = Field(
+            path=(name,), name=name, stem=name, kind="fixed", dtype=source.field.dtype,
+            shape=(size, *source.field.shape[1:]),
+        )  # fmt: skip
+        end_value = None if end is None else fill_value(source.field, end, "eos")
+        columns.append(TokenColumn(field, packing, source, end_value, _fill(source.field, fill)))
+    first = columns[0].field.name
+    computed: list[tuple[str, str, type[PackedColumn]]] = [
+        ("document_ids", "int32", DocumentIds),
+        ("position_ids", "int64", PositionIds),
+        *([(f"{first}_mask", "bool", Mask)] if fill is not None else []),
+    ]
+    for name, dtype, kind in computed:
+        field = Field(path=(name,), name=name, stem=name, kind="fixed", dtype=dtype, shape=(size,))
+        columns.append(kind(field, packing))
+    names = tuple(column.field.name for column in columns)
+    if len(set(names)) < len(names):
+        raise FieldError(f"found packed fields {', '.join(names)}; expected names that differ: select() or rename them")
+    leaves = (Node(kind="leaf"),) * len(columns)
+    schema = Schema(
+        fields=tuple(column.field for column in columns), structure=Node(kind="dict", keys=names, children=leaves)
+    )
+    digest = hashlib.blake2b(repr((store.digest, names, size, end, fill)).encode(), digest_size=8).hexdigest()
+    return Backing(
+        store.path, schema, packing.block_count, digest, columns.__getitem__, owner=store,
+        remake=(packed_backing, (store, which, size, end, fill)),
+    )  # fmt: skip
+
+
+def _fill(field: Field, fill: Fill) -> Any:
+    return None if fill is None else fill_value(field, fill, "pad")
+
+
+def in_order(columns: Sequence[Column], order: Any) -> list[Column]:
+    """Return columns with those of packed views laid out in another order of their documents; see ``Packing``.
+
+    They share one packing, as before.
+    """
+    made: dict[int, Packing] = {}
+    found: list[Column] = []
+    for column in columns:
+        if isinstance(column, PackedColumn):
+            packing = made.setdefault(id(column.packing), column.packing.in_order(order))
+            column = column.repacked(packing)
+        found.append(column)
+    return found
