@@ -9,6 +9,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError
+from memfeed.tables.column import TableColumn
 from support import cache, equal
 
 pa = pytest.importorskip("pyarrow")
@@ -178,6 +179,18 @@ def test_tables_beside_other_columns(path):
 def test_a_list_of_rows_beside_tensors_stays_a_structure(path):
     frame = pd.DataFrame({"pair": [[i, i + 1] for i in range(30)], "a": range(30)})
     assert equal(cache(frame, path)[9], {"pair": [9, 10], "a": torch.tensor(9)})
+
+
+def test_no_other_process_reads_a_table(path, monkeypatch):
+    read, rows = TableColumn.read, set()
+
+    def noted(self, start, stop):
+        rows.update(range(start, stop))  # a worker would note it in a copy
+        return read(self, start, stop)
+
+    monkeypatch.setattr(TableColumn, "read", noted)
+    cache(pd.DataFrame({"pair": [[i, i + 1] for i in range(300)]}), path, workers=2)
+    assert rows == set(range(300))
 
 
 def test_fields_and_dtypes_apply_to_tables(path):

@@ -40,7 +40,10 @@ def _named_file(part: Any) -> str | None:
         if isinstance(part, np.memmap) and part.filename:
             return str(part.filename)
         part = part.base
-    return str(part.filename) if getattr(part, "filename", None) else None
+    try:
+        return str(part.filename) if getattr(part, "filename", None) else None
+    except RuntimeError:  # tensordict: a map without a file
+        return None
 
 
 def _found_file(part: Any, lookup: Any) -> str | None:

@@ -20,6 +20,12 @@ def is_graph(value: Any) -> bool:
     return isinstance(value, loaded.Data)
 
 
+def is_graph_class(cls: type) -> bool:
+    """Return True for Data of PyTorch Geometric and the classes derived from it."""
+    loaded = sys.modules.get("torch_geometric.data")
+    return loaded is not None and issubclass(cls, loaded.Data)
+
+
 def open_graph(graph: Any) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of the attributes of a Data, in its order, and their values. Raise SchemaError for a Batch."""
     if isinstance(graph, sys.modules["torch_geometric.data"].Batch):

@@ -17,7 +17,7 @@ from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.fields import Node, Path, display
-from memfeed.schema.graphs import is_graph, open_graph
+from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
 
 
 def record_names(cls: type) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
     """Return ``types=`` as a user gives it, one class or several, as a tuple. Raise SchemaError for anything else."""
     classes = (types,) if isinstance(types, type) else tuple(types)
     for cls in classes:
-        if not isinstance(cls, type) or not (record_names(cls) or typed_name(cls)):
+        if not isinstance(cls, type) or not (record_names(cls) or typed_name(cls) or is_graph_class(cls)):
             name = cls.__name__ if isinstance(cls, type) else brief(cls)
             raise SchemaError(f"found types={name}; expected tensorclass, dataclass or namedtuple classes")
     return classes

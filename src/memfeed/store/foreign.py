@@ -25,16 +25,16 @@ def is_archive(path: Path) -> bool:
 
 def conversion(path: Path) -> str:
     """Return an error with the line that makes a store of an h5, zarr or consolidated file; "" for anything else."""
-    for kind, function, matches in (
-        ("an h5 file", "from_h5", _is_hdf5),
-        ("a zarr group", "from_zarr", _is_zarr),
-        ("a consolidated TensorDict", "from_consolidated", _is_consolidated),
+    for kind, call, matches in (
+        ("an h5 file", "from_h5({!r})", _is_hdf5),
+        ("a zarr group", "from_zarr({!r})", _is_zarr),
+        ("a consolidated TensorDict", "from_consolidated({!r}).clone()", _is_consolidated),  # it is mapped
     ):
         if matches(path):
             store = str(path.with_suffix(".mf"))
             return (
                 f"{path}: found {kind}; expected a store: "
-                f"memfeed.cache(TensorDict.{function}({str(path)!r}), {store!r}) makes one"
+                f"memfeed.cache(TensorDict.{call.format(str(path))}, {store!r}) makes one"
             )
     return ""
 

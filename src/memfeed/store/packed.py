@@ -252,7 +252,7 @@ def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, f
     digest = hashlib.blake2b(repr((store.digest, names, size, end, fill)).encode(), digest_size=8).hexdigest()
     return Backing(
         store.path, schema, packing.block_count, digest, columns.__getitem__, owner=store,
-        remake=(packed_backing, (store, which, size, end, fill)),
+        remake=(packed_backing, (store, which, size, end, fill)), description=f"blocks of {size} tokens",
     )  # fmt: skip
 
 

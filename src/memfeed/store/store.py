@@ -318,7 +318,7 @@ class Store(Dataset[Any]):
 
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
-        if self._backing.remake is not None:
+        if self.window_paths:
             raise StoreError(
                 f"{self.path}: found a view whose rows are made when they are read ({self._backing.description}); "
                 "expected rows that are on the disk: store[:] reads them all"
