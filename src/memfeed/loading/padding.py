@@ -10,8 +10,8 @@ import msgspec
 from memfeed.errors import FieldError, LoaderError
 from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Node, Path, Schema
-from memfeed.schema.jagged import pad_rows
 from memfeed.store.lengths import fill_value, is_jagged
+from memfeed.store.padding import pad_rows
 from memfeed.system.buffers import Fresh
 
 

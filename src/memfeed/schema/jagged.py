@@ -1,4 +1,4 @@
-"""Build jagged nested tensors, or padded ones, from rows of varying length."""
+"""Build jagged nested tensors from rows of varying length."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
-from memfeed.system.buffers import Allocator
 
 SharedOffsets = dict[int, "tuple[Int64Array, list[int], Sequence[torch.Tensor]]"]
 """By ``Field.lengths_of``: the lengths of all rows, the length of each batch, and the offsets of each batch."""
@@ -42,34 +40,6 @@ def jagged_batches(
     values = torch.unsafe_split_with_sizes(flat, sizes) if len(sizes) > 1 else [flat]
     construct = _constructor()
     return [construct(of_batch, offsets_of_batch) for of_batch, offsets_of_batch in zip(values, offsets, strict=True)]
-
-
-_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-
-
-def raw(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a contiguous tensor as an array that NumPy can copy, whatever its dtype; they share memory."""
-    array: NDArray[Any] = tensor.view(torch.uint8).numpy().view(_RAW[tensor.itemsize])
-    return array
-
-
-def pad_rows(
-    flat: torch.Tensor, lengths: Int64Array, value: Any, allocator: Allocator, mask_allocator: Allocator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows of ``lengths`` [k], one after another in ``flat`` [sum, ...], as one tensor [k, longest, ...].
-
-    ``value`` fills up shorter rows. Also returns the mask, bool [k, longest], which is True where values are real. The
-    memory comes from the two allocators.
-    """
-    longest = int(lengths.max(initial=0))
-    padded = allocator.allocate((len(lengths), longest, *flat.shape[1:]), flat.dtype)
-    mask = mask_allocator.allocate((len(lengths), longest), torch.bool)
-    np.less(np.arange(longest), lengths[:, None], out=mask.numpy())
-    if padded.numel():
-        array, is_real = raw(padded), mask.numpy()
-        array[~is_real] = raw(torch.full((1,), value, dtype=flat.dtype))[0]
-        array[is_real] = raw(flat.contiguous())
-    return padded, mask
 
 
 def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,9 @@ from memfeed.errors import RowError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import SharedOffsets, jagged_batches, pad_rows
+from memfeed.schema.jagged import SharedOffsets, jagged_batches
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.padding import pad_rows
 from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system.buffers import Allocator, Fresh
 

@@ -18,10 +18,10 @@ import torch
 from memfeed.errors import FieldError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
-from memfeed.schema.jagged import raw
 from memfeed.store.backing import Backing
 from memfeed.store.columns import Column, ComputedColumn, RaggedRows
 from memfeed.store.lengths import fill_value, jagged_field, same_lengths
+from memfeed.store.padding import raw
 
 if TYPE_CHECKING:
     from memfeed.store.store import Store
