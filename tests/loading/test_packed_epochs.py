@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 import memfeed
 from memfeed import Loader
 from memfeed.errors import LoaderError
+from slow_device import SlowDevice
 from support import Made
 
 LENGTHS = [3, 0, 17, 5, 9, 1, 30, 2, 8, 8, 4, 21, 6, 0, 11]
@@ -173,3 +174,17 @@ def test_labels_and_transforms_over_packed_blocks(store):
     batch = next(iter(Loader(view, 2, transform=shift, return_rows=True, as_="numpy", device="cpu")))
     assert sorted(batch) == ["input_ids", "labels", "rows"]
     assert batch["rows"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("options", [{}, {"placement": "device"}, {"pad_last": True, "prefetch": 0}], ids=str)
+def test_on_a_device_with_streams(store, monkeypatch, options):
+    view = store.packed("input_ids", 8)
+    budget = {"batch_tokens": 64, "shuffle": True, "seed": 0}
+    wanted = Loader(view, 3, shuffle=True, seed=0, pad_last="pad_last" in options)
+    expected = [blocks(wanted), blocks(wanted)]
+    by_length = [batch["doc"].tolist() for batch in Loader(store, **budget)]
+    device = SlowDevice()
+    monkeypatch.setattr("memfeed.loading.epoch_reader.streams_of", lambda _: device)
+    loader = Loader(view, 3, shuffle=True, seed=0, device="cpu", **options)
+    assert [blocks(loader), blocks(loader)] == expected
+    assert [batch["doc"].tolist() for batch in Loader(store, **budget, device="cpu")] == by_length
