@@ -15,8 +15,10 @@ from memfeed.loading.bind import bind
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
-from memfeed.loading.stages import UserStages, build_stages
+from memfeed.loading.stages import UserStages, build_stages, holds_tensordicts
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Node
+from memfeed.store.columns import Column, RaggedColumn
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Samples, Store
 from memfeed.system.buffers import Pool
@@ -66,7 +68,9 @@ def make_plan(
     else:
         placement = Placement(placements, store.columns, {}, None)
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    gather = Gather(placement.columns, transfer.allocators(len(store.columns)), placement.tables)
+    allocators = transfer.allocators(len(store.columns))
+    views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
+    gather = Gather(placement.columns, allocators, placement.tables, views)
     mapped = [
         column for column, one in zip(placement.columns, placement.placements, strict=True) if one.where == "mapped"
     ]
@@ -85,6 +89,27 @@ def make_plan(
         maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
     )
+
+
+def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: Node) -> list[int]:
+    """Return the columns of images of several sizes whose rows a transform of ours reads straight from the map.
+
+    A crop then reads its own pixels only. Columns that the transform does not replace are copied after it.
+    """
+    transform, is_batch = settings.transform, settings.batch_size is not None or settings.batch_sampler is not None
+    on_cpu = settings.device is None or settings.device.type == "cpu"
+    if not isinstance(transform, Transform) or not transform.takes_views or settings.collate_fn is not None:
+        return []
+    if not is_batch or not on_cpu or holds_tensordicts(structure):
+        return []
+    return [
+        index
+        for index, column in enumerate(columns)
+        if isinstance(column, RaggedColumn)
+        and column.field.kind in ("list", "jagged")
+        and len(column.field.shape) in (3, 4)
+        and not column.field.optional
+    ]
 
 
 def _rows_read(store: Store) -> Int64Array:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, jagged_batches
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.store.columns import Column, ConcatFixedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.system.buffers import Allocator
 
@@ -111,12 +113,18 @@ class Gather:
 
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. The memory of
     the tensors comes from ``allocators``, one per column. Columns whose field index is in ``on_device`` are gathered by
-    the device instead: their leaf is None, though their bytes count.
+    the device instead: their leaf is None, though their bytes count. Ragged columns in ``as_views`` give a RaggedList
+    of views of the map, which nobody may write to or keep.
     """
 
     def __init__(
-        self, columns: Sequence[Column], allocators: Sequence[Allocator], on_device: Collection[int] = ()
+        self,
+        columns: Sequence[Column],
+        allocators: Sequence[Allocator],
+        on_device: Collection[int] = (),
+        as_views: Collection[int] = (),
     ) -> None:
+        self._as_views = as_views
         self._columns, self._allocators = list(columns), list(allocators)
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
@@ -152,6 +160,8 @@ class Gather:
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return for how many batches one gather is fastest: several if they are small."""
+        if self._as_views:
+            return 1  # views take no time
         most = SMALL_RAGGED_BYTES if self._ragged or self._others else SMALL_BYTES
         return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
 
@@ -228,14 +238,35 @@ class Gather:
         if located:
             shared: SharedOffsets = {}
             for (index, ragged), (starts, lengths, dims) in zip(self._ragged, located, strict=True):
-                leaf = self._gather_ragged(ragged, starts, lengths, dims, self._allocators[index])
-                if index in self._jagged:
-                    leaf = jagged_batches(
-                        leaf, dims[:, 0], len(rows) if batch_size is None else batch_size, ragged.field, shared
-                    )
-                    leaf = leaf[0] if batch_size is None else leaf
-                leaves[index] = leaf
+                gather = partial(self._gather_located, index, ragged, starts, lengths, dims, batch_size, shared)
+                leaves[index] = self._views(ragged, starts, dims, gather) if index in self._as_views else gather()
         return leaves
+
+    def _views(self, column: RaggedRows, starts: Int64Array, dims: Int64Array, own: Callable[[], Any]) -> RaggedList:
+        """Return the located rows of a column, all present, as views of the map; ``own`` returns them copied."""
+        field = column.field
+        lengths = dims.prod(axis=1) * field.itemsize
+        located = zip(starts.tolist(), lengths.tolist(), dims.tolist(), strict=True)
+        self.bytes += int(lengths.sum())
+        return RaggedList(
+            (column.view(start, length).view(field.torch_dtype).view(shape) for start, length, shape in located), own
+        )
+
+    def _gather_located(
+        self,
+        index: int,
+        column: RaggedRows,
+        starts: Int64Array,
+        lengths: Int64Array,
+        dims: Int64Array,
+        batch_size: int | None,
+        shared: SharedOffsets,
+    ) -> Any:
+        leaf = self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
+        if index not in self._jagged:
+            return leaf
+        batches = jagged_batches(leaf, dims[:, 0], len(dims) if batch_size is None else batch_size, column.field, shared)
+        return batches[0] if batch_size is None else batches
 
     def _gather_ragged(
         self, column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, allocator: Allocator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, overload
@@ -13,15 +13,27 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError, brief
 from memfeed.random import Keys, uniform
+from memfeed.schema.names import Path
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
-from memfeed.transforms.batch_fields import GivenNames, On, find_all, replace, require_decision
+from memfeed.transforms.batch_fields import (
+    GivenNames,
+    On,
+    find_all,
+    mark_ragged,
+    own_ragged,
+    replace,
+    require_decision,
+)
 from memfeed.transforms.followers import follow
+from memfeed.transforms.layouts import check_operations, open_field
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
 from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.params.sizes import Images
 from memfeed.transforms.params.values import Affine
-from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain
+from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain, shape_of
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")
@@ -33,6 +45,12 @@ class Transform(Operation):
     A subclass writes two methods, `make_params` and `transform`. Images on the CPU, and on CUDA if Triton is
     installed, take the fused path as far as the parameters allow. The result is that of one transform after another.
     Train and eval mode make no difference, as in torchvision.
+
+    Images of several sizes are a list of tensors [c, h, w]. They become one batch where a transform gives them one size
+    (RandomResizedCrop, RandomCrop, CenterCrop, Resize to height and width), else a list again. Images may also be
+    [n, h, w], without a channel dim. What else a transform takes (volumes [n, c, d, h, w], vectors [n, d]), its
+    docstring says. A transform of your own sees only images of one size at a time; if its outputs have one size
+    whatever it gets, say so: ``makes_one_size = True``.
 
     Args:
         on: the field to work on: its name, key or position, or a tuple of keys, which is one path. Of a list of
@@ -56,6 +74,7 @@ class Transform(Operation):
         *,
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
+        ragged: Collection[Path] | None = None,
     ) -> B: ...
     def apply(  # type: ignore[misc]  # mypy misses that `batch` and `fn` together take what Module.apply's `fn` takes
         self,
@@ -64,6 +83,7 @@ class Transform(Operation):
         *,
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
+        ragged: Collection[Path] | None = None,
         fn: Any = None,
     ) -> Any:
         """Transform one field of a batch. With one callable argument, do what `torch.nn.Module.apply` does.
@@ -73,6 +93,8 @@ class Transform(Operation):
             keys: one key per sample; the same key always draws the same parameters.
             allocator: gives the memory of the output on the CPU; None for fresh memory, which the caller owns.
             given_names: `{path: name}`, more names that `on=` may use: those that ``fields=`` gave.
+            ragged: the paths of the fields that are lists of tensors; None to tell such lists from containers by their
+                shapes.
 
         Returns:
             A batch of the same structure with that field replaced. The batch passed in does not change.
@@ -89,29 +111,33 @@ class Transform(Operation):
                 "call the transform itself, with a tensor, to draw from torch's global generator"
             )
         run = partial(self._run, allocator=allocator)
-        return self._on_fields(batch, keys, run, given_names)
+        return self._on_fields(batch, keys, run, given_names, ragged)
 
     def reference(self, batch: B, keys: Keys) -> B:
         """Do what `apply` does, one transform after another: the slow path that tests compare the fused one with."""
 
-        def plain(steps: list[Step], image: torch.Tensor, draw: DrawFromStream) -> TransformResult:
+        def plain(steps: list[Step], image: Images, draw: DrawFromStream) -> TransformResult:
             image, geometries = run_plain(steps, image, draw)
-            return image.contiguous(memory_format=self.memory_format), geometries
+            return _in_format(image, self.memory_format), geometries
 
         result: B = self._on_fields(batch, keys, plain)
         return result
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Transform images [n, c, h, w] with parameters from torch's global generator, whatever `on` says.
+    def forward(self, image: Any) -> Any:
+        """Transform images, a tensor or a list of them, with parameters from torch's global generator.
+
+        What `on` says does not matter.
 
         Raises:
             TransformError: not images, or the parts of a Compose work on different fields.
         """
-        if not isinstance(image, torch.Tensor):
+        is_list = isinstance(image, list) and all(isinstance(row, torch.Tensor) for row in image)
+        if not isinstance(image, torch.Tensor) and not is_list:
             raise TransformError(
                 f"{type(self).__name__} was called with a {type(image).__name__}; expected a tensor [n, c, h, w]; "
                 "use apply(batch, keys) for other batches"
             )
+        image = RaggedList(image) if is_list else image
         steps = self._steps()
         if any(step.operation.of_whole_batches for step in steps):
             seed = int(torch.randint(2**62, (), device="cpu"))
@@ -122,9 +148,12 @@ class Transform(Operation):
                 f"{type(self).__name__} was called with one tensor and works on the fields "
                 f"{brief([fields[shown] for shown in sorted(fields)], 120)}; expected one field; use apply(batch, keys)"
             )
-        _check_images(image, "the tensor")
-        self._seen = {repr(step.on): (image.shape[1:], image.dtype) for step in steps}
-        return self._run(steps, image, partial(_draw_globally, len(image)), allocator=None)[0]
+        opened = open_field(image, "the tensor")
+        check_operations([step.operation for step in steps], opened, "the tensor")
+        if isinstance(opened.images, torch.Tensor):
+            self._seen = {repr(step.on): (opened.images.shape[1:], opened.images.dtype) for step in steps}
+        changed = self._run(steps, opened.images, partial(_draw_globally, len(image)), allocator=None)[0]
+        return own_ragged(opened.close(changed))
 
     def params(
         self,
@@ -173,27 +202,38 @@ class Transform(Operation):
         return found
 
     def _run(
-        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, *, allocator: Allocator | None
+        self, steps: list[Step], image: Images, uniform: DrawFromStream, *, allocator: Allocator | None
     ) -> TransformResult:
-        # A fused pass writes into a buffer, which gradients cannot flow through.
-        fused_pass = None if image.requires_grad else self._fused_pass(image.device, allocator)
+        if not len(image) and isinstance(image, list):
+            return image, []
+        fused_pass = self._fused_pass(image, allocator)
         if fused_pass is None:
             image, geometries = run_plain(steps, image, uniform)
         else:
             image, geometries = run_fused(steps, image, uniform, fused_pass)
-        return image.contiguous(memory_format=self.memory_format), geometries
+        return _in_format(image, self.memory_format), geometries
 
-    def _fused_pass(self, device: torch.device, allocator: Allocator | None) -> FusedPass | None:
-        """Return the backend of this device; None if it has none."""
+    def _fused_pass(self, image: Images, allocator: Allocator | None) -> FusedPass | None:
+        """Return the backend for images on this device; None if it has none."""
+        rows = image if isinstance(image, list) else [image]
+        # It writes into a buffer, which gradients cannot flow through. It goes image by image, slow for vectors [n, d].
+        if any(row.requires_grad for row in rows) or rows[0].ndim == 2:
+            return None
+        device, is_batch = rows[0].device, rows[0].ndim == 4 and rows[0] is image
         if device.type == "cpu":
             return partial(fused, memory_format=self.memory_format, allocator=allocator)
-        kernel = gpu_kernel(device) if device.type == "cuda" else None
+        kernel = gpu_kernel(device) if device.type == "cuda" and is_batch else None
         return None if kernel is None else partial(kernel.fused, memory_format=self.memory_format)
 
     @property
     def runs_anywhere(self) -> bool:
         """True if a loader may run it in a thread ahead of its caller."""
         return all(step.operation.thread_safe for step in self._steps())
+
+    @property
+    def takes_views(self) -> bool:
+        """True if a loader may pass it views of a store's rows: nothing in it writes to them, or hands them on."""
+        return not any(step.operation.of_whole_batches for step in self._steps())
 
     def _steps(self) -> list[Step]:
         return [Step(self, self.on, f"{type(self).__name__}.0")]
@@ -202,9 +242,13 @@ class Transform(Operation):
         self,
         batch: Any,
         keys: Keys,
-        run: Callable[[list[Step], torch.Tensor, DrawFromStream], TransformResult],
+        run: Callable[[list[Step], Images, DrawFromStream], TransformResult],
         given: GivenNames | None = None,
+        ragged: Collection[Path] | None = None,
     ) -> Any:
+        has_lists = ragged is None or bool(ragged)
+        if has_lists:
+            batch = mark_ragged(batch, len(keys.rows), ragged)
         for (on, is_whole), steps in groupby(
             self._steps(), key=lambda step: (step.on, step.operation.of_whole_batches)
         ):
@@ -212,25 +256,31 @@ class Transform(Operation):
                 for step in steps:
                     known = find_all(batch, on, given) if given and on is not None else on
                     batch = step.operation.change_batch(batch, keys, step.stream, known)
+                has_lists = True
                 continue
             field, *others = find_all(batch, on, given)
-            _check_images(field.tensor, f"field {field}")
-            self._seen[repr(on)] = field.tensor.shape[1:], field.tensor.dtype
+            opened = open_field(field.tensor, f"field {field}")
+            images, steps_here = opened.images, list(steps)
+            check_operations([step.operation for step in steps_here], opened, f"field {field}")
+            if isinstance(images, torch.Tensor):
+                self._seen[repr(on)] = images.shape[1:], images.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this batch"
                 )
             try:
-                image, geometries = run(list(steps), field.tensor, _keyed(keys))
+                changed, geometries = run(steps_here, images, _keyed(keys))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
                 require_decision(batch, field, given)
+            image = opened.close(_owned(changed, field.tensor))
+            has_lists |= isinstance(image, RaggedList)
             batch = replace(batch, field, image)
             for other in others:
-                batch = replace(batch, other, follow(other, geometries, field.tensor.shape))
-        return batch
+                batch = replace(batch, other, follow(other, geometries, shape_of(images)))
+        return own_ragged(batch) if has_lists else batch
 
 
 class ImageTransform(Transform):
@@ -261,12 +311,18 @@ def _draw_globally(n: int, stream: str, draws: int, samples: NDArray[np.int64] |
     return numbers
 
 
-def _check_images(tensor: torch.Tensor, name: str) -> None:
-    if tensor.is_nested or tensor.ndim != 4:
-        rank = "a nested tensor" if tensor.is_nested else f"rank {tensor.ndim}"
-        raise TransformError(
-            f"{name} has {rank}; expected images [n, c, h, w]; "
-            "unsqueeze a single image, and permute channels to the second place"
-        )
-    if tensor.dtype is torch.bool or tensor.is_complex():
-        raise TransformError(f"{name} is {tensor.dtype}; expected integers or floats; convert it first")
+def _in_format(images: Images, memory_format: torch.memory_format) -> Images:
+    """Return images that lie in memory as asked for: as they are, where they do so already."""
+    if isinstance(images, list):
+        return [_in_format(image[None], memory_format)[0] for image in images]
+    if memory_format is torch.channels_last and images.ndim != 4:
+        memory_format = torch.channels_last_3d if images.ndim == 5 else torch.contiguous_format
+    return images.contiguous(memory_format=memory_format)
+
+
+def _owned(images: Images, given: Any) -> Images:
+    """Return images that share no memory with the views of a store that were given."""
+    if not isinstance(images, list) or not isinstance(given, RaggedList) or given.own is None:
+        return images
+    storages = {row.untyped_storage().data_ptr() for row in given}
+    return [image.clone() if image.untyped_storage().data_ptr() in storages else image for image in images]
