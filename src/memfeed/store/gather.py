@@ -265,7 +265,9 @@ class Gather:
         leaf = self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
         if index not in self._jagged:
             return leaf
-        batches = jagged_batches(leaf, dims[:, 0], len(dims) if batch_size is None else batch_size, column.field, shared)
+        batches = jagged_batches(
+            leaf, dims[:, 0], len(dims) if batch_size is None else batch_size, column.field, shared
+        )
         return batches[0] if batch_size is None else batches
 
     def _gather_ragged(

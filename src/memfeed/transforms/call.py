@@ -56,6 +56,8 @@ def call_on_field(function: Callable[[Any], Any], value: Any, name: str) -> Any:
     """
     is_images = isinstance(value, torch.Tensor) and value.is_nested and value.ndim > 3
     if not is_images and not isinstance(value, RaggedList):
+        if isinstance(function, Transform) and value.ndim == 3 and not value.is_nested:
+            return function(value.unsqueeze(1)).squeeze(1)  # by itself it could be a single image
         return function(value)
     rows = list(value.unbind()) if isinstance(value, torch.Tensor) else list(value.owned())
     if isinstance(function, Transform):

@@ -109,7 +109,9 @@ def _move_points(
     if is_box:
         four = corners.view(-1, 4, 2)
         moved = torch.cat([four.amin(1), four.amax(1)], 1)
-        sizes = torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2).flip(1)  # width, height
+        sizes = (
+            torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2).flip(1)
+        )  # width, height
         largest = sizes.repeat(1, 2)[sample[::4]]
         moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(largest)
     else:

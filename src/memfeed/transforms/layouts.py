@@ -21,7 +21,7 @@ from memfeed.schema.ragged_list import RaggedList
 from memfeed.transforms.operation import Operation
 from memfeed.transforms.params.sizes import Images
 
-KINDS = {0: "vectors [n, d]", 2: "images [n, c, h, w] or [n, h, w]", 3: "volumes [n, c, d, h, w]"}
+KINDS = {0: "rank 2, vectors [n, d]", 2: "images [n, c, h, w]", 3: "volumes [n, c, d, h, w]"}
 
 
 class Opened(NamedTuple):
@@ -79,7 +79,8 @@ def check_operations(operations: Iterable[Operation], opened: Opened, name: str)
         if opened.spatial_dims not in operation.spatial_dims:
             expected = " or ".join(KINDS[dims] for dims in operation.spatial_dims)
             raise TransformError(
-                f"{operation} on {name}, {KINDS[opened.spatial_dims]}; expected {expected}; name another field with on="
+                f"{name} has {KINDS[opened.spatial_dims]}; expected {expected} for {operation}; name another field with "
+                "on="
             )
 
 

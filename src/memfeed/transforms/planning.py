@@ -38,7 +38,7 @@ def run_plain(
         dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
         params = None if step is None else step.make_params(shape, dtype, uniform)
         if pending is not None:
-            joined = _join(pending, params) if _is_warp(params) else None
+            joined = _join(pending, params) if params is not None and _is_warp(params) else None
             if joined is None:
                 image = pending.all(image)
                 geometries.append(pending)

@@ -148,6 +148,11 @@ class Transform(Operation):
                 f"{type(self).__name__} was called with one tensor and works on the fields "
                 f"{brief([fields[shown] for shown in sorted(fields)], 120)}; expected one field; use apply(batch, keys)"
             )
+        if isinstance(image, torch.Tensor) and image.ndim == 3 and len(image) in (1, 3, 4):
+            raise TransformError(
+                f"the tensor has rank 3, {list(image.shape)}; expected images [n, c, h, w]; unsqueeze(0) a single image, "
+                "unsqueeze(1) images without channels"
+            )
         opened = open_field(image, "the tensor")
         check_operations([step.operation for step in steps], opened, "the tensor")
         if isinstance(opened.images, torch.Tensor):

@@ -74,7 +74,7 @@ def _fused_list(
     sizes = [math.prod(shape) for shape, _ in outputs]
     flat = allocator.allocate((sum(sizes),), outputs[0][1])
     targets = []
-    for sample, (image, part) in enumerate(zip(images, flat.split(sizes), strict=True)):
+    for sample, (image, part) in enumerate(zip(images, torch.split(flat, sizes), strict=True)):
         for change in changes:
             image = change.one(image, sample)
         c, *size = image.shape
@@ -84,9 +84,7 @@ def _fused_list(
     return targets
 
 
-def _output(
-    image: Images, changes: Sequence[Imagewise], sample: int | None = None
-) -> tuple[torch.Size, torch.dtype]:
+def _output(image: Images, changes: Sequence[Imagewise], sample: int | None = None) -> tuple[torch.Size, torch.dtype]:
     """Return shape and dtype of the images after the changes; with `sample`, of that one of a list."""
     first = image if isinstance(image, torch.Tensor) else image[0][None]
     shape, dtype = first.shape, first.dtype

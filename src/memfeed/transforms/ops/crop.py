@@ -17,7 +17,6 @@ from memfeed.transforms.params.volume import VolumeWindow
 from memfeed.transforms.params.window import Window
 from memfeed.transforms.transform import ImageTransform, check_probability
 
-
 VOLUME = 3  # dims
 
 
@@ -188,9 +187,7 @@ def _mirrored(shape: torch.Size, flips: dict[int, NDArray[np.bool_]]) -> Window 
     return VolumeWindow.whole(shape, flips=along)
 
 
-def _window(
-    shape: torch.Size, begin: NDArray[np.int64], sizes: Sequence[int], fill: Fill = 0
-) -> Window | VolumeWindow:
+def _window(shape: torch.Size, begin: NDArray[np.int64], sizes: Sequence[int], fill: Fill = 0) -> Window | VolumeWindow:
     """Return windows of these sizes that begin there, int64 [n, spatial dims]."""
     if len(sizes) == VOLUME:
         return VolumeWindow.whole(shape, begin=begin, size=tuple(sizes), fill=fill)

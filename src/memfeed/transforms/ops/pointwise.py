@@ -58,7 +58,8 @@ class Pointwise(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Mapped:
         """Draw nothing. Call the function with one pixel to learn the dtype of its output."""
         if dtype not in self._output_dtypes:
-            self._output_dtypes[dtype] = self._call(torch.zeros(1, shape[1], *[1] * (len(shape) - 2), dtype=dtype, device="cpu")).dtype
+            pixel = torch.zeros(1, shape[1], *[1] * (len(shape) - 2), dtype=dtype, device="cpu")
+            self._output_dtypes[dtype] = self._call(pixel).dtype
         return Mapped(partial(self._call_checked, len(shape)), self._output_dtypes[dtype])
 
     def extra_repr(self) -> str:

@@ -45,15 +45,14 @@ class VolumeWindow(Geometry):
 
     def one(self, image: torch.Tensor, sample: int) -> torch.Tensor:
         """Cut the box out of one volume [c, d, h, w]. Return a view if it is neither padded nor mirrored."""
-        begin = self.begin[sample].tolist()
-        ends = [first + size for first, size in zip(begin, self.size, strict=True)]
-        inside = [slice(max(first, 0), max(end, 0)) for first, end in zip(begin, ends, strict=True)]
-        piece = image[(slice(None), *inside)]
+        begin, piece = self.begin[sample].tolist(), image
+        for dim, (first, size) in enumerate(zip(begin, self.size, strict=True), 1):
+            piece = piece.narrow(dim, max(first, 0), min(first + size, image.shape[dim]) - max(first, 0))
         if piece.shape[1:] != self.size:
-            padded = filled(self.fill, (len(image), *self.size), image)
-            starts = [max(-first, 0) for first in begin]
-            target = [slice(start, start + size) for start, size in zip(starts, piece.shape[1:], strict=True)]
-            padded[(slice(None), *target)] = piece
+            padded = inside = filled(self.fill, (len(image), *self.size), image)
+            for dim, first in enumerate(begin, 1):
+                inside = inside.narrow(dim, max(-first, 0), piece.shape[dim])
+            inside.copy_(piece)
             piece = padded
         dims = (np.flatnonzero(self.flips[sample]) - 3).tolist()
         return piece.flip(dims) if dims else piece
