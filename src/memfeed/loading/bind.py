@@ -23,8 +23,8 @@ def bind(transform: UserTransform, schema: Schema | None = None, allocator: Allo
 
     A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, and memory from
     ``allocator``. Any other callable gets the batch. ``{field: callable}`` calls each callable with the tensor of its
-    field, which may have the name that ``schema`` gives it; images of several sizes are passed one by one. Raise TransformError for anything else, and FieldError for
-    a field that ``schema`` does not have.
+    field, which may have the name that ``schema`` gives it; images of several sizes are passed one by one. Raise
+    TransformError for anything else, and FieldError for a field that ``schema`` does not have.
     """
     if transform is None:
         return None

@@ -40,10 +40,10 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: ImageShape)
         n, k, width = tensor.shape
         counts = torch.full((n,), k, device="cpu")
         return _move_points(tensor.reshape(n * k, width), counts, geometries, shape).view(n, k, width)
+    images = list(shape) if isinstance(shape, torch.Size) else "of several sizes"
     raise TransformError(
-        f"field {field} follows images {list(shape) if isinstance(shape, torch.Size) else 'of several sizes'}; expected "
-        "a mask of their height and width, boxes [n, k, 4] or keypoints [n, k, 2] (dense or jagged), or a number or "
-        "vector per sample, which stays; leave it out of on="
+        f"field {field} follows images {images}; expected a mask of their height and width, boxes [n, k, 4] or "
+        "keypoints [n, k, 2] (dense or jagged), or a number or vector per sample, which stays; leave it out of on="
     )
 
 
@@ -109,10 +109,8 @@ def _move_points(
     if is_box:
         four = corners.view(-1, 4, 2)
         moved = torch.cat([four.amin(1), four.amax(1)], 1)
-        sizes = (
-            torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2).flip(1)
-        )  # width, height
-        largest = sizes.repeat(1, 2)[sample[::4]]
+        sizes = torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2)
+        largest = sizes.flip(1).repeat(1, 2)[sample[::4]]  # width, height, width, height
         moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(largest)
     else:
         moved = corners - 0.5

@@ -79,8 +79,8 @@ def check_operations(operations: Iterable[Operation], opened: Opened, name: str)
         if opened.spatial_dims not in operation.spatial_dims:
             expected = " or ".join(KINDS[dims] for dims in operation.spatial_dims)
             raise TransformError(
-                f"{name} has {KINDS[opened.spatial_dims]}; expected {expected} for {operation}; name another field with "
-                "on="
+                f"{name} has {KINDS[opened.spatial_dims]}; expected {expected} for {operation}; "
+                "name another field with on="
             )
 
 

@@ -27,10 +27,11 @@ class PerSample(Transform):
 
     Args:
         fn: takes one sample's tensor of each field and returns as many, of equal shape for all samples. If `on` names
-            one field, that is the image [c, h, w], of any size if the batch has a list of images. The global generators of `random`, NumPy and torch are seeded by the
-            sample's key during the call, and restored after it. Or an albumentations transform or Compose, which gets
-            the fields by name (the first is its "image", others are masks), channels last, as arrays, and is seeded by
-            its own `set_random_seed`; it may end with ToTensorV2 or not.
+            one field, that is the image [c, h, w], of any size if the batch has a list of images. The global generators
+            of `random`, NumPy and torch are seeded by the sample's key during the call, and restored after it. Or an
+            albumentations transform or Compose, which gets the fields by name (the first is its "image", others are
+            masks), channels last, as arrays, and is seeded by its own `set_random_seed`; it may end with ToTensorV2 or
+            not.
         one_size: the results are one batch [n, ...]. False: they may differ in size, and become a list of tensors.
         on: the field or fields, see `Transform`.
 

@@ -150,7 +150,7 @@ class Transform(Operation):
             )
         if isinstance(image, torch.Tensor) and image.ndim == 3 and len(image) in (1, 3, 4):
             raise TransformError(
-                f"the tensor has rank 3, {list(image.shape)}; expected images [n, c, h, w]; unsqueeze(0) a single image, "
+                "the tensor has rank 3; expected images [n, c, h, w]; unsqueeze(0) a single image, "
                 "unsqueeze(1) images without channels"
             )
         opened = open_field(image, "the tensor")

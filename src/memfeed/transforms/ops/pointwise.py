@@ -31,8 +31,9 @@ class Pointwise(ImageTransform):
 
     Args:
         fn: takes images at that step, [c, h, w] or [n, c, h, w] (of volumes [c, d, h, w] or [n, c, d, h, w], of vectors
-            [n, d]), or a part of one, and returns a tensor of the same shape, of any dtype. Each value depends on the value at its position and on nothing else. The function does
-            not write to its argument, and may be called in the loader's thread.
+            [n, d]), or a part of one, and returns a tensor of the same shape, of any dtype. Each value depends on the
+            value at its position and on nothing else. The function does not write to its argument, and may be called in
+            the loader's thread.
         on: the field, see `Transform`.
 
     Raises:
