@@ -31,6 +31,8 @@ TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # memory; batches that came together keep each other's memory
 COPY_BYTES, PICK_BYTES = 16 << 20, 256 << 20
 PICK_SHARE = 64  # the part of a small device's memory that one group of batches may take
+# kind and rank of columns that may hold images, masks or volumes of several sizes
+IMAGE_COLUMNS = {("list", 2), ("list", 3), ("list", 4), ("jagged", 3), ("jagged", 4)}
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,7 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
         index
         for index, column in enumerate(columns)
         if isinstance(column, RaggedColumn)
-        and column.field.kind in ("list", "jagged")
-        and len(column.field.shape) in (3, 4)
+        and (column.field.kind, len(column.field.shape)) in IMAGE_COLUMNS
         and not column.field.optional
     ]
 
