@@ -62,7 +62,7 @@ def open_field(value: Any, name: str) -> Opened:
             rows, close = [row.unsqueeze(0) for row in rows], _list_without_channel
         elif ndim < 3:
             raise TransformError(f"{name} has rows of rank {ndim}; expected images [c, h, w]; pad it, or leave it out")
-        value = [row.as_subclass(torch.Tensor) for row in rows]
+        value = [row if type(row) is torch.Tensor else row.as_subclass(torch.Tensor) for row in rows]
     if ndim not in (1, 2, 3, 4):
         raise TransformError(
             f"{name} has rank {ndim + 1}; expected images [n, c, h, w]; "
