@@ -28,7 +28,7 @@ def bind(transform: UserTransform, schema: Schema | None = None, allocator: Allo
     """
     if transform is None:
         return None
-    ragged = None if schema is None else {field.path for field in schema if field.kind == "list"}
+    ragged = None if schema is None else schema.list_paths()
     if isinstance(transform, Transform):
         keyed = transform
         options: dict[str, Any] = {"allocator": allocator, "ragged": ragged}

@@ -195,6 +195,10 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return the names that ``fields=`` gave, by path; other fields are named by their paths."""
         return {field.path: field.name for field in self.fields if field.name != display(field.path)}
 
+    def list_paths(self) -> set[Path]:
+        """Return the paths of the fields whose rows a batch keeps in a list, because they differ in shape."""
+        return {field.path for field in self.fields if field.kind == "list"}
+
     def select(self, field_indices: Sequence[int]) -> Schema:
         """Return the schema with only these fields, in the order they have here; see ``Node.select_leaves``.
 

@@ -76,7 +76,7 @@ def find_all(batch: Any, on: On, given: GivenNames | None = None) -> list[BatchF
             except FieldError:
                 raise error from None
         return [fields[index] for index in indices]
-    images = [field for field in fields if _looks_like_images(field.tensor)]
+    images = [field for field in fields if looks_like_images(field.tensor)]
     if len(images) != 1:
         raise TransformError(
             f"found {len(images)} fields that look like images among: {listed(shown)}; expected one of shape "
@@ -223,7 +223,8 @@ def _describe_rows(rows: RaggedList) -> str:
     return f"list of {len(rows)} {str(dtype).removeprefix('torch.')} [{', '.join(dims)}]"
 
 
-def _looks_like_images(tensor: Any) -> bool:
+def looks_like_images(tensor: Any) -> bool:
+    """Return True for images [n, c, h, w], or a list of images [c, h, w], with 1 to 4 channels."""
     if isinstance(tensor, RaggedList):
         return all(row is None or (row.ndim == 3 and 1 <= len(row) <= 4) for row in tensor)
     channels = tensor.shape[1] if tensor.ndim == 4 else None  # a ragged dim is no int
