@@ -196,8 +196,8 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {field.path: field.name for field in self.fields if field.name != display(field.path)}
 
     def list_paths(self) -> set[Path]:
-        """Return the paths of the fields whose rows a batch keeps in a list, because they differ in shape."""
-        return {field.path for field in self.fields if field.kind == "list"}
+        """Return the paths of the fields whose rows are a list on their way through transforms."""
+        return {f.path for f in self.fields if f.kind == "list" or (f.kind == "jagged" and len(f.shape) > 2)}
 
     def select(self, field_indices: Sequence[int]) -> Schema:
         """Return the schema with only these fields, in the order they have here; see ``Node.select_leaves``.

@@ -247,9 +247,15 @@ class Gather:
         field = column.field
         lengths = dims.prod(axis=1) * field.itemsize
         located = zip(starts.tolist(), lengths.tolist(), dims.tolist(), strict=True)
-        self.bytes += int(lengths.sum())
+        total = int(lengths.sum())
+        self.bytes += total
+
+        def gather() -> Any:
+            self.bytes -= total  # the gather counts them again
+            return own()
+
         return RaggedList(
-            (column.view(start, length).view(field.torch_dtype).view(shape) for start, length, shape in located), own
+            (column.view(start, length).view(field.torch_dtype).view(shape) for start, length, shape in located), gather
         )
 
     def _gather_located(
