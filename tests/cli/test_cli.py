@@ -412,6 +412,15 @@ def test_inspect_draws_what_a_transform_makes(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("augmented")
+def test_inspect_draws_images_of_several_sizes(tmp_path: Path) -> None:
+    rows = [(torch.full((3, 16, 12 + row), 50 * row, dtype=torch.uint8), row) for row in range(5)]
+    memfeed.cache(rows, tmp_path / "sizes.mf", progress=False)
+    options = ["--augment", "cli_augment:augment", "--rows", "4", "--epochs", "2", "--pictures", "deep"]
+    assert main(["inspect", "sizes.mf", *options]) == 0
+    assert decoded("deep/sizes-augmented.png").shape == (22 + 4 * 176, 64 + 3 * 176, 3)
+
+
+@pytest.mark.usefixtures("augmented")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -13,7 +13,7 @@ from memfeed.errors import TransformError
 from memfeed.store.store import Store
 from memfeed.system.extras import require
 from memfeed.transforms import Transform
-from memfeed.transforms.batch_fields import BatchField, find, find_all, tensors
+from memfeed.transforms.batch_fields import BatchField, find, find_all, looks_like_images, mark_ragged, tensors
 
 SIDE, GAP, TITLE, MARGIN = 168, 8, 22, 64
 """Pixels: the side of a picture, the gap between two, the height of the titles, the width of the row labels."""
@@ -31,14 +31,15 @@ def write_contact_sheet(store: Store, rows: Sequence[int], transform: Any, epoch
     from PIL import Image, ImageDraw
 
     loader = memfeed.Loader(store.subset(list(rows)), len(rows), transform=transform)
-    stored = store[list(rows)]
+    lists = store.schema.list_paths()
+    stored = mark_ragged(store[list(rows)], len(rows), lists)
     on = transform.on if isinstance(transform, Transform) else None
     columns = [_images(stored, find_all(stored, on, store.schema.given_names())[0].path)]
     for _ in range(epochs):
         (batch,) = loader
-        columns.append(_images(batch, columns[0].path))
-    low = min(float(field.tensor.min()) for field in columns[1:])
-    high = max(float(field.tensor.max()) for field in columns[1:])
+        columns.append(_images(mark_ragged(batch, len(rows), lists), columns[0].path))
+    low = min(float(image.min()) for field in columns[1:] for image in field.tensor)
+    high = max(float(image.max()) for field in columns[1:] for image in field.tensor)
     width, height = (MARGIN + len(columns) * (SIDE + GAP), TITLE + len(rows) * (SIDE + GAP))
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)
@@ -63,7 +64,7 @@ def _images(batch: Any, path: tuple[Any, ...]) -> BatchField:
     """Return the field at this path, which must be images; without such a field, the one that looks like images."""
     for field in tensors(batch):
         if field.path == path:
-            if field.tensor.ndim != 4 or not 1 <= field.tensor.shape[1] <= 4:
+            if not looks_like_images(field.tensor):
                 raise TransformError(f"field {field}; expected images [n, c, h, w] with 1 to 4 channels")
             return field
     return find(batch, None)

@@ -11,7 +11,8 @@ from memfeed.errors import TransformError
 from memfeed.schema.fields import Schema
 from memfeed.system.buffers import Allocator
 from memfeed.transforms import Transform
-from memfeed.transforms.batch_fields import Windows, find, replace
+from memfeed.transforms.batch_fields import Windows, find, mark_ragged, own_ragged, replace
+from memfeed.transforms.call import call_on_field
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
 Bound = Callable[[Any, Any], Any]
@@ -27,14 +28,19 @@ def bind(
 
     A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, memory from
     ``allocator``, and the paths of the fields that are ``windows``. Any other callable gets the batch. ``{field:
-    callable}`` calls each callable with the tensor of its field, which may have the name that ``schema`` gives it.
-    Raise TransformError for anything else, and FieldError for a field that ``schema`` does not have.
+    callable}`` calls each callable with the tensor of its field, which may have the name that ``schema`` gives it;
+    images of several sizes are passed one by one. Raise TransformError for anything else, and FieldError for a field
+    that ``schema`` does not have.
     """
     if transform is None:
         return None
+    ragged = None if schema is None else schema.list_paths()
     if isinstance(transform, Transform):
-        keyed, names = transform, {} if schema is None else schema.given_names()
-        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, given_names=names, windows=windows)
+        keyed = transform
+        options: dict[str, Any] = {"allocator": allocator, "ragged": ragged, "windows": windows}
+        if schema is not None and (names := schema.given_names()):
+            options["given_names"] = names
+        return lambda batch, keys: keyed.apply(batch, keys, **options)
     if isinstance(transform, Mapping):
         functions = []
         for name, function in transform.items():
@@ -43,10 +49,11 @@ def bind(
             functions.append((name if schema is None else schema.fields[schema.field_index(name)].path, function))
 
         def on_fields(batch: Any, _: object) -> Any:
+            batch = mark_ragged(batch, 0, ragged) if ragged else batch
             for path, function in functions:
                 field = find(batch, path)
-                batch = replace(batch, field, function(field.tensor))
-            return batch
+                batch = replace(batch, field, call_on_field(function, field.tensor, f"field {field}"))
+            return own_ragged(batch)
 
         return on_fields
     if callable(transform):

@@ -16,9 +16,10 @@ from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
-from memfeed.loading.stages import UserStages, build_stages
+from memfeed.loading.stages import UserStages, build_stages, holds_tensordicts
 from memfeed.schema.codec import Int64Array
-from memfeed.store.columns import Column
+from memfeed.schema.fields import Node
+from memfeed.store.columns import Column, RaggedColumn
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Samples, Store
 from memfeed.store.windows import MaskColumn
@@ -32,6 +33,8 @@ TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # memory; batches that came together keep each other's memory
 COPY_BYTES, PICK_BYTES = 16 << 20, 256 << 20
 PICK_SHARE = 64  # the part of a small device's memory that one group of batches may take
+# kind and rank of columns that may hold images, masks or volumes of several sizes
+IMAGE_COLUMNS = {("list", 2), ("list", 3), ("list", 4), ("jagged", 3), ("jagged", 4)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ def make_plan(
         placement = Placement(placements, store.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     pad = {one.field_index: one.value for one in settings.padded}
-    gather = Gather(placement.columns, transfer.allocators(len(store.columns) + len(pad)), placement.tables, pad)
+    allocators = transfer.allocators(len(store.columns) + len(pad))
+    views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
+    gather = Gather(placement.columns, allocators, placement.tables, pad, views)
     at_once = (
         1
         if settings.by_length
@@ -107,6 +112,26 @@ def _reader(store: Store, placement: Placement) -> ReadAhead:
     pairs = zip(placement.columns, placement.placements, strict=True)
     mapped = [column for column, one in pairs if one.where == "mapped"]
     return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length)
+
+
+def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: Node) -> list[int]:
+    """Return the columns of images of several sizes whose rows a transform of ours reads straight from the map.
+
+    A crop then reads its own pixels only. Columns that the transform does not replace are copied after it.
+    """
+    transform, is_batch = settings.transform, settings.batch_size is not None or settings.batch_sampler is not None
+    on_cpu = settings.device is None or settings.device.type == "cpu"
+    if not isinstance(transform, Transform) or not transform.takes_views or settings.collate_fn is not None:
+        return []
+    if not is_batch or not on_cpu or holds_tensordicts(structure):
+        return []
+    return [
+        index
+        for index, column in enumerate(columns)
+        if isinstance(column, RaggedColumn)
+        and (column.field.kind, len(column.field.shape)) in IMAGE_COLUMNS
+        and not column.field.optional
+    ]
 
 
 def _rows_read(store: Store) -> Int64Array:

@@ -139,7 +139,7 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
     keyed, streams, has_extras = user.keyed, transfer.is_staged, user.pads or user.returns_rows
     keyed_ahead = keyed is not None and user.runs_anywhere and transfer.can_transform_ahead
-    has_tensordicts = _holds(structure, "tensordict", "tensorclass")
+    has_tensordicts = holds_tensordicts(structure)
     place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
     place_ahead = streams and (has_extras or (keyed_ahead and has_tensordicts))
     if user.collate is None:
@@ -245,3 +245,8 @@ def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
 
 def _holds(structure: Node, *kinds: str) -> bool:
     return structure.kind in kinds or any(_holds(child, *kinds) for child in structure.children)
+
+
+def holds_tensordicts(structure: Node) -> bool:
+    """Return True if a TensorDict or tensorclass is in it."""
+    return _holds(structure, "tensordict", "tensorclass")

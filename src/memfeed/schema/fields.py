@@ -186,6 +186,10 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return the names that ``fields=`` gave, by path; other fields are named by their paths."""
         return {field.path: field.name for field in self.fields if field.name != display(field.path)}
 
+    def list_paths(self) -> set[Path]:
+        """Return the paths of the fields whose rows are a list on their way through transforms."""
+        return {f.path for f in self.fields if f.kind == "list" or (f.kind == "jagged" and len(f.shape) > 2)}
+
     def select(self, field_indices: Sequence[int]) -> Schema:
         """Return the schema with only these fields, in the order they have here; see ``Node.select_leaves``.
 

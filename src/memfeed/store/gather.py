@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, jagged_batches
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.store.padding import pad_rows
 from memfeed.store.windows import MaskColumn, WindowColumn
@@ -114,7 +116,8 @@ class Gather:
 
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. The memory of
     the tensors comes from ``allocators``, one per column. Columns whose field index is in ``on_device`` are gathered by
-    the device instead: their leaf is None, though their bytes count.
+    the device instead: their leaf is None, though their bytes count. Ragged columns in ``as_views`` give a RaggedList
+    of views of the map, which nobody may write to or keep.
 
     Jagged columns in ``pad``, by field index, give a tensor [k, longest, ...] filled up with their value. Then there
     are more leaves, and more allocators, than columns: the mask of each of them, bool [k, longest], in their order.
@@ -126,7 +129,9 @@ class Gather:
         allocators: Sequence[Allocator],
         on_device: Collection[int] = (),
         pad: Mapping[int, Any] | None = None,
+        as_views: Collection[int] = (),
     ) -> None:
+        self._as_views = as_views
         self._columns, self._allocators = list(columns), list(allocators)
         self._pad = dict(pad or {})
         self._mask_of = {index: len(columns) + at for at, index in enumerate(self._pad)}
@@ -171,6 +176,8 @@ class Gather:
 
     def batches_at_once(self, batch_size: int) -> int:
         """Return for how many batches one gather is fastest: several if they are small."""
+        if self._as_views:
+            return 1  # views take no time
         slow = self._ragged or not all(isinstance(column, WindowColumn | MaskColumn) for _, column in self._others)
         most = SMALL_RAGGED_BYTES if slow else SMALL_BYTES
         return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
@@ -252,13 +259,8 @@ class Gather:
                     flat = self._gather_ragged(ragged, starts, lengths, dims, Fresh())
                     leaves[index], leaves[self._mask_of[index]] = self._padded(index, flat, dims[:, 0], batch_size)
                     continue
-                leaf = self._gather_ragged(ragged, starts, lengths, dims, self._allocators[index])
-                if index in self._jagged:
-                    leaf = jagged_batches(
-                        leaf, dims[:, 0], len(rows) if batch_size is None else batch_size, ragged.field, shared
-                    )
-                    leaf = leaf[0] if batch_size is None else leaf
-                leaves[index] = leaf
+                gather = partial(self._gather_located, index, ragged, starts, lengths, dims, batch_size, shared)
+                leaves[index] = self._views(ragged, starts, dims, gather) if index in self._as_views else gather()
         return leaves
 
     def _padded(self, index: int, flat: torch.Tensor, lengths: Int64Array, batch_size: int | None) -> tuple[Any, Any]:
@@ -272,6 +274,40 @@ class Gather:
         parts = torch.split(rows, of_batches.sum(axis=1).tolist())
         found = [pad_rows(part, each, value, *memory) for part, each in zip(parts, of_batches, strict=True)]
         return [padded for padded, _ in found], [mask for _, mask in found]
+
+    def _views(self, column: RaggedRows, starts: Int64Array, dims: Int64Array, own: Callable[[], Any]) -> RaggedList:
+        """Return the located rows of a column, all present, as views of the map; ``own`` returns them copied."""
+        field = column.field
+        lengths = dims.prod(axis=1) * field.itemsize
+        located = zip(starts.tolist(), lengths.tolist(), dims.tolist(), strict=True)
+        total = int(lengths.sum())
+        self.bytes += total
+
+        def gather() -> Any:
+            self.bytes -= total  # the gather counts them again
+            return own()
+
+        return RaggedList(
+            (column.view(start, length).view(field.torch_dtype).view(shape) for start, length, shape in located), gather
+        )
+
+    def _gather_located(
+        self,
+        index: int,
+        column: RaggedRows,
+        starts: Int64Array,
+        lengths: Int64Array,
+        dims: Int64Array,
+        batch_size: int | None,
+        shared: SharedOffsets,
+    ) -> Any:
+        leaf = self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
+        if index not in self._jagged:
+            return leaf
+        batches = jagged_batches(
+            leaf, dims[:, 0], len(dims) if batch_size is None else batch_size, column.field, shared
+        )
+        return batches[0] if batch_size is None else batches
 
     def _gather_ragged(
         self, column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, allocator: Allocator

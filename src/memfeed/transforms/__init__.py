@@ -6,7 +6,7 @@ The names are those of torchvision. Neighbours in a Compose are fused: as few pa
 from memfeed.transforms.compose import Compose
 from memfeed.transforms.mix import CutMix, MixUp
 from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
-from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
+from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.erase import RandomErasing
 from memfeed.transforms.ops.normalize import Normalize, ToDtype
 from memfeed.transforms.ops.pointwise import Pointwise
@@ -17,6 +17,7 @@ from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.jitter import Gray, Jitter
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.values import Affine, Mapped
+from memfeed.transforms.params.volume import VolumeWindow
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 from memfeed.transforms.per_sample import PerSample
@@ -42,6 +43,7 @@ __all__ = [
     "RandomAffine",
     "RandomCrop",
     "RandomErasing",
+    "RandomFlip",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
@@ -51,6 +53,7 @@ __all__ = [
     "Resize",
     "ToDtype",
     "Transform",
+    "VolumeWindow",
     "Warped",
     "Window",
 ]

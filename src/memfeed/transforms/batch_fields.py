@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import optree
 import torch
-from tensordict import is_tensor_collection
+from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from memfeed.errors import FieldError, TransformError, brief, listed
 from memfeed.schema.names import Names, Path, display, find_fields
+from memfeed.schema.ragged_list import RaggedList
 
 _POSITIONS = re.compile(r"(^|_)(masks?|bbox(es)?|boxes|keypoints?|label_?maps?|segmentations?)(_|\d|$)")
 On: TypeAlias = "Names | list[BatchField] | None"
@@ -32,14 +33,14 @@ class BatchField:
         path: keys and positions, through containers and tensor collections.
         names: `path` with the names of namedtuple fields in place of their positions.
         given: the name that ``fields=`` gave it, or an empty string.
-        tensor: the tensor at that path.
+        tensor: the tensor at that path, or the RaggedList of its rows, if they differ in shape.
         leaf_index: the index of the leaf that holds it, among the leaves of the batch's containers.
         key: the key within that leaf if the leaf is a TensorDict or tensorclass, else empty.
     """
 
     path: tuple[Any, ...]
     names: tuple[Any, ...]
-    tensor: torch.Tensor
+    tensor: Any
     leaf_index: int
     key: tuple[str, ...]
     given: str = ""
@@ -51,6 +52,8 @@ class BatchField:
 
     def __str__(self) -> str:
         """Return the name that `on=` takes, with dtype and shape."""
+        if isinstance(self.tensor, RaggedList):
+            return f"{brief(self.name, 100)} ({_describe_rows(self.tensor)})"
         return f"{brief(self.name, 100)} ({str(self.tensor.dtype).removeprefix('torch.')} {list(self.tensor.shape)})"
 
 
@@ -59,7 +62,7 @@ def steps_of(field: BatchField, windows: Windows) -> int | None:
     return field.tensor.shape[1] if field.names in windows else None
 
 
-def without_steps(field: BatchField, windows: Windows) -> torch.Tensor:
+def without_steps(field: BatchField, windows: Windows) -> Any:
     """Return the tensor of a field; that of windows [n, steps, ...] as [n * steps, ...]."""
     return field.tensor if steps_of(field, windows) is None else field.tensor.flatten(0, 1)
 
@@ -85,7 +88,7 @@ def find_all(batch: Any, on: On, given: GivenNames | None = None, windows: Windo
             except FieldError:
                 raise error from None
         return [fields[index] for index in indices]
-    images = [field for field in fields if _looks_like_images(without_steps(field, windows))]
+    images = [field for field in fields if looks_like_images(without_steps(field, windows))]
     if len(images) != 1:
         raise TransformError(
             f"found {len(images)} fields that look like images among: {listed(shown)}; expected one of shape "
@@ -123,17 +126,20 @@ def _follows_images(field: BatchField, image: BatchField) -> bool:
         return False
     if any(isinstance(name, str) and _POSITIONS.search(name.lower()) for name in (*field.names, field.given)):
         return True
+    if isinstance(tensor, list) or isinstance(image.tensor, list):
+        sizes, others = ([None if row is None else row.shape[-2:] for row in rows] for rows in (image.tensor, tensor))
+        return sizes == others and all(row.ndim > 1 for row in tensor)
     size = image.tensor.shape
     return not tensor.is_nested and tensor.ndim > 2 and (len(tensor), *tensor.shape[-2:]) == (size[0], *size[-2:])
 
 
-def replace(batch: Any, field: BatchField, tensor: torch.Tensor) -> Any:
+def replace(batch: Any, field: BatchField, tensor: torch.Tensor | list[torch.Tensor]) -> Any:
     """Return a batch with `tensor` as `field`. Its containers are new, and the other tensors are shared."""
     leaves, structure = _flatten(batch)[1:]
     leaf = leaves[field.leaf_index]
     if field.key:
         leaf = leaf.clone(recurse=False)  # new nested TensorDicts, unlocked, with the same tensors
-        leaf.set(field.key, tensor)
+        leaf.set(field.key, NonTensorStack(*map(NonTensorData, tensor)) if isinstance(tensor, list) else tensor)
     else:
         leaf = tensor
     leaves[field.leaf_index] = leaf
@@ -141,20 +147,78 @@ def replace(batch: Any, field: BatchField, tensor: torch.Tensor) -> Any:
 
 
 def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]:
-    """Yield every tensor of a batch; `given` has names for leaves of a tuple."""
+    """Yield every tensor of a batch, and every RaggedList; `given` has names for leaves of a tuple."""
     given = given or {}
     accessors, leaves, _ = _flatten(batch)
     for leaf_index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
-        path = tuple(entry.entry for entry in accessor)
-        names = tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in accessor)
-        if isinstance(leaf, torch.Tensor):
+        path, names = _path(accessor), _names(accessor)
+        if isinstance(leaf, torch.Tensor | RaggedList):
             yield BatchField(path, names, leaf, leaf_index, (), given.get(names, ""))
         elif is_tensor_collection(leaf):
-            for key, tensor in leaf.items(include_nested=True, leaves_only=True):
+            for key, value in leaf.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf_of_tensordict):
                 keys = key if isinstance(key, tuple) else (key,)
-                if isinstance(tensor, torch.Tensor):
+                rows: Any = value.tolist() if isinstance(value, NonTensorStack) else None
+                tensor = RaggedList(rows) if _is_tensor_list(rows) else value
+                if isinstance(tensor, torch.Tensor | RaggedList):
                     full = names + keys
                     yield BatchField(path + keys, full, tensor, leaf_index, keys, given.get(full, ""))
+
+
+def mark_ragged(batch: Any, row_count: int, paths: Collection[Path] | None = None) -> Any:
+    """Return a batch with a RaggedList for each field that is a list of tensors.
+
+    Args:
+        batch: of this many rows.
+        row_count: the number of its rows.
+        paths: of these fields; None to tell them by their shapes: the first dim of all other tensors is `row_count`.
+    """
+    accessors, leaves, structure = optree.tree_flatten_with_accessor(
+        batch, is_leaf=lambda node: _is_tensor_list(node) or is_tensor_collection(node),
+        none_is_leaf=True, namespace="memfeed",
+    )  # fmt: skip
+    for index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
+        if type(leaf) is list and (
+            _is_ragged(leaf, row_count) if paths is None else _path(accessor) in paths or _names(accessor) in paths
+        ):
+            leaves[index] = RaggedList(leaf)
+    return structure.unflatten(leaves)
+
+
+def own_ragged(batch: Any) -> Any:
+    """Return a batch with plain lists, in memory of their own, for the RaggedLists."""
+    _, leaves, structure = _flatten(batch)
+    return structure.unflatten([leaf.owned() if isinstance(leaf, RaggedList) else leaf for leaf in leaves])
+
+
+def _is_ragged(rows: list[Any], row_count: int) -> bool:
+    if len(rows) != row_count or any(row is None or row.is_nested for row in rows):
+        return False
+    if len({(row.ndim, row.dtype) for row in rows}) > 1 or rows[0].ndim < 2:
+        return False
+    # three images of three channels differ from three fields of three rows by their sizes only
+    differ = rows[0].ndim > 2 and len({row.shape for row in rows}) > 1
+    return differ or any(len(row) != row_count for row in rows)
+
+
+def _is_tensor_list(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and not isinstance(value, RaggedList)
+        and any(isinstance(row, torch.Tensor) for row in value)
+        and all(row is None or isinstance(row, torch.Tensor) for row in value)
+    )
+
+
+def _is_leaf_of_tensordict(cls: type) -> bool:
+    return issubclass(cls, NonTensorStack | NonTensorData) or not is_tensor_collection(cls)
+
+
+def _path(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
+    return tuple(entry.entry for entry in accessor)
+
+
+def _names(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
+    return tuple(e.field if isinstance(e, optree.NamedTupleEntry) else e.entry for e in accessor)
 
 
 def _flatten(batch: Any) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:
@@ -163,5 +227,19 @@ def _flatten(batch: Any) -> tuple[list[optree.PyTreeAccessor], list[Any], Any]:
     )
 
 
-def _looks_like_images(tensor: torch.Tensor) -> bool:
-    return not tensor.is_nested and tensor.ndim == 4 and 1 <= tensor.shape[1] <= 4
+def _describe_rows(rows: RaggedList) -> str:
+    """Return dtype and shape of the rows, as "list of 4 uint8 [3, *, *]"."""
+    shapes = [row.shape for row in rows if row is not None]
+    if not shapes or len({len(shape) for shape in shapes}) > 1:
+        return f"list of {len(rows)}"
+    dims = ["*" if len({*sizes}) > 1 else str(sizes[0]) for sizes in zip(*shapes, strict=True)]
+    dtype = next(row.dtype for row in rows if row is not None)
+    return f"list of {len(rows)} {str(dtype).removeprefix('torch.')} [{', '.join(dims)}]"
+
+
+def looks_like_images(tensor: Any) -> bool:
+    """Return True for images [n, c, h, w], or a list of images [c, h, w], with 1 to 4 channels."""
+    if isinstance(tensor, RaggedList):
+        return all(row is None or (row.ndim == 3 and 1 <= len(row) <= 4) for row in tensor)
+    channels = tensor.shape[1] if tensor.ndim == 4 else None  # a ragged dim is no int
+    return isinstance(channels, int) and 1 <= channels <= 4

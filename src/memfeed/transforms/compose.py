@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.call import Call
 from memfeed.transforms.operation import Operation, Step
 from memfeed.transforms.transform import Transform
 
@@ -24,6 +26,10 @@ class Compose(Transform):
     that class). To add or remove a transform of another class changes no draws. A Compose in a Compose counts as its
     parts.
 
+    A part may also be whatever a loader takes as ``transform=``: a callable, which gets the batch and returns one
+    (whatever `on` says), or ``{field: callable}``. These run in the caller's thread, and their random numbers are not
+    keyed: for that, use `PerSample`.
+
     Args:
         transforms: to apply, in order.
         on: the field, see `Transform`, for those transforms that name none themselves.
@@ -31,7 +37,7 @@ class Compose(Transform):
             convolutions on a GPU are fastest. That of the outermost Compose counts.
 
     Raises:
-        TransformError: a part that is not a Transform, or another memory format.
+        TransformError: a part that is neither a Transform nor callable, or another memory format.
 
     >>> augment = Compose([RandomCrop(224), RandomHorizontalFlip(), Normalize(mean, std)])  # doctest: +SKIP
     >>> images = augment.apply(images, Keys(seed=0, epoch=0, rows=ids))  # doctest: +SKIP
@@ -39,7 +45,7 @@ class Compose(Transform):
 
     def __init__(
         self,
-        transforms: Iterable[Transform],
+        transforms: Iterable[Transform | Callable[[Any], Any] | Mapping[Any, Callable[[Any], Any]]],
         on: On = None,
         *,
         memory_format: torch.memory_format = torch.contiguous_format,
@@ -50,14 +56,7 @@ class Compose(Transform):
                 f"memory_format={memory_format}; expected torch.contiguous_format or torch.channels_last"
             )
         self.memory_format = memory_format
-        parts = list(transforms)
-        for part in parts:
-            if not isinstance(part, Transform):
-                raise TransformError(
-                    f"Compose got a {type(part).__name__}; expected memfeed transforms; "
-                    "derive from memfeed.transforms.Transform, or pass the callable to the loader by itself"
-                )
-        self.transforms = torch.nn.ModuleList(parts)
+        self.transforms = torch.nn.ModuleList(part for given in transforms for part in _parts(given))
 
     def _steps(self) -> list[Step]:
         seen: Counter[str] = Counter()
@@ -69,9 +68,23 @@ class Compose(Transform):
         return steps
 
 
+def _parts(given: Any) -> list[Transform]:
+    """Return what a user gave as one part of a Compose as transforms."""
+    if isinstance(given, Transform):
+        return [given]
+    functions = given.items() if isinstance(given, Mapping) else [(None, given)]
+    for _, function in functions:
+        if not callable(function):
+            raise TransformError(
+                f"Compose got a {type(function).__name__}; expected a memfeed.transforms transform, a callable that "
+                "takes a batch, or {field: callable}"
+            )
+    return [Call(function, on=field) for field, function in functions]
+
+
 def _flatten(transform: Operation, outer: On) -> Iterable[tuple[Operation, On]]:
     """Return the transforms in a transform, each with its field."""
-    on = outer if transform.on is None else transform.on
+    on = outer if transform.on is None and not isinstance(transform, Call) else transform.on
     if not isinstance(transform, Compose):
         return [(transform, on)]
     parts = [part for part in transform.transforms if isinstance(part, Transform)]

@@ -3,61 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from memfeed.errors import TransformError
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.batch_fields import BatchField
 from memfeed.transforms.params.geometry import Geometry
+from memfeed.transforms.params.sizes import Images, ImageShape
 
 
-def follow(field: BatchField, geometries: Sequence[Geometry], shape: torch.Size) -> torch.Tensor:
-    """Apply `geometries`, made for images of `shape` [n, c, h, w], to another field.
+def follow(field: BatchField, geometries: Sequence[Geometry], shape: ImageShape) -> Any:
+    """Apply `geometries`, made for images of `shape` [n, c, h, w] or of several sizes, to another field.
 
-    Masks [n, h, w] or [n, c, h, w] are sampled by nearest neighbour, 0 outside. Boxes [n, k, 4] or jagged (x1, y1, x2,
-    y2, of the edges) become the boxes around their corners, cut off at the edges of the image. Keypoints [n, k, 2] or
-    jagged (x, y, of a pixel) may end up outside the image. Fields [n] and [n, k] do not change.
+    Masks [n, h, w] or [n, c, h, w], or lists of [h, w] or [c, h, w], are sampled by nearest neighbour, 0 outside. So
+    are masks [n, d, h, w] or [n, c, d, h, w] of volumes. Boxes [n, k, 4] or jagged (x1, y1, x2, y2, of the edges)
+    become the boxes around their corners, cut off at the edges of the image. Keypoints [n, k, 2] or jagged (x, y, of a
+    pixel) may end up outside the image. Fields [n] and [n, k] do not change.
 
     Raises:
         TransformError: a field of another shape.
     """
     tensor = field.tensor
-    if tensor.is_nested:
-        if tensor.ndim <= 2:
-            return tensor
-        if tensor.shape[-1] in (2, 4) and tensor.ndim == 3:
+    if not geometries or (isinstance(tensor, torch.Tensor) and tensor.ndim <= 2):
+        return tensor
+    masks = _as_masks(tensor, shape)
+    if masks is not None:
+        return _move_masks(masks, geometries, shape)
+    if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
+        if tensor.is_nested:
             offsets: torch.Tensor = tensor.offsets()  # type: ignore[attr-defined]
             values = _move_points(tensor.values(), offsets.diff(), geometries, shape)
             return torch.nested.nested_tensor_from_jagged(values, offsets)
-    elif tensor.ndim <= 2:
-        return tensor
-    elif tensor.ndim in (3, 4) and tensor.shape[-2:] == shape[-2:]:
-        return _move_mask(tensor, geometries)
-    elif tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
         n, k, width = tensor.shape
-        return _move_points(tensor.reshape(n * k, width), torch.full((n,), k, device="cpu"), geometries, shape).view(
-            n, k, width
-        )
+        counts = torch.full((n,), k, device="cpu")
+        return _move_points(tensor.reshape(n * k, width), counts, geometries, shape).view(n, k, width)
+    images = list(shape) if isinstance(shape, torch.Size) else "of several sizes"
     raise TransformError(
-        f"field {field} follows images {list(shape)}; expected a mask of their height and width, boxes [n, k, 4] or "
+        f"field {field} follows images {images}; expected a mask of their height and width, boxes [n, k, 4] or "
         "keypoints [n, k, 2] (dense or jagged), or a number or vector per sample, which stays; leave it out of on="
     )
 
 
-def _move_mask(mask: torch.Tensor, geometries: Sequence[Geometry]) -> torch.Tensor:
-    planes = mask[:, None] if mask.ndim == 3 else mask
+def _as_masks(tensor: Any, shape: ImageShape) -> Images | None:
+    """Return masks of the images' sizes, a list of them if the images are a list; None for other fields."""
+    sizes = _image_sizes(shape)
+    if isinstance(shape, torch.Size) and isinstance(tensor, torch.Tensor) and not tensor.is_nested:
+        dims = len(shape) - 2
+        return tensor if tensor.ndim - dims in (1, 2) and tensor.shape[-dims:] == shape[2:] else None
+    rows = list(tensor.unbind()) if isinstance(tensor, torch.Tensor) else list(tensor)
+    if len(rows) != len(sizes) or any(
+        row is None or row.ndim - len(size) not in (0, 1) or row.shape[-len(size) :] != size
+        for row, size in zip(rows, sizes, strict=True)
+    ):
+        return None
+    return torch.stack(rows) if isinstance(shape, torch.Size) else rows
+
+
+def _image_sizes(shape: ImageShape) -> list[torch.Size]:
+    """Return height and width (of volumes depth, height and width) of each image."""
+    if isinstance(shape, torch.Size):
+        return [shape[2:]] * shape[0]
+    sizes: list[torch.Size] = [torch.Size()] * len(shape)
+    for group, samples in zip(shape.shapes, shape.samples, strict=True):
+        for sample in samples.tolist():
+            sizes[sample] = group[2:]
+    return sizes
+
+
+def _move_masks(masks: Images, geometries: Sequence[Geometry], shape: ImageShape) -> Any:
+    dims = len(shape if isinstance(shape, torch.Size) else shape.shapes[0]) - 2
+    lacks_channel = (masks.ndim - 1 if isinstance(masks, torch.Tensor) else masks[0].ndim) == dims
+    planes: Any = masks
+    if lacks_channel:
+        planes = masks[:, None] if isinstance(masks, torch.Tensor) else [mask[None] for mask in masks]
     nearest = [geometry.nearest() for geometry in geometries]
-    if mask.device.type == "cpu":
+    if (masks if isinstance(masks, torch.Tensor) else masks[0]).device.type == "cpu":
         planes = fused(planes, nearest, None)
     else:
         for geometry in nearest:
             planes = geometry.all(planes)
-    return planes[:, 0] if mask.ndim == 3 else planes
+    if isinstance(planes, torch.Tensor):
+        return planes[:, 0] if lacks_channel else planes
+    return RaggedList(plane[0] if lacks_channel else plane for plane in planes)
 
 
 def _move_points(
-    values: torch.Tensor, counts: torch.Tensor, geometries: Sequence[Geometry], shape: torch.Size
+    values: torch.Tensor, counts: torch.Tensor, geometries: Sequence[Geometry], shape: ImageShape
 ) -> torch.Tensor:
     """Move boxes [m, 4] or keypoints [m, 2]. `counts` [n] says how many belong to each sample."""
     sample = torch.repeat_interleave(counts.cpu())
@@ -71,14 +105,13 @@ def _move_points(
         corners = exact + 0.5  # the middle of a pixel
     for geometry in geometries:
         corners = geometry.points(corners, sample)
-        shape = geometry.output_shape(shape)
+        shape = geometry.output_shape(shape)  # type: ignore[arg-type]  # a BySize takes Sizes
     if is_box:
         four = corners.view(-1, 4, 2)
         moved = torch.cat([four.amin(1), four.amax(1)], 1)
-        h, w = shape[-2:]
-        moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(
-            torch.tensor([w, h, w, h], dtype=torch.float64, device="cpu")
-        )
+        sizes = torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2)
+        largest = sizes.flip(1).repeat(1, 2)[sample[::4]]  # width, height, width, height
+        moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(largest)
     else:
         moved = corners - 0.5
     if not values.dtype.is_floating_point:

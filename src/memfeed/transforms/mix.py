@@ -39,6 +39,11 @@ class Mix(Transform):
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Return a batch with mixed images and labels. The draws depend on seed, epoch and the rows in the batch."""
         image, label = self._fields(batch, on)
+        if not isinstance(image.tensor, torch.Tensor) or image.tensor.is_nested:
+            raise TransformError(
+                f"field {image}; {type(self).__name__} takes images of one size; put a crop or a resize before it, "
+                "e.g. RandomResizedCrop(224)"
+            )
         generator = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))
         mixed = self._mix(image.tensor, label.tensor, generator, f"field {label}")
         result: B = replace(replace(batch, image, mixed[0]), label, mixed[1])
@@ -92,7 +97,8 @@ class Mix(Transform):
         labels = [
             field
             for field in tensors(batch)
-            if field.tensor.shape[:1] == (n,)
+            if isinstance(field.tensor, torch.Tensor)
+            and field.tensor.shape[:1] == (n,)
             and (
                 (field.tensor.ndim == 1 and not field.tensor.dtype.is_floating_point)
                 or (field.tensor.ndim == 2 and field.tensor.dtype.is_floating_point)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.transforms.batch_fields import On
+from memfeed.transforms.params.sizes import BySize, Images, ImageShape, Sizes
+from memfeed.transforms.params.values import Affine
 
 B = TypeVar("B")
 
@@ -42,6 +44,8 @@ class Operation(torch.nn.Module):
     memory_format = torch.contiguous_format  # of the images that come out
     thread_safe = True  # False for transforms that change the state of the process, as global generators
     of_whole_batches = False  # True if `change_batch` is called in place of `make_params` and `transform`
+    makes_one_size = False  # True if the outputs have one size, whatever the sizes of the images
+    spatial_dims: ClassVar[tuple[int, ...]] = (2,)  # of the images that it can change: 0 for vectors, 3 for volumes
     _shown: ClassVar[tuple[str, ...]] = ()  # attributes that repr shows
 
     def __init__(self, *, on: On = None) -> None:
@@ -92,11 +96,52 @@ class Step:
     on: On
     stream: str
 
-    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawFromStream) -> Any:
-        """Return the operation's parameters for images of this shape and dtype. Errors name the operation."""
+    def make_params(self, shape: ImageShape, dtype: torch.dtype, uniform: DrawFromStream) -> Any:
+        """Return the operation's parameters for images of this shape and dtype. Errors name the operation.
+
+        Parameters of images of several sizes are a BySize, or one Affine, which is the same for all sizes.
+        """
         try:
+            if isinstance(shape, Sizes):
+                return self._make_by_size(shape, dtype, uniform)
             return self.operation.make_params(
                 shape, dtype, lambda draws, samples=None: uniform(self.stream, draws, samples)
             )
         except TransformError as error:
             raise TransformError(f"{self.operation}: {error}") from None
+
+    def _make_by_size(self, sizes: Sizes, dtype: torch.dtype, uniform: DrawFromStream) -> BySize | Affine:
+        drawn: dict[int, NDArray[np.float64]] = {}  # for all images, by the number of draws
+
+        def draw(group: NDArray[np.int64], draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+            if samples is not None:
+                return uniform(self.stream, draws, group[samples])
+            if draws not in drawn:
+                drawn[draws] = uniform(self.stream, draws, None)
+            return drawn[draws][group]
+
+        parts = [
+            self.operation.make_params(
+                shape, dtype, lambda draws, samples=None, group=group: draw(group, draws, samples)
+            )
+            for shape, group in zip(sizes.shapes, sizes.samples, strict=True)
+        ]
+        if all(isinstance(part, Affine) for part in parts):
+            if any(part != parts[0] for part in parts):
+                raise TransformError("found images of different numbers of channels; expected one number in a list")
+            affine: Affine = parts[0]
+            return affine
+        return BySize.joined(parts, sizes, makes_one_size=self.operation.makes_one_size)
+
+    def transform(self, images: Images, shape: ImageShape, params: Any) -> tuple[Images, ImageShape]:
+        """Apply the operation alone to images of `shape`. Return the images, and their shape."""
+        if isinstance(images, torch.Tensor):
+            images = self.operation.transform(images, params)
+            return images, images.shape
+        assert isinstance(shape, Sizes)
+        of_groups = params.parts if isinstance(params, BySize) else [params] * len(shape.shapes)
+        images = shape.each(images, lambda group, same: self.operation.transform(same, of_groups[group]))
+        after = BySize((), shape, self.operation.makes_one_size).after(
+            [torch.Size((len(s), *images[s[0]].shape)) for s in shape.samples]
+        )
+        return images if isinstance(after, Sizes) else torch.stack(images), after

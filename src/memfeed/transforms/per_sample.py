@@ -11,8 +11,10 @@ import torch
 
 from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, uniform
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.system import random_state
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, require_decision
+from memfeed.transforms.call import one_batch
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
@@ -25,10 +27,12 @@ class PerSample(Transform):
 
     Args:
         fn: takes one sample's tensor of each field and returns as many, of equal shape for all samples. If `on` names
-            one field, that is the image [c, h, w]. The global generators of `random`, NumPy and torch are seeded by the
-            sample's key during the call, and restored after it. Or an albumentations transform or Compose, which gets
-            the fields by name (the first is its "image", others are masks), channels last, as arrays, and is seeded by
-            its own `set_random_seed`; it may end with ToTensorV2 or not.
+            one field, that is the image [c, h, w], of any size if the batch has a list of images. The global generators
+            of `random`, NumPy and torch are seeded by the sample's key during the call, and restored after it. Or an
+            albumentations transform or Compose, which gets the fields by name (the first is its "image", others are
+            masks), channels last, as arrays, and is seeded by its own `set_random_seed`; it may end with ToTensorV2 or
+            not.
+        one_size: the results are one batch [n, ...]. False: they may differ in size, and become a list of tensors.
         on: the field or fields, see `Transform`.
 
     Raises:
@@ -39,13 +43,13 @@ class PerSample(Transform):
     thread_safe = False  # it runs the user's code and sets the global generators
     of_whole_batches = True
 
-    def __init__(self, fn: Callable[..., Any], *, on: On = None) -> None:
+    def __init__(self, fn: Callable[..., Any], *, one_size: bool = True, on: On = None) -> None:
         super().__init__(on=on)
         if not callable(fn):
             raise TransformError(
                 f"PerSample got a {type(fn).__name__}; expected a callable that takes a sample's tensors"
             )
-        self.fn = fn
+        self.fn, self.one_size = fn, one_size
         self._prepared: dict[tuple[str, ...], Any] = {}
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
@@ -57,14 +61,10 @@ class PerSample(Transform):
         results = [self._call(fields, sample, seed, int(keys.rows[sample])) for sample, seed in enumerate(seeds)]
         for index, field in enumerate(fields):
             values = [result[index] for result in results]
-            shapes = {tuple(tensor.shape) for tensor in values}
-            if len(shapes) > 1:
-                raise TransformError(
-                    f"field {field}: found results of shapes {sorted(shapes)}; expected one shape for all samples of a "
-                    "batch; crop or resize to one size at the end"
-                )
             if values:
-                batch = replace(batch, field, torch.stack(values).to(field.tensor.device))
+                device = field.tensor[0].device
+                one = one_batch(values, f"field {field}").to(device) if self.one_size else None
+                batch = replace(batch, field, RaggedList(v.to(device) for v in values) if one is None else one)
         return batch
 
     def extra_repr(self) -> str:

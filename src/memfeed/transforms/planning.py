@@ -1,50 +1,66 @@
-"""Run a sequence of operations on one tensor of images: one by one, or fused."""
+"""Run a sequence of operations on one tensor, or list, of images: one by one, or fused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from memfeed.transforms.operation import DrawFromStream, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
+from memfeed.transforms.params.sizes import BySize, GeometryBySize, Images, ImageShape, Sizes
 from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 
-TransformResult: TypeAlias = tuple[torch.Tensor, list[Geometry]]
+TransformResult: TypeAlias = tuple[Images, list[Geometry]]
 """Images, and the changes that moved their pixels, in order, for the fields that follow them."""
 
-FusedPass: TypeAlias = Callable[[torch.Tensor, Sequence[Imagewise], "Affine | None"], torch.Tensor]
-"""Carries out changes and then an Affine on images [n, c, h, w]: `cpu.fused`, or `kernel.fused` on a GPU."""
+FusedPass: TypeAlias = Callable[[Images, Sequence[Imagewise], "Affine | None"], Images]
+"""Carries out changes and then an Affine on images [n, c, h, w] or a list of them: `cpu.fused`, or `kernel.fused` on a
+GPU."""
 
 
-def run_plain(steps: Sequence[Step], image: torch.Tensor, uniform: DrawFromStream) -> TransformResult:
+def shape_of(images: Images) -> ImageShape:
+    """Return [n, c, h, w], or the sizes in a list."""
+    return images.shape if isinstance(images, torch.Tensor) else Sizes.of(images)
+
+
+def run_plain(
+    steps: Sequence[Step], image: Images, uniform: DrawFromStream, shape: ImageShape | None = None
+) -> TransformResult:
     """Apply each operation alone to the whole batch, in order: slow, obviously right, on any device."""
     geometries: list[Geometry] = []
-    pending: Warped | None = None
+    pending: Any = None
+    shape = shape_of(image) if shape is None else shape
     for step in [*steps, None]:
-        params = None if step is None else step.make_params(image.shape, image.dtype, uniform)
+        dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
+        params = None if step is None else step.make_params(shape, dtype, uniform)
         if pending is not None:
-            joined = pending.then(params) if isinstance(params, Warped) else None
+            joined = _join(pending, params) if params is not None and _is_warp(params) else None
             if joined is None:
                 image = pending.all(image)
                 geometries.append(pending)
             params, pending = (params if joined is None else joined), None
-        if isinstance(params, Warped):
+        if _is_warp(params):
             pending = params
         elif step is not None:
-            image = step.operation.transform(image, params)
+            image, shape = step.transform(image, shape, params)
             geometries += [params] if isinstance(params, Geometry) else []
     return image, geometries
 
 
 def run_fused(
-    steps: Sequence[Step], image: torch.Tensor, uniform: DrawFromStream, fused_pass: FusedPass
+    steps: Sequence[Step],
+    image: Images,
+    uniform: DrawFromStream,
+    fused_pass: FusedPass,
+    shape: ImageShape | None = None,
 ) -> TransformResult:
     """Give the result of `run_plain`, in as few fused passes as the sequence allows."""
-    shape, dtype = image.shape, image.dtype
+    shape = shape_of(image) if shape is None else shape
+    dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
     done: list[Imagewise] = []
     pending: list[Imagewise] = []
     affine: Affine | None = None
@@ -55,7 +71,7 @@ def run_fused(
                 pending, affine = [*pending, Scaled(affine)], None
             joined = _join(pending[-1], params) if pending else None
             pending = [*pending, params] if joined is None else [*pending[:-1], joined]
-            shape, dtype = params.output_shape(shape), params.output_dtype(dtype)
+            shape, dtype = params.output_shape(shape), params.output_dtype(dtype)  # type: ignore[arg-type]
         elif isinstance(params, Affine) and (affine is None or affine.dtype == params.dtype):
             affine = params if affine is None else affine.then(params)
             dtype = affine.dtype
@@ -65,17 +81,30 @@ def run_fused(
             if isinstance(params, Affine):
                 affine, dtype = params, params.dtype
             else:
-                image = step.operation.transform(image, params)
-                shape, dtype = image.shape, image.dtype
+                image, shape = step.transform(image, shape, params)
+                dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
     return fused_pass(image, pending, affine), [c for c in done + pending if isinstance(c, Geometry)]
 
 
-def _commutes_with_affine(params: Imagewise, shape: torch.Size) -> bool:
+def _commutes_with_affine(params: Imagewise, shape: ImageShape) -> bool:
     """Return True if `params` neither computes nor fills in values, and so can come before the Affines ahead of it."""
-    return isinstance(params, Window) and params.lies_within(shape[2], shape[3])
+    if isinstance(params, BySize) and isinstance(shape, Sizes):
+        return all(map(_commutes_with_affine, params.parts, shape.shapes))
+    return isinstance(params, Window) and params.lies_within(*shape[2:])  # type: ignore[index]
+
+
+def _is_warp(params: Any) -> bool:
+    if isinstance(params, BySize):
+        return all(isinstance(part, Warped) for part in params.parts)
+    return isinstance(params, Warped)
 
 
 def _join(first: Imagewise, second: Imagewise) -> Imagewise | None:
+    if isinstance(first, BySize) and isinstance(second, BySize):
+        parts = [_join(*pair) for pair in zip(first.parts, second.parts, strict=True)]
+        if any(part is None for part in parts):
+            return None
+        return GeometryBySize(tuple(parts), second.sizes, second.makes_one_size)
     if isinstance(first, Window) and isinstance(second, Window):
         return first.then(second)
     return first.then(second) if isinstance(first, Warped) and isinstance(second, Warped) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, overload
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError, brief
 from memfeed.random import Keys, uniform
+from memfeed.schema.names import Path
+from memfeed.schema.ragged_list import RaggedList
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
@@ -23,16 +25,20 @@ from memfeed.transforms.batch_fields import (
     On,
     Windows,
     find_all,
+    mark_ragged,
+    own_ragged,
     replace,
     require_decision,
     steps_of,
     without_steps,
 )
 from memfeed.transforms.followers import follow
+from memfeed.transforms.layouts import check_operations, open_field
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
+from memfeed.transforms.params.sizes import Images, ImageShape
 from memfeed.transforms.params.values import Affine
-from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain
+from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain, shape_of
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")
@@ -44,6 +50,12 @@ class Transform(Operation):
     A subclass writes two methods, `make_params` and `transform`. Images on the CPU, and on CUDA if Triton is
     installed, take the fused path as far as the parameters allow. The result is that of one transform after another.
     Train and eval mode make no difference, as in torchvision.
+
+    Images of several sizes are a list of tensors [c, h, w]. They become one batch where a transform gives them one size
+    (RandomResizedCrop, RandomCrop, CenterCrop, Resize to height and width), else a list again. Images may also be
+    [n, h, w], without a channel dim. What else a transform takes (volumes [n, c, d, h, w], vectors [n, d]), its
+    docstring says. A transform of your own sees only images of one size at a time; if its outputs have one size
+    whatever it gets, say so: ``makes_one_size = True``.
 
     Args:
         on: the field to work on: its name, key or position, or a tuple of keys, which is one path. Of a list of
@@ -69,6 +81,7 @@ class Transform(Operation):
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
         windows: Windows = (),
+        ragged: Collection[Path] | None = None,
     ) -> B: ...
     def apply(  # type: ignore[misc]  # mypy misses that `batch` and `fn` together take what Module.apply's `fn` takes
         self,
@@ -78,6 +91,7 @@ class Transform(Operation):
         allocator: Allocator | None = None,
         given_names: GivenNames | None = None,
         windows: Windows = (),
+        ragged: Collection[Path] | None = None,
         fn: Any = None,
     ) -> Any:
         """Transform one field of a batch. With one callable argument, do what `torch.nn.Module.apply` does.
@@ -88,6 +102,8 @@ class Transform(Operation):
             allocator: gives the memory of the output on the CPU; None for fresh memory, which the caller owns.
             given_names: `{path: name}`, more names that `on=` may use: those that ``fields=`` gave.
             windows: the paths of fields that are windows, [n, steps, ...]: all steps of a sample get its parameters.
+            ragged: the paths of the fields that are lists of tensors; None to tell such lists from containers by their
+                shapes.
 
         Returns:
             A batch of the same structure with that field replaced. The batch passed in does not change.
@@ -104,29 +120,33 @@ class Transform(Operation):
                 "call the transform itself, with a tensor, to draw from torch's global generator"
             )
         run = partial(self._run, allocator=allocator)
-        return self._on_fields(batch, keys, run, given_names, windows)
+        return self._on_fields(batch, keys, run, given_names, windows, ragged)
 
     def reference(self, batch: B, keys: Keys, *, windows: Windows = ()) -> B:
         """Do what `apply` does, one transform after another: the slow path that tests compare the fused one with."""
 
-        def plain(steps: list[Step], image: torch.Tensor, draw: DrawFromStream) -> TransformResult:
+        def plain(steps: list[Step], image: Images, draw: DrawFromStream) -> TransformResult:
             image, geometries = run_plain(steps, image, draw)
-            return image.contiguous(memory_format=self.memory_format), geometries
+            return _in_format(image, self.memory_format), geometries
 
         result: B = self._on_fields(batch, keys, plain, windows=windows)
         return result
 
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Transform images [n, c, h, w] with parameters from torch's global generator, whatever `on` says.
+    def forward(self, image: Any) -> Any:
+        """Transform images, a tensor or a list of them, with parameters from torch's global generator.
+
+        What `on` says does not matter.
 
         Raises:
             TransformError: not images, or the parts of a Compose work on different fields.
         """
-        if not isinstance(image, torch.Tensor):
+        is_list = isinstance(image, list) and all(isinstance(row, torch.Tensor) for row in image)
+        if not isinstance(image, torch.Tensor) and not is_list:
             raise TransformError(
                 f"{type(self).__name__} was called with a {type(image).__name__}; expected a tensor [n, c, h, w]; "
                 "use apply(batch, keys) for other batches"
             )
+        image = RaggedList(image) if is_list else image
         steps = self._steps()
         if any(step.operation.of_whole_batches for step in steps):
             seed = int(torch.randint(2**62, (), device="cpu"))
@@ -137,9 +157,17 @@ class Transform(Operation):
                 f"{type(self).__name__} was called with one tensor and works on the fields "
                 f"{brief([fields[shown] for shown in sorted(fields)], 120)}; expected one field; use apply(batch, keys)"
             )
-        _check_images(image, "the tensor")
-        self._seen = {repr(step.on): (image.shape[1:], image.dtype) for step in steps}
-        return self._run(steps, image, partial(_draw_globally, len(image)), allocator=None)[0]
+        if isinstance(image, torch.Tensor) and image.ndim == 3 and len(image) in (1, 3, 4):
+            raise TransformError(
+                "the tensor has rank 3; expected images [n, c, h, w]; unsqueeze(0) a single image, "
+                "unsqueeze(1) images without channels"
+            )
+        opened = open_field(image, "the tensor")
+        check_operations([step.operation for step in steps], opened, "the tensor")
+        if isinstance(opened.images, torch.Tensor):
+            self._seen = {repr(step.on): (opened.images.shape[1:], opened.images.dtype) for step in steps}
+        changed = self._run(steps, opened.images, partial(_draw_globally, len(image)), allocator=None)[0]
+        return own_ragged(opened.close(changed))
 
     def params(
         self,
@@ -188,27 +216,38 @@ class Transform(Operation):
         return found
 
     def _run(
-        self, steps: list[Step], image: torch.Tensor, uniform: DrawFromStream, *, allocator: Allocator | None
+        self, steps: list[Step], image: Images, uniform: DrawFromStream, *, allocator: Allocator | None
     ) -> TransformResult:
-        # A fused pass writes into a buffer, which gradients cannot flow through.
-        fused_pass = None if image.requires_grad else self._fused_pass(image.device, allocator)
+        if not len(image) and isinstance(image, list):
+            return image, []
+        fused_pass = self._fused_pass(image, allocator)
         if fused_pass is None:
             image, geometries = run_plain(steps, image, uniform)
         else:
             image, geometries = run_fused(steps, image, uniform, fused_pass)
-        return image.contiguous(memory_format=self.memory_format), geometries
+        return _in_format(image, self.memory_format), geometries
 
-    def _fused_pass(self, device: torch.device, allocator: Allocator | None) -> FusedPass | None:
-        """Return the backend of this device; None if it has none."""
+    def _fused_pass(self, image: Images, allocator: Allocator | None) -> FusedPass | None:
+        """Return the backend for images on this device; None if it has none."""
+        rows = image if isinstance(image, list) else [image]
+        # It writes into a buffer, which gradients cannot flow through. It goes image by image, slow for vectors [n, d].
+        if any(row.requires_grad for row in rows) or rows[0].ndim == 2:
+            return None
+        device, is_batch = rows[0].device, rows[0].ndim == 4 and rows[0] is image
         if device.type == "cpu":
             return partial(fused, memory_format=self.memory_format, allocator=allocator)
-        kernel = gpu_kernel(device) if device.type == "cuda" else None
+        kernel = gpu_kernel(device) if device.type == "cuda" and is_batch else None
         return None if kernel is None else partial(kernel.fused, memory_format=self.memory_format)
 
     @property
     def runs_anywhere(self) -> bool:
         """True if a loader may run it in a thread ahead of its caller."""
         return all(step.operation.thread_safe for step in self._steps())
+
+    @property
+    def takes_views(self) -> bool:
+        """True if a loader may pass it views of a store's rows: nothing in it writes to them, or hands them on."""
+        return not any(step.operation.of_whole_batches for step in self._steps())
 
     def _steps(self) -> list[Step]:
         return [Step(self, self.on, f"{type(self).__name__}.0")]
@@ -217,10 +256,14 @@ class Transform(Operation):
         self,
         batch: Any,
         keys: Keys,
-        run: Callable[[list[Step], torch.Tensor, DrawFromStream], TransformResult],
+        run: Callable[[list[Step], Images, DrawFromStream], TransformResult],
         given: GivenNames | None = None,
         windows: Windows = (),
+        ragged: Collection[Path] | None = None,
     ) -> Any:
+        has_lists = ragged is None or bool(ragged)
+        if has_lists:
+            batch = mark_ragged(batch, len(keys.rows), ragged)
         for (on, is_whole), steps in groupby(
             self._steps(), key=lambda step: (step.on, step.operation.of_whole_batches)
         ):
@@ -228,29 +271,35 @@ class Transform(Operation):
                 for step in steps:
                     known = find_all(batch, on, given) if given and on is not None else on
                     batch = step.operation.change_batch(batch, keys, step.stream, known)
+                has_lists = True
                 continue
             field, *others = find_all(batch, on, given, windows)
-            images, of_images = without_steps(field, windows), keys
-            _check_images(images, f"field {field}")
-            self._seen[repr(on)] = images.shape[1:], images.dtype
+            whole = without_steps(field, windows)
+            opened = open_field(whole, f"field {field}")
+            images, of_images, steps_here = opened.images, keys, list(steps)
+            check_operations([step.operation for step in steps_here], opened, f"field {field}")
+            if isinstance(images, torch.Tensor):
+                self._seen[repr(on)] = images.shape[1:], images.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this batch"
                 )
-            if images is not field.tensor:  # all steps of a sample have its key
+            if whole is not field.tensor:  # all steps of a sample have its key
                 of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
-                image, geometries = run(list(steps), images, _keyed(of_images))
+                changed, geometries = run(steps_here, images, _keyed(of_images))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
                 require_decision(batch, field, given)
-            moved = image if images is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
+            image = opened.close(_owned(changed, whole))
+            has_lists |= isinstance(image, RaggedList)
+            moved = image if whole is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
             batch = replace(batch, field, moved)
             for other in others:
-                batch = replace(batch, other, _follow(other, field, geometries, images.shape, windows))
-        return batch
+                batch = replace(batch, other, _follow(other, field, geometries, shape_of(images), windows))
+        return own_ragged(batch) if has_lists else batch
 
 
 class ImageTransform(Transform):
@@ -269,8 +318,8 @@ def check_probability(p: float) -> float:
 
 
 def _follow(
-    other: BatchField, field: BatchField, geometries: Sequence[Geometry], shape: torch.Size, windows: Windows
-) -> torch.Tensor:
+    other: BatchField, field: BatchField, geometries: Sequence[Geometry], shape: ImageShape, windows: Windows
+) -> Any:
     """Apply what was done to the images of `field`, which have `shape` [n, c, h, w] without steps, to another field."""
     tensor, steps = without_steps(other, windows), steps_of(other, windows)
     if steps == steps_of(field, windows):
@@ -297,12 +346,18 @@ def _draw_globally(n: int, stream: str, draws: int, samples: NDArray[np.int64] |
     return numbers
 
 
-def _check_images(tensor: torch.Tensor, name: str) -> None:
-    if tensor.is_nested or tensor.ndim != 4:
-        rank = "a nested tensor" if tensor.is_nested else f"rank {tensor.ndim}"
-        raise TransformError(
-            f"{name} has {rank}; expected images [n, c, h, w]; "
-            "unsqueeze a single image, and permute channels to the second place"
-        )
-    if tensor.dtype is torch.bool or tensor.is_complex():
-        raise TransformError(f"{name} is {tensor.dtype}; expected integers or floats; convert it first")
+def _in_format(images: Images, memory_format: torch.memory_format) -> Images:
+    """Return images that lie in memory as asked for: as they are, where they do so already."""
+    if isinstance(images, list):
+        return [_in_format(image[None], memory_format)[0] for image in images]
+    if memory_format is torch.channels_last and images.ndim != 4:
+        memory_format = torch.channels_last_3d if images.ndim == 5 else torch.contiguous_format
+    return images.contiguous(memory_format=memory_format)
+
+
+def _owned(images: Images, given: Any) -> Images:
+    """Return images that share no memory with the views of a store that were given."""
+    if not isinstance(images, list) or not isinstance(given, RaggedList) or given.own is None:
+        return images
+    storages = {row.untyped_storage().data_ptr() for row in given}
+    return [image.clone() if image.untyped_storage().data_ptr() in storages else image for image in images]

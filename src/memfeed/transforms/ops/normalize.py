@@ -15,7 +15,7 @@ from memfeed.transforms.transform import Transform
 
 
 class ToDtype(Transform):
-    """Cast the images.
+    """Cast the images. They may be volumes [n, c, d, h, w] or vectors [n, d] too.
 
     Args:
         dtype: to cast to.
@@ -26,6 +26,8 @@ class ToDtype(Transform):
     Raises:
         TransformError: `scale` with a dtype that is not floating point.
     """
+
+    spatial_dims = (0, 2, 3)
 
     def __init__(self, dtype: torch.dtype, scale: bool = False, *, on: On = None) -> None:
         super().__init__(on=on)
@@ -56,7 +58,8 @@ class Normalize(Transform):
     """Subtract `mean` and divide by `std`, per channel; both in units of an image in [0, 1].
 
     Integer images become float32 and are divided by the largest value of their dtype first (255 for uint8), so no
-    ToDtype is needed before. Float images are not divided, and keep their dtype.
+    ToDtype is needed before. Float images are not divided, and keep their dtype. Volumes [n, c, d, h, w] and vectors
+    [n, d] are normalised likewise; each entry of a vector is a channel.
 
     Args:
         mean: one float per channel.
@@ -69,6 +72,7 @@ class Normalize(Transform):
     """
 
     _shown = ("mean", "std")
+    spatial_dims = (0, 2, 3)
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], *, on: On = None) -> None:
         super().__init__(on=on)
@@ -100,12 +104,13 @@ class Normalize(Transform):
         )
 
     def transform(self, image: torch.Tensor, params: Affine) -> torch.Tensor:
-        """Scale images [n, c, h, w] to [0, 1], subtract the mean, divide by the std."""
+        """Scale images [n, c, ...] to [0, 1], subtract the mean, divide by the std."""
         largest = _largest(image.dtype)
         image = image.to(params.dtype) / largest
-        mean = torch.tensor(self.mean, dtype=image.dtype, device=image.device)
-        std = torch.tensor(self.std, dtype=image.dtype, device=image.device)
-        return (image - mean[:, None, None]) / std[:, None, None]
+        ones = [1] * (image.ndim - 2)
+        mean = torch.tensor(self.mean, dtype=image.dtype, device=image.device).view(-1, *ones)
+        std = torch.tensor(self.std, dtype=image.dtype, device=image.device).view(-1, *ones)
+        return (image - mean) / std
 
 
 def _largest(dtype: torch.dtype) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -29,9 +30,10 @@ class Pointwise(ImageTransform):
     original can, and is compiled again when it is unpickled.
 
     Args:
-        fn: takes images at that step, [c, h, w] or [n, c, h, w], or a part of one, and returns a tensor of the same
-            shape, of any dtype. Each value depends on the value at its position and on nothing else. The function does
-            not write to its argument, and may be called in the loader's thread.
+        fn: takes images at that step, [c, h, w] or [n, c, h, w] (of volumes [c, d, h, w] or [n, c, d, h, w], of vectors
+            [n, d]), or a part of one, and returns a tensor of the same shape, of any dtype. Each value depends on the
+            value at its position and on nothing else. The function does not write to its argument, and may be called in
+            the loader's thread.
         on: the field, see `Transform`.
 
     Raises:
@@ -40,6 +42,8 @@ class Pointwise(ImageTransform):
 
     >>> Compose([RandomCrop(224), ToDtype(torch.float32, scale=True), Pointwise(lambda x: x**2.2)])  # doctest: +SKIP
     """
+
+    spatial_dims = (0, 2, 3)
 
     def __init__(self, fn: Function, *, on: On = None) -> None:
         super().__init__(on=on)
@@ -55,17 +59,19 @@ class Pointwise(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Mapped:
         """Draw nothing. Call the function with one pixel to learn the dtype of its output."""
         if dtype not in self._output_dtypes:
-            self._output_dtypes[dtype] = self._call(torch.zeros(1, shape[1], 1, 1, dtype=dtype, device="cpu")).dtype
-        return Mapped(self._call_checked, self._output_dtypes[dtype])
+            pixel = torch.zeros(1, shape[1], *[1] * (len(shape) - 2), dtype=dtype, device="cpu")
+            self._output_dtypes[dtype] = self._call(pixel).dtype
+        return Mapped(partial(self._call_checked, len(shape)), self._output_dtypes[dtype])
 
     def extra_repr(self) -> str:
         """Return the function and how it is called on each device, for repr."""
         calls = [f"{how} on {kind}" for kind, (_, how) in self._calls.items()]
         return ", ".join([str(getattr(self.fn, "__qualname__", self.fn)), *calls])
 
-    def _call_checked(self, image: torch.Tensor) -> torch.Tensor:
+    def _call_checked(self, batch_dims: int, image: torch.Tensor) -> torch.Tensor:
+        """Call the function with an image, or with a batch, which has so many dims."""
         if not self._checked and image.numel():
-            self._check(image[0] if image.ndim == 4 else image)
+            self._check(image[0] if image.ndim == batch_dims else image)
         return self._call(image)
 
     def _call(self, image: torch.Tensor) -> torch.Tensor:
@@ -83,14 +89,21 @@ class Pointwise(ImageTransform):
         return result
 
     def _check(self, image: torch.Tensor) -> None:
-        """Compare the output for a part of an image [c, h, w] with that part of the output for the whole image."""
-        _, h, w = image.shape
+        """Compare the output for a part of an image [c, ...] with that part of the output for the whole image.
+
+        A function may have a number for each channel, so a part of a vector [d] is its first half with another rest.
+        """
         # The part is not in the middle, which a flip would keep.
-        part = slice(None), slice(h // 4, h - h // 8), slice(w // 4, w - w // 8)
+        part = slice(None), *(slice(size // 4, size - size // 8) for size in image.shape[1:])
+        other = image[part].clone()
+        if image.ndim == 1:
+            part = (slice(0, len(image) // 2),)
+            other[len(image) // 2 :] = 0
         given = image.clone()
         whole = self._call(given)[part]
         try:
-            alone = self.fn(image[part].clone())
+            alone = self.fn(other)
+            alone = alone[part] if image.ndim == 1 else alone
         except RuntimeError as error:
             raise TransformError(
                 f"{self} failed on a part of an image ({error}); expected a function that takes each value by itself; "
@@ -105,7 +118,7 @@ class Pointwise(ImageTransform):
                 "tensor; derive from memfeed.transforms.Transform for any other"
             )
         # An image of one value does not show whether a function subtracts the mean: check the next one again.
-        self._checked = bool((image != image[0, 0, 0]).any())
+        self._checked = bool((image != image.flatten()[0]).any())
 
     def __getstate__(self) -> dict[str, Any]:
         fn = getattr(self.fn, "_torchdynamo_orig_callable", None)

@@ -21,7 +21,7 @@ TRIES = 10  # of boxes per image, as in torchvision
 
 
 class Resize(ImageTransform):
-    """Resize the images.
+    """Resize the images. Images of several sizes, in a list, become one batch with (height, width), else a list again.
 
     Args:
         size: (height, width) in pixels, or one int for the shorter side, the other keeping the proportions.
@@ -49,6 +49,7 @@ class Resize(ImageTransform):
         super().__init__(on=on)
         sides = [size] if isinstance(size, int) else list(size)
         self.size = check_size(sides)[: len(sides)]
+        self.makes_one_size = len(self.size) == 2
         self.interpolation, self.antialias, self.max_size = check_mode(interpolation), antialias, max_size
         if max_size is not None and (len(self.size) == 2 or max_size <= self.size[0]):
             raise TransformError(
@@ -72,6 +73,8 @@ class Resize(ImageTransform):
 class RandomResizedCrop(ImageTransform):
     """Cut a box of random area and aspect ratio at a random position, drawn per sample, and resize it.
 
+    Images of several sizes, in a list, become one batch.
+
     Args:
         size: (height, width) in pixels, or one int for both.
         scale: least and largest share of the area of the image.
@@ -85,6 +88,7 @@ class RandomResizedCrop(ImageTransform):
     """
 
     _shown = ("size", "scale", "ratio", "interpolation", "antialias")
+    makes_one_size = True
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class RandomResizedCrop(ImageTransform):
         on: On = None,
     ) -> None:
         super().__init__(on=on)
-        self.size = check_size(size)
+        self.size: tuple[int, ...] = check_size(size)
         self.scale, self.ratio = _interval("scale", scale), _interval("ratio", ratio)
         self.interpolation, self.antialias = check_mode(interpolation), antialias
 

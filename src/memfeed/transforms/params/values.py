@@ -66,7 +66,8 @@ class Scaled(Imagewise):
         if self.affine.scale is None or self.affine.shift is None:
             return image.to(self.affine.dtype)
         values = (self.affine.scale, self.affine.shift)
-        scale, shift = (torch.tensor(v, dtype=self._computed, device=image.device)[:, None, None] for v in values)
+        ones = [1] * (image.ndim - 2)
+        scale, shift = (torch.tensor(v, dtype=self._computed, device=image.device).view(-1, *ones) for v in values)
         return (image.to(self._computed) * scale + shift).to(self.affine.dtype)
 
     @property
