@@ -187,4 +187,5 @@ def test_on_a_device_with_streams(store, monkeypatch, options):
     monkeypatch.setattr("memfeed.loading.epoch_reader.streams_of", lambda _: device)
     loader = Loader(view, 3, shuffle=True, seed=0, device="cpu", **options)
     assert [blocks(loader), blocks(loader)] == expected
+    assert set(loader.stats()["placement"].values()) == {"packed for each batch"}
     assert [batch["doc"].tolist() for batch in Loader(store, **budget, device="cpu")] == by_length

@@ -20,6 +20,7 @@ from memfeed.store.columns import (
     InMemoryColumn,
     RowSubsetColumn,
 )
+from memfeed.store.packed import PackedColumn
 from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system import machine
@@ -206,7 +207,7 @@ def _size(column: Column, rows: Int64Array | None) -> int | None:
         return _size(column.base, None if rows is None else column.episodes.rows_with(rows))
     if isinstance(column, FixedColumn | ComputedColumn | SeparateRowsColumn) and column.field.kind == "fixed":
         row_count = column.row_count or 0 if rows is None else len(rows)
-        return None if isinstance(column, MaskColumn) else row_count * column.field.row_bytes or None
+        return None if isinstance(column, MaskColumn | PackedColumn) else row_count * column.field.row_bytes or None
     return None
 
 

@@ -21,6 +21,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
 from memfeed.store.columns import Column, RaggedColumn
 from memfeed.store.gather import MOST_AT_ONCE, Gather
+from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Samples, Store
 from memfeed.store.windows import MaskColumn
 from memfeed.system.buffers import Pool
@@ -61,8 +62,10 @@ def choose_placements(store: Store, settings: Settings, streams: Streams | None)
     rows = _rows_read(store) if has_places else None
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
     placements = choose([field.name for field in store.schema], column_sizes(store.columns, rows), requests, free)
+    # a packed store is laid out anew in every epoch
+    why = {MaskColumn: "made of row numbers", PackedColumn: "packed for each batch"}
     return [
-        one._replace(why="made of row numbers") if isinstance(column, MaskColumn) else one
+        next((one._replace(why=text) for kind, text in why.items() if isinstance(column, kind)), one)
         for column, one in zip(store.columns, placements, strict=True)
     ]
 
