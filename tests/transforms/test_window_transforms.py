@@ -103,7 +103,7 @@ def test_a_field_at_other_steps_cannot_follow(store):
         next(iter(Loader(store.windows({"image": [0, 1]}, within="episode"), 4, transform=T.RandomCrop(8))))
 
 
-def test_five_dims_that_are_no_windows_are_refused():
+def test_five_dims_that_are_no_windows_are_volumes():
     volumes = torch.rand(4, 3, 5, 12, 12)
-    with pytest.raises(TransformError, match="rank 5; expected images"):
+    with pytest.raises(TransformError, match="images are 5 x 12 x 12 pixels"):
         next(iter(Loader({"image": volumes}, 2, transform=T.RandomCrop(8, on="image"))))

@@ -122,7 +122,7 @@ def require_decision(batch: Any, image: BatchField, given: GivenNames | None = N
 
 def _follows_images(field: BatchField, image: BatchField) -> bool:
     tensor = field.tensor
-    if tensor.dtype is torch.bool and tensor.ndim <= 2:  # the mask of a window
+    if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.bool and tensor.ndim <= 2:  # the mask of a window
         return False
     if any(isinstance(name, str) and _POSITIONS.search(name.lower()) for name in (*field.names, field.given)):
         return True
