@@ -36,11 +36,9 @@ def bind(
         return None
     ragged = None if schema is None else schema.list_paths()
     if isinstance(transform, Transform):
-        keyed = transform
-        options: dict[str, Any] = {"allocator": allocator, "ragged": ragged, "windows": windows}
-        if schema is not None and (names := schema.given_names()):
-            options["given_names"] = names
-        return lambda batch, keys: keyed.apply(batch, keys, **options)
+        keyed, names = transform, {} if schema is None else schema.given_names()
+        options: dict[str, Any] = {"given_names": names, "windows": windows, "ragged": ragged}
+        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, **options)
     if isinstance(transform, Mapping):
         functions = []
         for name, function in transform.items():

@@ -16,7 +16,7 @@ from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
-from memfeed.loading.stages import UserStages, build_stages, holds_tensordicts
+from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
 from memfeed.store.columns import Column, RaggedColumn
@@ -126,7 +126,7 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
     on_cpu = settings.device is None or settings.device.type == "cpu"
     if not isinstance(transform, Transform) or not transform.takes_views or settings.collate_fn is not None:
         return []
-    if not is_batch or not on_cpu or holds_tensordicts(structure):
+    if not is_batch or not on_cpu or holds(structure, "tensordict", "tensorclass"):
         return []
     return [
         index

@@ -139,7 +139,7 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
     keyed, streams, has_extras = user.keyed, transfer.is_staged, user.pads or user.returns_rows
     keyed_ahead = keyed is not None and user.runs_anywhere and transfer.can_transform_ahead
-    has_tensordicts = holds_tensordicts(structure)
+    has_tensordicts = holds(structure, "tensordict", "tensorclass")
     place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
     place_ahead = streams and (has_extras or (keyed_ahead and has_tensordicts))
     if user.collate is None:
@@ -152,7 +152,7 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
         stages.append(Stage("transform", False, _transform(keyed)))
     if streams:
         # the event of the copy will do if nothing else computed on the device
-        if len(stages) > 1 or _holds(structure, "graph"):
+        if len(stages) > 1 or holds(structure, "graph"):
             stages.append(Stage("record an event", False, _record(transfer.record_event)))
         stages.append(Stage("wait for the transfer", True, _wait(transfer.receive_batch, transfer.current_stream)))
     elif transfer.device is not None:
@@ -243,10 +243,6 @@ def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
     return (batch, *extras.values()) if extras else batch
 
 
-def _holds(structure: Node, *kinds: str) -> bool:
-    return structure.kind in kinds or any(_holds(child, *kinds) for child in structure.children)
-
-
-def holds_tensordicts(structure: Node) -> bool:
-    """Return True if a TensorDict or tensorclass is in it."""
-    return _holds(structure, "tensordict", "tensorclass")
+def holds(structure: Node, *kinds: str) -> bool:
+    """Return True if a container of one of these kinds is in it."""
+    return structure.kind in kinds or any(holds(child, *kinds) for child in structure.children)

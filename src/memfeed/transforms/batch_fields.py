@@ -63,7 +63,7 @@ def steps_of(field: BatchField, windows: Windows) -> int | None:
 
 
 def without_steps(field: BatchField, windows: Windows) -> Any:
-    """Return the tensor of a field; that of windows [n, steps, ...] as [n * steps, ...]."""
+    """Return the tensor of a field, or its RaggedList; that of windows [n, steps, ...] as [n * steps, ...]."""
     return field.tensor if steps_of(field, windows) is None else field.tensor.flatten(0, 1)
 
 

@@ -84,6 +84,23 @@ def check_operations(operations: Iterable[Operation], opened: Opened, name: str)
             )
 
 
+def in_format(images: Images, memory_format: torch.memory_format) -> Images:
+    """Return images that lie in memory as asked for: as they are, where they do so already."""
+    if isinstance(images, list):
+        return [in_format(image[None], memory_format)[0] for image in images]
+    if memory_format is torch.channels_last and images.ndim != 4:
+        memory_format = torch.channels_last_3d if images.ndim == 5 else torch.contiguous_format
+    return images.contiguous(memory_format=memory_format)
+
+
+def owned(images: Images, given: Any) -> Images:
+    """Return images that share no memory with the views of a store that were given."""
+    if not isinstance(images, list) or not isinstance(given, RaggedList) or given.own is None:
+        return images
+    storages = {row.untyped_storage().data_ptr() for row in given}
+    return [image.clone() if image.untyped_storage().data_ptr() in storages else image for image in images]
+
+
 def _as_it_is(images: Images) -> Any:
     return images
 

@@ -33,7 +33,7 @@ from memfeed.transforms.batch_fields import (
     without_steps,
 )
 from memfeed.transforms.followers import follow
-from memfeed.transforms.layouts import check_operations, open_field
+from memfeed.transforms.layouts import check_operations, in_format, open_field, owned
 from memfeed.transforms.operation import DrawFromStream, Operation, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import Images, ImageShape
@@ -127,7 +127,7 @@ class Transform(Operation):
 
         def plain(steps: list[Step], image: Images, draw: DrawFromStream) -> TransformResult:
             image, geometries = run_plain(steps, image, draw)
-            return _in_format(image, self.memory_format), geometries
+            return in_format(image, self.memory_format), geometries
 
         result: B = self._on_fields(batch, keys, plain, windows=windows)
         return result
@@ -225,7 +225,7 @@ class Transform(Operation):
             image, geometries = run_plain(steps, image, uniform)
         else:
             image, geometries = run_fused(steps, image, uniform, fused_pass)
-        return _in_format(image, self.memory_format), geometries
+        return in_format(image, self.memory_format), geometries
 
     def _fused_pass(self, image: Images, allocator: Allocator | None) -> FusedPass | None:
         """Return the backend for images on this device; None if it has none."""
@@ -274,9 +274,9 @@ class Transform(Operation):
                 has_lists = True
                 continue
             field, *others = find_all(batch, on, given, windows)
-            whole = without_steps(field, windows)
-            opened = open_field(whole, f"field {field}")
-            images, of_images, steps_here = opened.images, keys, list(steps)
+            value, of_images = without_steps(field, windows), keys
+            opened = open_field(value, f"field {field}")
+            images, steps_here = opened.images, list(steps)
             check_operations([step.operation for step in steps_here], opened, f"field {field}")
             if isinstance(images, torch.Tensor):
                 self._seen[repr(on)] = images.shape[1:], images.dtype
@@ -285,7 +285,7 @@ class Transform(Operation):
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this batch"
                 )
-            if whole is not field.tensor:  # all steps of a sample have its key
+            if value is not field.tensor:  # all steps of a sample have its key
                 of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
                 changed, geometries = run(steps_here, images, _keyed(of_images))
@@ -293,10 +293,11 @@ class Transform(Operation):
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
                 require_decision(batch, field, given)
-            image = opened.close(_owned(changed, whole))
+            image = opened.close(owned(changed, field.tensor))
             has_lists |= isinstance(image, RaggedList)
-            moved = image if whole is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
-            batch = replace(batch, field, moved)
+            if value is not field.tensor:
+                image = image.view(*field.tensor.shape[:2], *image.shape[1:])
+            batch = replace(batch, field, image)
             for other in others:
                 batch = replace(batch, other, _follow(other, field, geometries, shape_of(images), windows))
         return own_ragged(batch) if has_lists else batch
@@ -325,7 +326,7 @@ def _follow(
     if steps == steps_of(field, windows):
         moved = follow(dataclasses.replace(other, tensor=tensor), geometries, shape)
         return moved if steps is None else moved.view(*other.tensor.shape[:2], *moved.shape[1:])
-    if tensor.ndim <= 2:  # numbers and vectors stay
+    if isinstance(tensor, torch.Tensor) and tensor.ndim <= 2:  # numbers and vectors stay
         return other.tensor
     raise TransformError(
         f"field {other} follows {field}, at other steps; expected windows of both at the same offsets: "
@@ -344,20 +345,3 @@ def _draw_globally(n: int, stream: str, draws: int, samples: NDArray[np.int64] |
     count = n if samples is None else len(samples)
     numbers: NDArray[np.float64] = torch.rand(count, draws, dtype=torch.float64, device="cpu").numpy()
     return numbers
-
-
-def _in_format(images: Images, memory_format: torch.memory_format) -> Images:
-    """Return images that lie in memory as asked for: as they are, where they do so already."""
-    if isinstance(images, list):
-        return [_in_format(image[None], memory_format)[0] for image in images]
-    if memory_format is torch.channels_last and images.ndim != 4:
-        memory_format = torch.channels_last_3d if images.ndim == 5 else torch.contiguous_format
-    return images.contiguous(memory_format=memory_format)
-
-
-def _owned(images: Images, given: Any) -> Images:
-    """Return images that share no memory with the views of a store that were given."""
-    if not isinstance(images, list) or not isinstance(given, RaggedList) or given.own is None:
-        return images
-    storages = {row.untyped_storage().data_ptr() for row in given}
-    return [image.clone() if image.untyped_storage().data_ptr() in storages else image for image in images]
