@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfeed.system import files
+from memfeed.system import files, libc
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operation: ``create``, ``open`` (to write), ``write``, ``truncate``, ``reserve``, ``sync``, ``rename``,
-    ``exchange``, ``link``, ``chmod``, ``mkdir``, ``unlink`` or ``rmdir``.
+    ``exchange``, ``link``, ``chmod``, ``mkdir``, ``unlink``, ``rmdir`` or ``punch``.
 
     ``path`` is absolute, ``to`` the second one of a rename, exchange or link; ``data`` goes to ``offset`` of a file;
-    ``size`` is the new length of a file that is truncated, or the end of what is reserved.
+    ``size`` is the new length of a file that is truncated, the end of what is reserved, or the
+    bytes that are punched.
     """
 
     kind: str
@@ -48,7 +49,8 @@ def watched(watch: Watch) -> Iterator[None]:
             return watch(operation, do)
 
     names: Any = files
-    fallocate, swap = files._fallocate, files._swap
+    calls: Any = libc
+    fallocate, punch_hole, swap = libc.fallocate, libc.punch_hole, libc.exchange
 
     def reserve(fd: int, offset: int, size: int) -> None:
         end = max(offset + size, os.fstat(fd).st_size)
@@ -57,11 +59,14 @@ def watched(watch: Watch) -> Iterator[None]:
     def exchange(one: Any, other: Any) -> None:
         each(Operation("exchange", _absolute(one), _absolute(other)), lambda: swap(one, other))
 
-    names.os, names._fallocate, names._swap = _System(each), reserve, exchange
+    def punch(fd: int, offset: int, size: int) -> None:
+        each(Operation("punch", _path(fd), offset=offset, size=size), lambda: punch_hole(fd, offset, size))
+
+    names.os, calls.fallocate, calls.punch_hole, calls.exchange = _System(each), reserve, punch, exchange
     try:
         yield
     finally:
-        names.os, names._fallocate, names._swap = os, fallocate, swap
+        names.os, calls.fallocate, calls.punch_hole, calls.exchange = os, fallocate, punch_hole, swap
 
 
 def _path(fd: int) -> str:

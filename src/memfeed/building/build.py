@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.claim import clear
-from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, RowWriter
+from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
+from memfeed.building.space import Extents, Turn, take_back
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import ragged
@@ -91,6 +92,7 @@ class Build:
         try:
             for field in schema:
                 build._create_files(field, row_count or 0)
+            files.write_file(build._work / "writers", b"")
             files.write_file(build._work / "extents", b"")
             files.write_file(build._work / "presence", b"")
             if row_count:
@@ -137,11 +139,14 @@ class Build:
             for name in ragged.column_files(field, 0):
                 if not os.access(root / name, os.W_OK):  # a commit was interrupted after it had made them read-only
                     files.chmod(root / name, 0o644)
+        presence = build.presence()
         if not boot_id or (old.host, old.boot_id) != (host, boot_id):
-            presence = build.presence()
             presence[presence == WRITTEN] = ABSENT
             build._set_presence(presence)
+        had_turns = (build._work / "writers").exists()  # builds of older versions have none
         build._save()
+        if Turn.is_free(root) and had_turns and not build.is_closing:
+            take_back(root, build.schema, (presence == WRITTEN) | (presence == DURABLE))
         return build
 
     def _create_files(self, field: Field, row_count: int) -> None:

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from tensordict import TensorDict
 
+from memfeed.building.space import Turn, trim_heap
 from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
 from memfeed.schema.stems import decode_key
@@ -68,17 +69,20 @@ def finish_files(
     has_metadata: bool,
     kept: Kept | None = None,
 ) -> Manifest:
-    """Cut heaps to their used size, sync and hash every column, and let tensordict write its metadata.
+    """Make the column files those of a store, sync and hash them, and let tensordict write its metadata.
 
+    Heaps are cut to their used size, and the gaps in them given back to the disk.
     ``kept`` has what the store keeps beside the columns.
     ``hashes`` are those of files that were hashed as they were written.
     """
     sizes: dict[str, int] = {}
+    is_free = Turn.is_free(root)
     for field in schema:
         for name, size in ragged.column_files(field, row_count).items():
             path = root / name
-            size = ragged.used_heap_bytes(root, field, row_count) if size is None else size
-            if path.stat().st_size != size:
+            if size is None:
+                size = trim_heap(root, field, row_count, punch=is_free)
+            elif path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size
     attributes = _keep_attributes(root, schema, kept or Kept(), skipped)

@@ -7,25 +7,25 @@ is raised as SpaceError if the disk is full, else as BuildError.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
+from memfeed.system import libc
 
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
+BLOCK_BYTES = 4096  # of most file systems
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -136,26 +136,6 @@ def write_file(path: Path, data: Any) -> None:
         write_at(fd, data, 0)
 
 
-def _call_libc(name: str, *arguments: Any) -> None:
-    """Call a function of libc. Raises OSError if it fails or does not exist."""
-    function = getattr(LIBC, name, None)
-    if function is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if function(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _fallocate(fd: int, offset: int, size: int) -> None:
-    """Call fallocate(2)."""
-    _call_libc("fallocate", fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size))
-
-
-def _swap(one: Path, other: Path) -> None:
-    """Call renameat2(2) with RENAME_EXCHANGE."""
-    at_cwd, swap = -100, 2
-    _call_libc("renameat2", at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap)
-
-
 def preallocate(fd: int, size: int, offset: int = 0) -> None:
     """Reserve ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
 
@@ -166,12 +146,28 @@ def preallocate(fd: int, size: int, offset: int = 0) -> None:
         return
     with wrap_disk_errors(_name_of(fd), f"reserving {size:,} bytes", size):
         try:
-            _fallocate(fd, offset, size)
+            libc.fallocate(fd, offset, size)
         except OSError as error:
             if error.errno not in _NO_SUPPORT:
                 raise
             if os.fstat(fd).st_size < offset + size:
                 os.ftruncate(fd, offset + size)
+
+
+def punch(fd: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Give the disk back the space of byte ranges (first, last + 1) of an open file, whose length stays.
+
+    Whole blocks are given back; they read as zeros afterwards. Returns False if the file system refuses: then the file
+    keeps the space, and is right all the same.
+    """
+    try:
+        for first, last in ranges:
+            first, last = -(-first // BLOCK_BYTES) * BLOCK_BYTES, last // BLOCK_BYTES * BLOCK_BYTES
+            if last > first:
+                libc.punch_hole(fd, first, last - first)
+    except OSError:
+        return False
+    return True
 
 
 def truncate(path: Path, size: int) -> None:
@@ -263,7 +259,7 @@ def copy(path: Path, to: Path) -> None:
 def exchange(one: Path, other: Path) -> bool:
     """Exchange two directories in one step (renameat2, RENAME_EXCHANGE); return False if the system cannot."""
     try:
-        _swap(one, other)
+        libc.exchange(one, other)
     except OSError as error:
         if error.errno in _NO_SUPPORT:
             return False
