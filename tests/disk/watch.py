@@ -74,8 +74,8 @@ def _path(fd: int) -> str:
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
-def _absolute(path: Any) -> str:
-    return str(os.path.abspath(path))
+def _absolute(path: Any, dir_fd: int | None = None) -> str:
+    return str(os.path.abspath(path if dir_fd is None else os.path.join(_path(dir_fd), path)))
 
 
 class _System:
@@ -139,18 +139,18 @@ class _System:
         """See os.link."""
         self._each(Operation("link", _absolute(path), _absolute(to)), lambda: os.link(path, to))
 
-    def chmod(self, path: Any, mode: int) -> None:
-        """See os.chmod."""
-        self._each(Operation("chmod", _absolute(path), size=mode), lambda: os.chmod(path, mode))
+    def fchmod(self, fd: int, mode: int) -> None:
+        """See os.fchmod."""
+        self._each(Operation("chmod", _path(fd), size=mode), lambda: os.fchmod(fd, mode))
 
-    def mkdir(self, path: Any) -> None:
+    def mkdir(self, path: Any, mode: int) -> None:
         """See os.mkdir."""
-        self._each(Operation("mkdir", _absolute(path)), lambda: os.mkdir(path))
+        self._each(Operation("mkdir", _absolute(path)), lambda: os.mkdir(path, mode))
 
-    def unlink(self, path: Any) -> None:
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         """See os.unlink."""
-        self._each(Operation("unlink", _absolute(path)), lambda: os.unlink(path))
+        self._each(Operation("unlink", _absolute(path, dir_fd)), lambda: os.unlink(path, dir_fd=dir_fd))
 
-    def rmdir(self, path: Any) -> None:
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         """See os.rmdir."""
-        self._each(Operation("rmdir", _absolute(path)), lambda: os.rmdir(path))
+        self._each(Operation("rmdir", _absolute(path, dir_fd)), lambda: os.rmdir(path, dir_fd=dir_fd))

@@ -18,11 +18,11 @@ from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
 from memfeed.building.space import Extents, Turn, take_back
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.schema.fields import Field, Schema
-from memfeed.store import ragged
+from memfeed.store import format, ragged
 from memfeed.store.attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.manifest import Fingerprint, Manifest
-from memfeed.system import files, machine
+from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
+from memfeed.system import files, machine, trust
 
 SYNC_SECONDS = 30.0
 _RANGES_SHOWN = 5
@@ -43,15 +43,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shares: int = 1
 
 
-def _read_settings(root: Path) -> Settings | None:
+def _read_settings(root: Path) -> Settings:
+    path = root / WORK_DIRECTORY / "settings.json"
     try:
-        return msgspec.json.decode((root / WORK_DIRECTORY / "settings.json").read_bytes(), type=Settings)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
+        if path.stat().st_size > format.LARGEST_METADATA:
+            raise ValueError(f"{path.stat().st_size:,} bytes of settings")
+        found = msgspec.json.decode(path.read_bytes(), type=Settings)
+        problem = settings_problem(found)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        problem = str(error)
+    if problem:
         raise StoreError(
-            f"{root}: found a build that cannot be read ({error}); remove that directory to start over"
-        ) from None
+            f"{root}: found a build that cannot be read ({problem}); expected one of memfeed's: remove that directory "
+            "to start over"
+        )
+    return found
+
+
+def settings_problem(settings: Settings) -> str:
+    """Return a phrase that says what is wrong with the settings of a build, or an empty string."""
+    if settings.rows is not None and not 0 <= settings.rows <= MOST_ROWS:
+        return f"{settings.rows} rows"
+    if settings.generation not in range(1 << 48) or settings.shares not in range(1, 1 << 16):
+        return f"generation {settings.generation} and {settings.shares} shares"
+    problem = schema_problem(settings.schema, settings.rows or 0)
+    return problem or fingerprint_problem(settings.fingerprint, settings.schema)
 
 
 class Build:
@@ -128,9 +144,10 @@ class Build:
 
         Rows that were not synced count only if they were written on this host since it last started.
         """
-        old = _read_settings(root)
-        if old is None:
+        if not cls.is_begun(root):
             return None
+        trust.require_own_files(root)
+        old = _read_settings(root)
         host, boot_id = machine.host_name(), machine.boot_id()
         build = cls(root, msgspec.structs.replace(old, generation=old.generation + 1, host=host, boot_id=boot_id))
         for field in old.schema:

@@ -26,7 +26,7 @@ from memfeed.store.attributes import TARGETS_FILE, Attributes, Kept, Targets, eq
 from memfeed.store.checksums import compute_checksums
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
-from memfeed.system import files
+from memfeed.system import files, trust
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
@@ -199,6 +199,7 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
     """
     old = old_path(path)
     if overwrite and path.exists():
+        trust.require_own_directory(path)
         files.remove_tree(path / WORK_DIRECTORY)  # of an interrupted replacement: it would look like the newer
         files.remove_tree(old)
         files.sync_directory(path)
