@@ -251,6 +251,17 @@ def test_circles_of_links_and_endless_names_are_errors_of_ours(tmp_path):
                 use(bad)
 
 
+def test_a_path_that_is_no_text_is_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / os.fsdecode(b"a\xff.mf")
+    for use in (memfeed.Writer, lambda path: memfeed.cache(DATA, path, progress=False)):
+        with pytest.raises(StoreError, match=r"a\\udcff\.mf: found a path that is not UTF-8"):
+            use(path)
+    assert list(tmp_path.iterdir()) == []
+    memfeed.cache(DATA, tmp_path / "a.mf", progress=False)
+    (tmp_path / "a.mf").rename(path)
+    assert len(memfeed.open(path)) == 3, "but it can be read there"
+
+
 def test_the_root_directory_is_no_store():
     for use in (memfeed.open, lambda path: memfeed.cache(DATA, path, progress=False), memfeed.Writer):
         with pytest.raises(StoreError, match=r"^/: found "):

@@ -1,5 +1,6 @@
 """File systems of other kinds and with little room. Most are mounted by the tests, which only root may."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import memfeed
-from disk.mounts import mounted
+from disk.mounts import mounted, run
+from memfeed.errors import BuildError, SpaceError
+from memfeed.system import files
 from support import Made, equal
 
 MB = 1_000_000
@@ -82,3 +85,52 @@ def test_a_nearly_full_disk_is_enough_though_builders_die(disk, workers):
     assert sum(deaths) > 0
     memfeed.cache(Made(sample, ROWS), disk / "a.mf", workers=workers, progress=False)
     check_store(disk / "a.mf")
+
+
+def test_a_file_system_that_reports_no_size_is_not_full(tmp_path, capsys):
+    with mounted(tmp_path / "disk", "ramfs", 0) as at:
+        assert files.free_bytes(at / "a.mf") is None
+        store = memfeed.cache(Made(sample, 20), at / "a.mf", workers=0)
+        assert all(equal(store[i], sample(i)) for i in range(20))
+        with memfeed.Writer(at / "b.mf", like={"x": 1}, length=3) as writer:
+            writer[0:3] = {"x": torch.arange(3)}
+        assert "free space unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_store_on_a_read_only_disk_is_read(tmp_path, kind):
+    """Nothing can be written beside it: that is an error of ours, and the store stays."""
+    with mounted(tmp_path / "disk", kind, 24 * MB) as at:
+        memfeed.cache(Made(sample, 20), at / "a.mf", workers=0, progress=False)
+        run("mount", "-o", "remount,ro", str(at))
+        store = memfeed.cache(Made(sample, 20), at / "a.mf", workers=0, progress=False)
+        assert all(equal(store[i], sample(i)) for i in range(20))
+        for options in ({"overwrite": True}, {"repair": True}):
+            with pytest.raises(BuildError, match=r"a\.mf\.build\S*: found that .* refused .*Read-only file system"):
+                memfeed.cache(Made(sample, 20), at / "a.mf", workers=0, progress=False, **options)
+        memfeed.open(at / "a.mf").verify()
+
+
+def test_a_full_disk_says_so_and_the_next_call_goes_on(tmp_path):
+    with mounted(tmp_path / "disk", "tmpfs", 24 * MB) as at:
+        filler = at / "filler"
+        filler.write_bytes(bytes(12 * MB))
+        with pytest.raises(SpaceError, match=r"expected at least \d[\d,]+ for 200 rows"):  # the budget knows
+            memfeed.cache(Made(sample, ROWS), at / "a.mf", workers=2, progress=False)
+        filler.unlink()
+        hungry = Made(lambda i: sample(i) if i != 121 or filler.write_bytes(bytes(12 * MB)) else None, ROWS)
+        with pytest.raises(SpaceError, match="rows are kept in"):
+            memfeed.cache(hungry, at / "a.mf", workers=2, progress=False)
+        filler.unlink()
+        memfeed.cache(Made(sample, ROWS), at / "a.mf", workers=2, progress=False)
+        check_store(at / "a.mf")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_named(path, monkeypatch, code):
+    def no_locks(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(BuildError, match="found that the disk refused while locking it: some network file systems"):
+        memfeed.cache(Made(sample, 4), path, workers=0, progress=False)

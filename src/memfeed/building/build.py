@@ -16,7 +16,7 @@ from memfeed.building import commit
 from memfeed.building.claim import clear
 from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
 from memfeed.building.space import Extents, Turn, take_back
-from memfeed.errors import BuildError, MemfeedError, StoreError
+from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged
 from memfeed.store.attributes import Kept
@@ -60,6 +60,16 @@ def _read_settings(root: Path) -> Settings:
     return found
 
 
+def _require_text(schema: Schema) -> None:
+    """Raise SchemaError for keys that JSON cannot hold."""
+    try:
+        msgspec.json.encode(schema)
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            f"found a key that is no valid text ({error.object!r}); expected keys that UTF-8 can encode: rename it"
+        ) from None
+
+
 def settings_problem(settings: Settings) -> str:
     """Return a phrase that says what is wrong with the settings of a build, or an empty string."""
     if settings.rows is not None and not 0 <= settings.rows <= MOST_ROWS:
@@ -97,8 +107,9 @@ class Build:
     ) -> Build:
         """Begin a new build in the claimed directory ``root``: remove its contents, and reserve the fixed columns.
 
-        Raises SpaceError if they do not fit on the disk.
+        Raises SpaceError if they do not fit on the disk, SchemaError for keys that are no valid text.
         """
+        _require_text(schema)
         clear(root)
         here = {"host": machine.host_name(), "boot_id": machine.boot_id()}
         build = cls(

@@ -107,7 +107,9 @@ def finish_files(
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
         metadata=dict(kept.metadata) if kept and kept.metadata else msgspec.UNSET,
     )
-    return format.decode(format.encode(manifest), root)  # never publish a store that open() would refuse
+    content = format.encode(manifest)
+    format.require_bounded(root, len(content))
+    return format.decode(content, root)  # never publish a store that open() would refuse
 
 
 def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[int]) -> Attributes:

@@ -145,11 +145,7 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise CorruptStoreError(f"{path}: found no plain file: {_REMEDY}")
-        if found.st_size > (limit := metadata_limit(root, found.st_size)):
-            raise StoreError(
-                f"{path}: found {found.st_size:,} bytes of metadata; expected at most {limit:,}, which is "
-                f"{METADATA_A_FILE:,} for each file beside it, and {LARGEST_METADATA:,} in any case: {_REMEDY}"
-            )
+        require_bounded(root, found.st_size)
         with open(fd, "rb", closefd=False) as file:
             data = file.read(found.st_size)
     finally:
@@ -159,6 +155,16 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
         check_file(root, name, size)
     check_file(root, CHECKSUMS, checksum_bytes(manifest))
     return manifest, digest(data)
+
+
+def require_bounded(root: Path, size: int) -> None:
+    """Raise StoreError if ``size`` bytes are too many for the manifest of the store at ``root``."""
+    limit = metadata_limit(root, size)
+    if size > limit:
+        raise StoreError(
+            f"{root / MANIFEST}: found {size:,} bytes of metadata; expected at most {limit:,}, which is "
+            f"{LARGEST_METADATA:,} and {METADATA_A_FILE:,} more for each file beside it: {_REMEDY}"
+        )
 
 
 def metadata_limit(root: Path, size: int) -> int:
@@ -191,9 +197,19 @@ def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
         is_link = given.is_symlink()
     except (OSError, RuntimeError, ValueError) as error:  # of a circle of links, or a name that no file can have
         raise StoreError(f"{given}: found a path that cannot be followed ({error}); expected that of a store") from None
+    if to_write and not _is_text(str(found)):
+        raise StoreError(f"{given}: found a path that is not UTF-8; expected one that is: torch can write to no other")
     if to_write and is_link:
         raise StoreError(f"{given}: found a symbolic link; expected the store's own path: pass {str(found)!r}")
     return found
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def build_path(path: Path) -> Path:
