@@ -1,9 +1,12 @@
 """Builds that another user may have put there: nothing outside them is written, and nothing of theirs is obeyed."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -283,9 +286,10 @@ for action in (lambda: memfeed.cache(data, sys.argv[1], progress=False), lambda:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root becomes another user, who has no permission")
-def test_what_cannot_be_read_is_an_error_of_ours(tmp_path):
-    home = tmp_path / "home"
-    home.mkdir()
+def test_what_cannot_be_read_is_an_error_of_ours(request):
+    home = Path(tempfile.mkdtemp())  # other users cannot enter pytest's own directories
+    request.addfinalizer(lambda: shutil.rmtree(home))
+    home.chmod(0o755)
     memfeed.cache({"x": torch.arange(3), "y": torch.arange(3)}, home / "b.mf", progress=False)
     (home / "b.mf" / "x.memmap").chmod(0)
     build = home / "a.mf.build"
@@ -293,8 +297,6 @@ def test_what_cannot_be_read_is_an_error_of_ours(tmp_path):
     for one in (home, build, build / ".build"):
         os.chown(one, 65534, 65534)
     build.chmod(0)
-    for above in home.parents[:-2]:
-        above.chmod(0o755)
     words = [sys.executable, "-c", AS_NOBODY, str(home / "a.mf"), str(home / "b.mf")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     build.chmod(0o700)

@@ -50,17 +50,17 @@ def test_a_huge_manifest_is_refused_before_it_is_read(path):
 
 
 def test_many_files_justify_a_large_manifest(path, monkeypatch):
-    monkeypatch.setattr(format, "LARGEST_METADATA", 100)
+    monkeypatch.setattr(format, "LARGEST_JSON", 100)
     memfeed.cache({f"k{i}": torch.arange(3) for i in range(30)}, path, progress=False)
     assert len(memfeed.open(path).schema) == 30
-    monkeypatch.setattr(format, "METADATA_A_FILE", 10)
+    monkeypatch.setattr(format, "JSON_A_FILE", 10)
     with pytest.raises(StoreError, match="bytes of metadata"):
         memfeed.open(path)
 
 
 def test_a_store_whose_manifest_nobody_could_open_is_not_committed(path, monkeypatch):
-    monkeypatch.setattr(format, "LARGEST_METADATA", 100)
-    monkeypatch.setattr(format, "METADATA_A_FILE", 10)
+    monkeypatch.setattr(format, "LARGEST_JSON", 100)
+    monkeypatch.setattr(format, "JSON_A_FILE", 10)
     with pytest.raises(StoreError, match="bytes of metadata"):
         memfeed.cache({f"k{i}": torch.arange(3) for i in range(30)}, path, progress=False)
     assert not path.exists()

@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def _read_settings(root: Path) -> Settings:
     path = root / WORK_DIRECTORY / "settings.json"
     try:
-        if path.stat().st_size > format.LARGEST_METADATA:
+        if path.stat().st_size > format.LARGEST_JSON:
             raise ValueError(f"{path.stat().st_size:,} bytes of settings")
         found = msgspec.json.decode(path.read_bytes(), type=Settings)
         problem = settings_problem(found)

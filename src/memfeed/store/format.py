@@ -24,8 +24,8 @@ MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
 BUILD_SUFFIX = ".build"
 WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will not have
-LARGEST_METADATA = 64 << 20  # bytes of JSON; more only beside as many files
-METADATA_A_FILE = 4096
+LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
+JSON_A_FILE = 4096
 _READABLE = "give yourself the permission to read it, or check the disk"
 _REMEDY = "restore it from a copy, or make the store anew"
 
@@ -163,7 +163,7 @@ def require_bounded(root: Path, size: int) -> None:
     if size > limit:
         raise StoreError(
             f"{root / MANIFEST}: found {size:,} bytes of metadata; expected at most {limit:,}, which is "
-            f"{LARGEST_METADATA:,} and {METADATA_A_FILE:,} more for each file beside it: {_REMEDY}"
+            f"{LARGEST_JSON:,} and {JSON_A_FILE:,} more for each file beside it: {_REMEDY}"
         )
 
 
@@ -172,9 +172,9 @@ def metadata_limit(root: Path, size: int) -> int:
 
     To decode 1 byte can take 25 bytes of memory.
     """
-    limit = LARGEST_METADATA
+    limit = LARGEST_JSON
     for _, _, names in os.walk(root) if size > limit else ():
-        limit += METADATA_A_FILE * len(names)
+        limit += JSON_A_FILE * len(names)
         if limit >= size:
             break
     return limit

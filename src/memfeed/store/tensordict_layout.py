@@ -20,7 +20,7 @@ import xxhash
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.fields import DEEPEST, DTYPES
 from memfeed.schema.stems import encode_key
-from memfeed.store.format import LARGEST_METADATA, metadata_limit
+from memfeed.store.format import LARGEST_JSON, metadata_limit
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
 from memfeed.store.mapping import Place
 from memfeed.store.tensordict_entries import (
@@ -106,7 +106,7 @@ class Reader:
     def __init__(self, root: Path) -> None:
         self._root, self._files = root, files_at(root)
         self._bytes = self._size_bytes = self._entries = 0
-        self._limit = LARGEST_METADATA
+        self._limit = LARGEST_JSON
         self.hash = xxhash.xxh3_128()
 
     def _read(self, path: Path) -> bytes:
