@@ -28,7 +28,6 @@ from memfeed.schema.tree import Flattener, as_types
 from memfeed.store import format, in_memory
 from memfeed.store.attributes import Kept
 from memfeed.system import files
-from memfeed.system.files import local_path
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
 ZERO_ROWS = 4096  # written at a time
