@@ -1,5 +1,6 @@
 """File systems of other kinds and with little room. Most are mounted by the tests, which only root may."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -38,7 +39,7 @@ class Deadly(Made):
 
 
 def die(path, index, workers):
-    os.setpgid(0, 0)
+    multiprocessing.set_start_method("fork", force=True)  # of the workers: here nothing has used torch's threads
     memfeed.cache(Deadly(index, os.getpid()), path, workers=workers, progress=False)
 
 
@@ -116,6 +117,13 @@ def test_a_store_on_a_read_only_disk_is_read(tmp_path, kind):
         memfeed.open(at / "a.mf").verify()
 
 
+def fill(filler):
+    """Take all that is free on the disk, and return sample 121."""
+    with contextlib.suppress(OSError):
+        filler.write_bytes(bytes(24 * MB))
+    return sample(121)
+
+
 def test_a_full_disk_says_so_and_the_next_call_goes_on(tmp_path):
     with mounted(tmp_path / "disk", "tmpfs", 24 * MB) as at:
         filler = at / "filler"
@@ -123,7 +131,7 @@ def test_a_full_disk_says_so_and_the_next_call_goes_on(tmp_path):
         with pytest.raises(SpaceError, match=r"expected at least \d[\d,]+ for 200 rows"):  # the budget knows
             memfeed.cache(Made(sample, ROWS), at / "a.mf", workers=2, progress=False)
         filler.unlink()
-        hungry = Made(lambda i: sample(i) if i != 121 or filler.write_bytes(bytes(12 * MB)) else None, ROWS)
+        hungry = Made(lambda i: fill(filler) if i == 121 else sample(i), ROWS)
         with pytest.raises(SpaceError, match="rows are kept in"):
             memfeed.cache(hungry, at / "a.mf", workers=2, progress=False)
         filler.unlink()
