@@ -50,7 +50,7 @@ def test_a_manifest_of_a_store_has_no_problem(store):
         (set_("schema", "fields", 0, "stem", to="../x"), r"field 'a': the file name '\.\./x'"),
         (set_("schema", "fields", 0, "stem", to="/etc/passwd"), "the file name '/etc/passwd'"),
         (set_("schema", "fields", 0, "stem", to="q"), "a list of files that is not that of its fields"),
-        (set_("schema", "fields", 0, "stem", to="p"), "a field with the file name 'p/x' inside another field's"),
+        (set_("schema", "fields", 0, "stem", to="p"), "a field with the file name 'p/[xy]' inside another field's"),
         (set_("schema", "fields", 0, "stem", to="R"), "two fields with the file name 'r'"),
         (set_("schema", "fields", 0, "dtype", to="object"), "the dtype 'object'"),
         (set_("schema", "fields", 0, "shape", to=[-3]), r"the shape \(-3,\)"),

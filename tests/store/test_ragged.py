@@ -67,7 +67,7 @@ def test_the_used_part_of_a_heap_is_found_in_pieces(path, monkeypatch):
     monkeypatch.setattr(ragged, "ROWS_AT_ONCE", 7)
     one = store.schema.fields[0]
     size = ragged.ragged_files(path, one).heap.stat().st_size
-    assert ragged.used_heap_ranges(path, one, 50).tolist() == [[0, size]]
+    assert ragged.used_heap_ranges(path, one, 50)[-1, 1] == size
 
 
 @settings(max_examples=200, deadline=None)
