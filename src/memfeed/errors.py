@@ -6,6 +6,7 @@ exception that plain Python code would raise in its place, so that ``except KeyE
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,24 @@ def listed(items: Sequence[object], width: int = 160) -> str:
     return ", ".join(shown)
 
 
+def escape(text: str, keep: str = "") -> str:
+    """Return ``text`` with characters that can harm a terminal (control codes, surrogates) escaped as ``repr`` does.
+
+    The characters ``keep`` stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
+
+
 class MemfeedError(Exception):
-    """The base class of all errors that memfeed raises itself."""
+    """The base class of all errors that memfeed raises itself.
+
+    Their text may have names from a store or dataset in it: characters that can harm a terminal are escaped.
+    """
+
+    def __str__(self) -> str:
+        return escape(super().__str__(), keep="\n\t")
 
 
 class SchemaError(MemfeedError, TypeError):
@@ -40,7 +57,7 @@ class FieldError(MemfeedError, KeyError):
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, with quotes and escaped line breaks
-        return str(self.args[0]) if self.args else ""
+        return escape(str(self.args[0]), keep="\n\t") if self.args else ""
 
 
 class SampleError(MemfeedError, RuntimeError):
@@ -57,6 +74,14 @@ class StaleStoreError(MemfeedError, ValueError):
 
 class StoreError(MemfeedError, ValueError):
     """A path is not a store, or is a store that this version cannot read."""
+
+
+class StoreNotFoundError(StoreError, FileNotFoundError):
+    """There is nothing at the path of a store."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOENT
 
 
 class CorruptStoreError(StoreError):

@@ -47,6 +47,11 @@ class _File:
         self.data[offset : offset + len(data)] = data
         self.dirty.append((offset, offset + len(data)))
 
+    def punch(self, first: int, size: int) -> None:
+        last = min(first + size, len(self.data))
+        self.data[first:last] = bytes(max(last - first, 0))
+        self.dirty.append((first, last))
+
     def sync(self) -> None:
         self.synced, self.dirty = bytes(self.data), []
 
@@ -184,6 +189,8 @@ class Replay:
                 found.write(one.data, one.offset)
             elif one.kind in ("truncate", "reserve"):
                 found.resize(one.size)
+            elif one.kind == "punch":
+                found.punch(one.offset, one.size)
             elif one.kind == "sync":
                 found.sync()
         if changed:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfeed.system import files
+from memfeed.system import files, libc
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operation: ``create``, ``open`` (to write), ``write``, ``truncate``, ``reserve``, ``sync``, ``rename``,
-    ``exchange``, ``link``, ``chmod``, ``mkdir``, ``unlink`` or ``rmdir``.
+    ``exchange``, ``link``, ``chmod``, ``mkdir``, ``unlink``, ``rmdir`` or ``punch``.
 
     ``path`` is absolute, ``to`` the second one of a rename, exchange or link; ``data`` goes to ``offset`` of a file;
-    ``size`` is the new length of a file that is truncated, or the end of what is reserved.
+    ``size`` is the new length of a file that is truncated, the end of what is reserved, or the
+    bytes that are punched.
     """
 
     kind: str
@@ -48,7 +49,8 @@ def watched(watch: Watch) -> Iterator[None]:
             return watch(operation, do)
 
     names: Any = files
-    fallocate, swap = files._fallocate, files._swap
+    calls: Any = libc
+    fallocate, punch_hole, swap = libc.fallocate, libc.punch_hole, libc.exchange
 
     def reserve(fd: int, offset: int, size: int) -> None:
         end = max(offset + size, os.fstat(fd).st_size)
@@ -57,11 +59,14 @@ def watched(watch: Watch) -> Iterator[None]:
     def exchange(one: Any, other: Any) -> None:
         each(Operation("exchange", _absolute(one), _absolute(other)), lambda: swap(one, other))
 
-    names.os, names._fallocate, names._swap = _System(each), reserve, exchange
+    def punch(fd: int, offset: int, size: int) -> None:
+        each(Operation("punch", _path(fd), offset=offset, size=size), lambda: punch_hole(fd, offset, size))
+
+    names.os, calls.fallocate, calls.punch_hole, calls.exchange = _System(each), reserve, punch, exchange
     try:
         yield
     finally:
-        names.os, names._fallocate, names._swap = os, fallocate, swap
+        names.os, calls.fallocate, calls.punch_hole, calls.exchange = os, fallocate, punch_hole, swap
 
 
 def _path(fd: int) -> str:
@@ -69,8 +74,8 @@ def _path(fd: int) -> str:
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
-def _absolute(path: Any) -> str:
-    return str(os.path.abspath(path))
+def _absolute(path: Any, dir_fd: int | None = None) -> str:
+    return str(os.path.abspath(path if dir_fd is None else os.path.join(_path(dir_fd), path)))
 
 
 class _System:
@@ -134,18 +139,18 @@ class _System:
         """See os.link."""
         self._each(Operation("link", _absolute(path), _absolute(to)), lambda: os.link(path, to))
 
-    def chmod(self, path: Any, mode: int) -> None:
-        """See os.chmod."""
-        self._each(Operation("chmod", _absolute(path), size=mode), lambda: os.chmod(path, mode))
+    def fchmod(self, fd: int, mode: int) -> None:
+        """See os.fchmod."""
+        self._each(Operation("chmod", _path(fd), size=mode), lambda: os.fchmod(fd, mode))
 
-    def mkdir(self, path: Any) -> None:
+    def mkdir(self, path: Any, mode: int) -> None:
         """See os.mkdir."""
-        self._each(Operation("mkdir", _absolute(path)), lambda: os.mkdir(path))
+        self._each(Operation("mkdir", _absolute(path)), lambda: os.mkdir(path, mode))
 
-    def unlink(self, path: Any) -> None:
+    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         """See os.unlink."""
-        self._each(Operation("unlink", _absolute(path)), lambda: os.unlink(path))
+        self._each(Operation("unlink", _absolute(path, dir_fd)), lambda: os.unlink(path, dir_fd=dir_fd))
 
-    def rmdir(self, path: Any) -> None:
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
         """See os.rmdir."""
-        self._each(Operation("rmdir", _absolute(path)), lambda: os.rmdir(path))
+        self._each(Operation("rmdir", _absolute(path, dir_fd)), lambda: os.rmdir(path, dir_fd=dir_fd))

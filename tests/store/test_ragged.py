@@ -1,3 +1,6 @@
+from itertools import pairwise
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +38,8 @@ def test_every_store_has_these_files(path):
         for name, size in ragged.column_files(one, 20).items():
             assert size in (None, (path / name).stat().st_size)
         if one.kind != "fixed":
-            assert ragged.used_heap_bytes(path, one, 20) == ragged.ragged_files(path, one).heap.stat().st_size
+            used, size = ragged.used_heap_ranges(path, one, 20), ragged.ragged_files(path, one).heap.stat().st_size
+            assert used[-1, 1] == size
 
 
 @settings(max_examples=100, deadline=None)
@@ -62,4 +66,24 @@ def test_the_used_part_of_a_heap_is_found_in_pieces(path, monkeypatch):
     store = memfeed.cache([torch.arange(i % 3) for i in range(50)], path, progress=False)
     monkeypatch.setattr(ragged, "ROWS_AT_ONCE", 7)
     one = store.schema.fields[0]
-    assert ragged.used_heap_bytes(path, one, 50) == ragged.ragged_files(path, one).heap.stat().st_size
+    size = ragged.ragged_files(path, one).heap.stat().st_size
+    assert ragged.used_heap_ranges(path, one, 50)[-1, 1] == size
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5), st.booleans()), max_size=20), st.integers(1, 8))
+def test_the_used_ranges_of_a_heap_are_those_of_its_present_rows(tmp_path_factory, rows, at_once):
+    """Rows in any order, which may overlap; the slow reference marks each byte."""
+    root = tmp_path_factory.mktemp("heap")
+    one = field(dtype="int16")
+    start, dims, heap = ragged.ragged_files(root, one)
+    start.parent.mkdir(parents=True)
+    start.write_bytes(np.array([row[0] for row in rows], np.int64).tobytes())
+    dims.write_bytes(np.array([row[1] for row in rows], np.int64).tobytes())
+    heap.write_bytes(bytes(100))
+    used = {byte for begin, count, kept in rows if kept for byte in range(2 * begin, 2 * (begin + count))}
+    with mock.patch.object(ragged, "ROWS_AT_ONCE", at_once):
+        found = ragged.used_heap_ranges(root, one, len(rows), np.array([row[2] for row in rows], bool)).tolist()
+    assert {byte for first, last in found for byte in range(first, last)} == used
+    assert all(first < last for first, last in found)
+    assert all(before[1] < after[0] for before, after in pairwise(found))

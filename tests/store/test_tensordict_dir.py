@@ -21,8 +21,8 @@ from tensordict import (
 )
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.store import tensordict_layout
-from memfeed.store.format import LARGEST_MANIFEST
+from memfeed.store import format, tensordict_layout
+from memfeed.store.format import LARGEST_JSON
 from memfeed.store.store import Store
 from memfeed.store.store import open as open_store
 from tensordicts import (
@@ -605,8 +605,26 @@ def test_metadata_that_is_none(td: Path, text: str) -> None:
 
 
 def test_metadata_that_is_huge(td: Path) -> None:
-    os.truncate(td / "b/meta.json", LARGEST_MANIFEST)  # sparse
-    _refused(td, r"b/meta\.json: found 1,073,[\d,]+ bytes of metadata")
+    os.truncate(td / "b/meta.json", LARGEST_JSON + (1 << 20))  # sparse
+    _refused(
+        td, r"b/meta\.json: found 68,[\d,]+ bytes of metadata up to here; expected at most 67,[\d,]+ beside so few"
+    )
+
+
+def test_the_sizes_of_nested_rows_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensordict_layout, "MOST_SIZE_BYTES", 10)
+    rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    TensorDict({"x": rows}, [2]).memmap(tmp_path / "nested")
+    _refused(tmp_path / "nested", "found 16 bytes of sizes up to here; expected at most 10")
+
+
+def test_many_files_justify_much_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TensorDict({f"k{i}": torch.zeros(2) for i in range(20)}, [2]).memmap(tmp_path / "many")
+    monkeypatch.setattr(format, "LARGEST_JSON", 1)
+    monkeypatch.setattr(tensordict_layout, "LARGEST_JSON", 1)
+    assert len(open_store(tmp_path / "many").schema) == 20
+    monkeypatch.setattr(format, "JSON_A_FILE", 1)
+    _refused(tmp_path / "many", "expected at most 22 beside so few files")
 
 
 def test_entries_without_end(td: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
 import contextlib
 import errno
 import os
+import shutil
 import threading
 
 import numpy as np
 import pytest
 
-from memfeed.errors import SpaceError
+from memfeed.errors import BuildError, SpaceError
 from memfeed.system import files
 
 
@@ -82,3 +83,30 @@ def test_a_tree_is_removed_while_others_look_for_a_lock_in_it(tmp_path):
     finally:
         done.set()
         thread.join()
+
+
+def test_a_size_of_nothing_is_no_lack_of_room(tmp_path, monkeypatch):
+    """ramfs and some FUSE file systems report no blocks at all."""
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
+    assert files.free_bytes(tmp_path) is None
+    files.check_room(tmp_path, 1 << 60, "it")
+    error = files.refused(OSError(errno.ENOSPC, "No space left"), tmp_path / "f", "writing 3 bytes", 3)
+    assert "(No space left); expected room for 3 bytes more" in str(error)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    assert files.free_bytes(tmp_path) == 0
+
+
+def test_a_link_is_never_written(tmp_path):
+    (tmp_path / "f").write_bytes(b"precious")
+    (tmp_path / "f").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    for write in (
+        lambda path: files.open_write(path, os.O_CREAT | os.O_TRUNC),
+        lambda path: files.truncate(path, 0),
+        lambda path: files.chmod(path, 0o644),
+        lambda path: files.copy(tmp_path / "f", path),
+    ):
+        with pytest.raises(BuildError, match="symbolic link"):
+            write(tmp_path / "link")
+    assert (tmp_path / "f").read_bytes() == b"precious"
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600

@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.claim import clear
-from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, Extents, RowWriter
-from memfeed.errors import BuildError, MemfeedError, StoreError
+from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
+from memfeed.building.space import Extents, Turn, take_back
+from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
-from memfeed.store import ragged
+from memfeed.store import format, ragged
 from memfeed.store.attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.manifest import Fingerprint, Manifest
-from memfeed.system import files, machine
+from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
+from memfeed.system import files, machine, trust
 
 SYNC_SECONDS = 30.0
 _RANGES_SHOWN = 5
@@ -42,15 +43,41 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shares: int = 1
 
 
-def _read_settings(root: Path) -> Settings | None:
+def _read_settings(root: Path) -> Settings:
+    path = root / WORK_DIRECTORY / "settings.json"
     try:
-        return msgspec.json.decode((root / WORK_DIRECTORY / "settings.json").read_bytes(), type=Settings)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
+        if path.stat().st_size > format.LARGEST_JSON:
+            raise ValueError(f"{path.stat().st_size:,} bytes of settings")
+        found = msgspec.json.decode(path.read_bytes(), type=Settings)
+        problem = settings_problem(found)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        problem = str(error)
+    if problem:
         raise StoreError(
-            f"{root}: found a build that cannot be read ({error}); remove that directory to start over"
+            f"{root}: found a build that cannot be read ({problem}); expected one of memfeed's: remove that directory "
+            "to start over"
+        )
+    return found
+
+
+def _require_text(schema: Schema) -> None:
+    """Raise SchemaError for keys that JSON cannot hold."""
+    try:
+        msgspec.json.encode(schema)
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            f"found a key that is no valid text ({error.object!r}); expected keys that UTF-8 can encode: rename it"
         ) from None
+
+
+def settings_problem(settings: Settings) -> str:
+    """Return a phrase that says what is wrong with the settings of a build, or an empty string."""
+    if settings.rows is not None and not 0 <= settings.rows <= MOST_ROWS:
+        return f"{settings.rows} rows"
+    if settings.generation not in range(1 << 48) or settings.shares not in range(1, 1 << 16):
+        return f"generation {settings.generation} and {settings.shares} shares"
+    problem = schema_problem(settings.schema, settings.rows or 0)
+    return problem or fingerprint_problem(settings.fingerprint, settings.schema)
 
 
 class Build:
@@ -80,8 +107,9 @@ class Build:
     ) -> Build:
         """Begin a new build in the claimed directory ``root``: remove its contents, and reserve the fixed columns.
 
-        Raises SpaceError if they do not fit on the disk.
+        Raises SpaceError if they do not fit on the disk, SchemaError for keys that are no valid text.
         """
+        _require_text(schema)
         clear(root)
         here = {"host": machine.host_name(), "boot_id": machine.boot_id()}
         build = cls(
@@ -91,6 +119,7 @@ class Build:
         try:
             for field in schema:
                 build._create_files(field, row_count or 0)
+            files.write_file(build._work / "writers", b"")
             files.write_file(build._work / "extents", b"")
             files.write_file(build._work / "presence", b"")
             if row_count:
@@ -126,9 +155,10 @@ class Build:
 
         Rows that were not synced count only if they were written on this host since it last started.
         """
-        old = _read_settings(root)
-        if old is None:
+        if not cls.is_begun(root):
             return None
+        trust.require_own_files(root)
+        old = _read_settings(root)
         host, boot_id = machine.host_name(), machine.boot_id()
         build = cls(root, msgspec.structs.replace(old, generation=old.generation + 1, host=host, boot_id=boot_id))
         for field in old.schema:
@@ -137,11 +167,14 @@ class Build:
             for name in ragged.column_files(field, 0):
                 if not os.access(root / name, os.W_OK):  # a commit was interrupted after it had made them read-only
                     files.chmod(root / name, 0o644)
+        presence = build.presence()
         if not boot_id or (old.host, old.boot_id) != (host, boot_id):
-            presence = build.presence()
             presence[presence == WRITTEN] = ABSENT
             build._set_presence(presence)
+        had_turns = (build._work / "writers").exists()  # builds of older versions have none
         build._save()
+        if Turn.is_free(root) and had_turns and not build.is_closing:
+            take_back(root, build.schema, (presence == WRITTEN) | (presence == DURABLE))
         return build
 
     def _create_files(self, field: Field, row_count: int) -> None:

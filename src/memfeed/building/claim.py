@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,8 @@ import msgspec
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.system import files, machine
+from memfeed.system import files, machine, trust
+from memfeed.system.progress import write_line
 
 WAIT_SECONDS = 0.1
 REPORT_SECONDS = 60.0
@@ -55,12 +55,14 @@ def clear(root: Path) -> None:
 def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
     """Make this process the one builder of the store at ``path``, and yield the build's directory.
 
+    Raises StoreError if the store that is to be replaced, or the build, may be another user's.
     While another process builds the store, waits, and names that process on stderr once a minute; without ``wait``
     raises BuildError. The lock ends with its process; child processes do not share it.
     """
     if path.name.endswith((format.BUILD_SUFFIX, f"{format.BUILD_SUFFIX}.old")):
         raise StoreError(f"{path}: found a name that only unfinished stores have; expected one that ends in no .build")
     root = format.build_path(path)
+    trust.require_own_directory(path)
     _require_build(root)
     fd = _wait_for_lock(root, path, wait)
     key, pid = (root, threading.get_ident()), os.getpid()
@@ -86,18 +88,26 @@ def is_claimed(root: Path) -> bool:
 
 
 def _require_build(root: Path) -> None:
-    """Raise StoreError if something else is at ``root``: it would be taken for the remains of a build."""
+    """Raise StoreError if something else is at ``root``, or the build of another user."""
+    if not root.is_file():
+        trust.require_own_directory(root)
     try:
         names = os.listdir(root)
     except FileNotFoundError:
         return
     except NotADirectoryError:
         names = [root.name]
+    except PermissionError as error:
+        raise StoreError(
+            f"{root}: found a directory that cannot be read ({error.strerror}); expected a build: give yourself the "
+            f"permission (chmod u+rwx {root}), or remove it"
+        ) from None
     if names and WORK_DIRECTORY not in names and format.MANIFEST not in names:
         raise StoreError(
             f"{root}: found something that is no build of memfeed's, at the path of the build; expected "
             "nothing there: move it away, or choose another path"
         )
+    trust.require_own_directory(root / WORK_DIRECTORY)
 
 
 def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
@@ -134,11 +144,7 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
 
 def _report(owner: _Owner, path: Path, waited: float) -> None:
     so_far = f" ({waited / 60:.0f} min so far)" if waited >= REPORT_SECONDS else ""
-    print(
-        f"memfeed: process {owner.pid} on {owner.host} is building {path}; waiting for it{so_far}",
-        file=sys.stderr,
-        flush=True,
-    )
+    write_line(f"memfeed: process {owner.pid} on {owner.host} is building {path}; waiting for it{so_far}")
 
 
 def _try_lock(work: Path) -> int | None:

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from tensordict import TensorDict
 
+from memfeed.building.space import Turn, trim_heap
 from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
 from memfeed.schema.stems import decode_key
@@ -25,7 +26,7 @@ from memfeed.store.attributes import TARGETS_FILE, Attributes, Kept, Targets, eq
 from memfeed.store.checksums import compute_checksums
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
-from memfeed.system import files
+from memfeed.system import files, trust
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
@@ -68,17 +69,20 @@ def finish_files(
     has_metadata: bool,
     kept: Kept | None = None,
 ) -> Manifest:
-    """Cut heaps to their used size, sync and hash every column, and let tensordict write its metadata.
+    """Make the column files those of a store, sync and hash them, and let tensordict write its metadata.
 
+    Heaps are cut to their used size, and the gaps in them given back to the disk.
     ``kept`` has what the store keeps beside the columns.
     ``hashes`` are those of files that were hashed as they were written.
     """
     sizes: dict[str, int] = {}
+    is_free = Turn.is_free(root)
     for field in schema:
         for name, size in ragged.column_files(field, row_count).items():
             path = root / name
-            size = ragged.used_heap_bytes(root, field, row_count) if size is None else size
-            if path.stat().st_size != size:
+            if size is None:
+                size = trim_heap(root, field, row_count, punch=is_free)
+            elif path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size
     attributes = _keep_attributes(root, schema, kept or Kept(), skipped)
@@ -103,7 +107,9 @@ def finish_files(
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
         metadata=dict(kept.metadata) if kept and kept.metadata else msgspec.UNSET,
     )
-    return format.decode(format.encode(manifest), root)  # never publish a store that open() would refuse
+    content = format.encode(manifest)
+    format.require_bounded(root, len(content))
+    return format.decode(content, root)  # never publish a store that open() would refuse
 
 
 def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[int]) -> Attributes:
@@ -195,6 +201,7 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
     """
     old = old_path(path)
     if overwrite and path.exists():
+        trust.require_own_directory(path)
         files.remove_tree(path / WORK_DIRECTORY)  # of an interrupted replacement: it would look like the newer
         files.remove_tree(old)
         files.sync_directory(path)

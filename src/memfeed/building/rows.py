@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from memfeed.building.space import Extents, Turn
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
@@ -18,50 +17,6 @@ from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
 
 ABSENT, WRITTEN, DURABLE, SKIPPED = 0, 1, 2, 3
-FIRST_EXTENT, LARGEST_EXTENT = 64 << 10, 64 << 20
-ALIGN = 64
-_RECORD = np.dtype([("field", "<i8"), ("start", "<i8"), ("size", "<i8")])
-
-
-class Extents:
-    """Heap space, granted in extents that are recorded before use; a writer writes only inside its own.
-
-    A writer of a killed builder can live on, so new space is granted after everything recorded.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_DIRECTORY / "extents"
-        self._free: dict[int, tuple[int, int]] = {}  # field index -> first and last + 1 free byte of its extent
-        self._next_size: dict[int, int] = {}
-
-    def place(self, field_index: int, size: int, heap: Path) -> int:
-        """Return the byte of the field's heap where the next ``size`` bytes go."""
-        at, end = self._free.get(field_index, (0, 0))
-        if at + size > end:
-            extent = self._next_size.get(field_index, FIRST_EXTENT)
-            self._next_size[field_index] = min(2 * extent, LARGEST_EXTENT)
-            extent = max(extent, size)
-            at = self.grant(field_index, extent)
-            end = at + extent
-            with files.opened(heap, os.O_CREAT) as fd:
-                files.preallocate(fd, extent, at)
-        self._free[field_index] = (at + size, end)
-        return at
-
-    def grant(self, field_index: int, size: int) -> int:
-        """Record ``size`` more bytes of a heap as taken and return where they begin."""
-        with files.opened(self._path, os.O_CREAT) as fd:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                length = os.fstat(fd).st_size // _RECORD.itemsize * _RECORD.itemsize
-                records = np.frombuffer(os.pread(fd, length, 0), _RECORD)
-                taken = records[records["field"] == field_index]
-                start = int((taken["start"] + taken["size"]).max(initial=0))
-                start = -(-start // ALIGN) * ALIGN
-                files.write_at(fd, np.array([(field_index, start, size)], _RECORD).tobytes(), length)
-                return start
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough: a child forked now has it too
 
 
 class RowWriter:
@@ -76,33 +31,58 @@ class RowWriter:
         self._presence = root / WORK_DIRECTORY / "presence"
         self._extents = Extents(root)
         self._handles = FileHandles(write=True)
+        self._turn = Turn(root)
 
     def check_generation(self) -> None:
         """Raise BuildError if another builder has taken over: a write now could damage its work."""
         try:
             current = int.from_bytes((self.root / WORK_DIRECTORY / "generation").read_bytes(), "little")
         except FileNotFoundError:
-            current = -1
+            raise self._removed() from None
         if current != self.generation:
             raise BuildError(
                 f"{self.root}: found builder {current} at work; expected to be it ({self.generation}): "
                 "another process has taken this build over, or finished it"
             )
 
+    def _removed(self) -> BuildError:
+        return BuildError(
+            f"{self.root}: found that the build was removed while its rows were written; expected it to stay until "
+            "its commit: another process removed or finished it; run this again"
+        )
+
+    @contextlib.contextmanager
+    def _as_builder(self) -> Iterator[None]:
+        """Check the generation, and let no other builder take heap space back within the block."""
+        try:
+            self._turn.begin()
+        except FileNotFoundError:
+            raise self._removed() from None
+        try:
+            self.check_generation()
+            yield
+        finally:
+            self._turn.end()
+
     def write(self, first: int, count: int, columns: Sequence[Packed]) -> int:
         """Write rows ``first`` to ``first + count`` of every field, then their presence; return the bytes written."""
-        self.check_generation()
-        if self.rewrites:
-            self._make_absent(first, count)
-        written = 0
-        for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
-            if field.kind != "fixed":
-                written += self._write_ragged(index, field, first, packed)
-            elif field.row_bytes:
-                fd = self._handles(fixed_file(self.root, field))
-                written += files.write_all_at(fd, packed.buffers, first * field.row_bytes)
-        self.mark(first, count, WRITTEN)
+        with self._as_builder():
+            if self.rewrites:
+                self._make_absent(first, count)
+            written = 0
+            for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
+                if field.kind != "fixed":
+                    written += self._write_ragged(index, field, first, packed)
+                elif field.row_bytes:
+                    fd = self._handles(fixed_file(self.root, field))
+                    written += files.write_all_at(fd, packed.buffers, first * field.row_bytes)
+            self.mark(first, count, WRITTEN)
         return written
+
+    def skip(self, row: int) -> None:
+        """Set the presence of a row to skipped."""
+        with self._as_builder():
+            self.mark(row, 1, SKIPPED)
 
     def write_fixed(self, field: Field, first: int, packed: Packed) -> int:
         """Write rows from ``first`` of one fixed column, without their presence. Threads may call this at once."""
@@ -136,3 +116,4 @@ class RowWriter:
     def close(self) -> None:
         """Close its files."""
         self._handles.close()
+        self._turn.close()

@@ -14,6 +14,7 @@ from memfeed.cli.messages import UsageError
 from memfeed.cli.user_code import load_classes, load_dataset
 from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
 from memfeed.schema.fields import DTYPES
+from memfeed.system.units import printable
 
 MOST_CLASSES = 20
 
@@ -85,10 +86,10 @@ def cache(
     )
     typer.echo(repr(store))
     if images is not None:
-        shown = [f"{label} {name}" for label, name in enumerate(dataset.classes[:MOST_CLASSES])]
+        shown = [f"{label} {printable(name)}" for label, name in enumerate(dataset.classes[:MOST_CLASSES])]
         typer.echo(f"  classes: {', '.join(shown)}{', ...' if len(dataset.classes) > MOST_CLASSES else ''}")
     if store.skipped:
-        typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {store.path} lists them)")
+        typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {printable(store.path)} lists them)")
 
 
 def _parse_dtype(text: str) -> tuple[str, torch.dtype]:

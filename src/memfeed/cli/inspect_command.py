@@ -57,7 +57,7 @@ def inspect(
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_WIDTH)
     size = "no rows (a TensorDict of batch_size [])" if row_count is None else f"{row_count:,} rows"
-    typer.echo(f"{store}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
+    typer.echo(f"{printable(store)}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
     if opened.skipped:
         indices = ", ".join(map(str, opened.skipped[:MOST_SKIPPED]))
         more = ", ..." if len(opened.skipped) > MOST_SKIPPED else ""
@@ -72,10 +72,10 @@ def inspect(
             raise UsageError(f"found --augment and no rows to show of {store}; expected at least one row: see --rows")
         path = (pictures or Path()) / f"{store.stem}-augmented.png"
         write_contact_sheet(opened, shown, transform, epochs, path)
-        typer.echo(str(path))
+        typer.echo(printable(path))
     elif pictures is not None:
         for path in write_pictures(opened, shown, pictures):
-            typer.echo(str(path))
+            typer.echo(printable(path))
 
 
 def _kept_lines(store: Store) -> list[str]:

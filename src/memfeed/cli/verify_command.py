@@ -10,7 +10,7 @@ import typer
 
 import memfeed
 from memfeed.system.progress import Progress
-from memfeed.system.units import format_bytes
+from memfeed.system.units import format_bytes, printable
 
 
 def verify(
@@ -24,4 +24,4 @@ def verify(
     with Progress(store.name, total_bytes, unit="B", shown=progress and total_bytes > 0) as bar:
         opened.verify(bar.advance_to)
     seconds = max(time.perf_counter() - started, 1e-9)
-    typer.echo(f"{store}: ok, {format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")
+    typer.echo(f"{printable(store)}: ok, {format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")

@@ -121,7 +121,7 @@ def _cache(
     if path is None:
         owner = TemporaryDirectory()
         path = owner.path / "store.mf"
-    target = local_path(path).resolve()
+    target = format.resolve(path, to_write=options.overwrite or repair or not os.path.exists(path))
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
     refuse_mapped_columns(given, target, copy_existing)

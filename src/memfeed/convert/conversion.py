@@ -324,7 +324,8 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
 
     Raises SpaceError if the disk has too little free space.
     """
-    free = f"{format_bytes(files.free_bytes(path))} free"
+    found = files.free_bytes(path)
+    free = "free space unknown" if found is None else f"{format_bytes(found)} free"
     if row_count is None:
         return f"an unknown number of rows, {format_bytes(row_bytes)} a row; {free}"
     total = int(row_bytes * row_count)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED, RowWriter
+from memfeed.building.rows import RowWriter
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
@@ -122,8 +122,7 @@ class RunWriter:
 
     def skip(self, row: int) -> None:
         """Mark a row as skipped."""
-        self.rows.check_generation()
-        self.rows.mark(row, 1, SKIPPED)
+        self.rows.skip(row)
 
 
 def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> None:

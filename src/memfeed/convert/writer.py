@@ -28,7 +28,6 @@ from memfeed.schema.tree import Flattener, as_types
 from memfeed.store import format, in_memory
 from memfeed.store.attributes import Kept
 from memfeed.system import files
-from memfeed.system.files import local_path
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
 ZERO_ROWS = 4096  # written at a time
@@ -94,7 +93,7 @@ class Writer:
             length, sample = len(columns), columns[0]
         if length is not None and length < 1:
             raise ValueError(f"found length={length}; expected at least 1 row")
-        self.path, self.length, self.missing = local_path(path).resolve(), length, missing
+        self.path, self.length, self.missing = format.resolve(path, to_write=True), length, missing
         self._sample, self._types = sample, as_types(types)
         self._kept = Kept(metadata=check_metadata(metadata or {}))
         self._stack = contextlib.ExitStack()

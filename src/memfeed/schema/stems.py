@@ -10,6 +10,7 @@ from memfeed.schema.fields import Path
 # characters that tensordict writes as %XX in a file's name
 _UNSAFE = re.compile(r'[\x00-\x20\x7f/<>:"|?*\\%]')
 _ENCODED = re.compile(r"%([0-9A-F]{2})")
+LONGEST_DIRECTORY = 500  # bytes; below it names are short, because systems limit the length of a path
 LONGEST = 200  # bytes of one name; file systems allow 255, with the suffix
 # tensordict keeps entries of these names in meta.json beside those of the leaves, and drops a leaf on loading
 _RESERVED = frozenset(["shape", "device", "_type"])
@@ -61,7 +62,10 @@ def _byte_count(text: str) -> int:
 
 
 class StemAssigner:
-    """Assigns unique file stems: the encoded key if that is a safe name and not in use, else ``c<N>``."""
+    """Assigns unique file stems: the encoded key if that is a safe name and not in use, else ``c<N>``.
+
+    Below a long directory they are all ``c<N>``.
+    """
 
     def __init__(self) -> None:
         self._directories: dict[Path, str] = {(): ""}
@@ -81,7 +85,8 @@ class StemAssigner:
     def _assign_in(self, directory: str, key: str | int) -> str:
         used = self._used.setdefault(directory, set())
         stem = encode_key(str(key))
-        if not _is_name(stem) or same_file(stem) in used:
+        is_deep = len(directory.encode()) > LONGEST_DIRECTORY
+        if is_deep or not _is_name(stem) or same_file(stem) in used:
             stem = next(name for i in range(len(used) + 1) if (name := f"c{i}") not in used)
         used.add(same_file(stem))  # some file systems ignore case
         return f"{directory}/{stem}" if directory else stem

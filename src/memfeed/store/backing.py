@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memfeed.errors import StoreError
+from memfeed.errors import StoreError, StoreNotFoundError
 from memfeed.schema.fields import Schema
 from memfeed.store import foreign, format, tensordict_dir
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
@@ -80,17 +80,21 @@ def open_backing(root: Path, owner: object = None) -> Backing:
             contents.columns.__getitem__,
             left_out=contents.left_out,
         )
+    if not root.exists():
+        raise StoreNotFoundError(_nothing(root))
     raise StoreError(_not_a_store(root))
 
 
+def _nothing(root: Path) -> str:
+    build = format.build_path(root)
+    hint = f"{build} is an unfinished build: call cache() again to resume it"
+    return (
+        f"{root}: found nothing there; expected a store"
+        f"{'; ' + hint if build.exists() else ': make one with memfeed.cache(dataset, path)'}"
+    )
+
+
 def _not_a_store(root: Path) -> str:
-    if not root.exists():
-        build = format.build_path(root)
-        hint = f"{build} is an unfinished build: call cache() again to resume it"
-        return (
-            f"{root}: found nothing there; expected a store"
-            f"{'; ' + hint if build.exists() else ': make one with memfeed.cache(dataset, path)'}"
-        )
     if (root / "storage" / "meta.json").exists():
         return f"{root}: found the dump of a TorchRL replay buffer; expected its storage: open {root / 'storage'}"
     line = foreign.conversion(root)

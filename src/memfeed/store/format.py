@@ -16,6 +16,7 @@ import xxhash
 
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
 from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem
+from memfeed.system import files
 from memfeed.system.descriptors import open_read
 
 VERSION = 1
@@ -23,7 +24,9 @@ MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
 BUILD_SUFFIX = ".build"
 WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will not have
-LARGEST_MANIFEST = 1 << 30
+LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
+JSON_A_FILE = 4096
+_READABLE = "give yourself the permission to read it, or check the disk"
 _REMEDY = "restore it from a copy, or make the store anew"
 
 Identity = tuple[int, int, int]
@@ -101,6 +104,8 @@ def identity(root: Path) -> Identity | None:
         found = os.lstat(root / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{root}: found a path that cannot be followed ({error}); expected that of a store") from None
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
@@ -131,6 +136,8 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise StoreError(f"{path}: found a file that cannot be opened ({error.strerror}): {_READABLE}") from None
         if error.errno != errno.ELOOP:
             raise
         raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file: put a copy there") from None
@@ -138,10 +145,7 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise CorruptStoreError(f"{path}: found no plain file: {_REMEDY}")
-        if found.st_size > LARGEST_MANIFEST:
-            raise StoreError(
-                f"{path}: found {found.st_size:,} bytes; expected at most {LARGEST_MANIFEST:,} for a manifest"
-            )
+        require_bounded(root, found.st_size)
         with open(fd, "rb", closefd=False) as file:
             data = file.read(found.st_size)
     finally:
@@ -153,11 +157,63 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     return manifest, digest(data)
 
 
+def require_bounded(root: Path, size: int) -> None:
+    """Raise StoreError if ``size`` bytes are too many for the manifest of the store at ``root``."""
+    limit = metadata_limit(root, size)
+    if size > limit:
+        raise StoreError(
+            f"{root / MANIFEST}: found {size:,} bytes of metadata; expected at most {limit:,}, which is "
+            f"{LARGEST_JSON:,} and {JSON_A_FILE:,} more for each file beside it: {_REMEDY}"
+        )
+
+
+def metadata_limit(root: Path, size: int) -> int:
+    """Return how many bytes of JSON a directory may have: no less than 64 MiB, and more if its files justify ``size``.
+
+    To decode 1 byte can take 25 bytes of memory.
+    """
+    limit = LARGEST_JSON
+    for _, _, names in os.walk(root) if size > limit else ():
+        limit += JSON_A_FILE * len(names)
+        if limit >= size:
+            break
+    return limit
+
+
 def checksum_bytes(manifest: Manifest) -> int:
     """Return the size of checksums.bin: 8 bytes for every chunk of every file."""
     return sum(8 * -(-size // CHUNK_BYTES) for size in manifest.files.values())
 
 
+def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
+    """Return the absolute path of a store, without links. Raises StoreError for a path that cannot be followed.
+
+    With ``to_write`` also if the path itself is a link: whoever made the link would decide what is replaced.
+    """
+    given = files.local_path(path)
+    try:
+        found = given.resolve()
+        found.exists()
+        is_link = given.is_symlink()
+    except (OSError, RuntimeError, ValueError) as error:  # of a circle of links, or a name that no file can have
+        raise StoreError(f"{given}: found a path that cannot be followed ({error}); expected that of a store") from None
+    if to_write and not _is_text(str(found)):
+        raise StoreError(f"{given}: found a path that is not UTF-8; expected one that is: torch can write to no other")
+    if to_write and is_link:
+        raise StoreError(f"{given}: found a symbolic link; expected the store's own path: pass {str(found)!r}")
+    return found
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def build_path(path: Path) -> Path:
     """Return the directory of the build of the store at ``path``: ``NAME.build`` beside it."""
+    if not path.name:
+        raise StoreError(f"{path}: found a path without a name; expected a store's, such as {path / 'data.mf'}")
     return path.with_name(path.name + BUILD_SUFFIX)

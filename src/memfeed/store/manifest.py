@@ -71,36 +71,43 @@ def manifest_problem(manifest: Manifest) -> str:
         return f"{manifest.rows} rows"
     if manifest.chunk_bytes != CHUNK_BYTES:
         return f"checksum chunks of {manifest.chunk_bytes} bytes"
-    problem = node_problem(manifest.schema.structure)
-    if problem:
-        return problem
-    if [field.path for field in manifest.schema.fields] != list(manifest.schema.structure.leaves()):
-        return "fields that are not the leaves of the structure"
-    problem = attributes_problem(manifest.attributes, manifest.schema.fields) if manifest.attributes else ""
-    problem = problem or (metadata_problem(manifest.metadata) if manifest.metadata else "")
+    problem = schema_problem(manifest.schema, manifest.rows)
+    if manifest.attributes and not problem:
+        problem = attributes_problem(manifest.attributes, manifest.schema.fields)
+    if manifest.metadata and not problem:
+        problem = metadata_problem(manifest.metadata)
     return problem or _files_problem(manifest) or _provenance_problem(manifest)
 
 
-def _files_problem(manifest: Manifest) -> str:
-    """Return a phrase that says what is wrong with the fields and their files, or an empty string."""
-    expected: dict[str, int | None] = {**manifest.extra_files}
-    stems: set[str] = set()  # some file systems do not tell "A" from "a"
-    for index, field in enumerate(manifest.schema.fields):
+def schema_problem(schema: Schema, row_count: int) -> str:
+    """Return a phrase that says what is wrong with a schema, or with the names of its files, or an empty string."""
+    problem = node_problem(schema.structure)
+    if problem:
+        return problem
+    if [field.path for field in schema.fields] != list(schema.structure.leaves()):
+        return "fields that are not the leaves of the structure"
+    stems: set[str] = set()  # in lower case: some file systems do not tell "A" from "a"
+    for index, field in enumerate(schema.fields):
         problem = field_problem(field, index)
         if problem:
             return f"field {display(field.path)!r}: {problem}"
         if same_file(field.stem) in stems:
             return f"two fields with the file name {field.stem!r}"
         stems.add(same_file(field.stem))
-        if math.prod(dim for dim in (manifest.rows, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
-            return f"{manifest.rows} rows of shape {field.shape}, too many to address"
+        if math.prod(dim for dim in (row_count, *field.shape) if dim) * field.itemsize > LARGEST_FILE:
+            return f"{row_count} rows of shape {field.shape}, too many to address"
+    inside = next((stem for stem in stems for above in _directories_above(stem) if above in stems), None)
+    return "" if inside is None else f"a field with the file name {inside!r} inside another field's"
+
+
+def _files_problem(manifest: Manifest) -> str:
+    """Return a phrase that says what is wrong with the list of files, or an empty string."""
+    expected: dict[str, int | None] = {**manifest.extra_files}
+    for field in manifest.schema.fields:
         expected |= column_files(field, manifest.rows)
     if set(expected) != set(manifest.files):
         odd = sorted(set(expected) ^ set(manifest.files))
         return f"a list of files that is not that of its fields ({odd[0]!r})"
-    inside = next((stem for stem in stems for above in _directories_above(stem) if above in stems), None)
-    if inside is not None:
-        return f"a field with the file name {inside!r} inside another field's"
     for name, size in expected.items():
         claimed = manifest.files[name]
         if not 0 <= claimed <= LARGEST_FILE or (size is not None and claimed != size):
@@ -116,8 +123,13 @@ def _provenance_problem(manifest: Manifest) -> str:
         return "a skipped index out of range"
     if any(one >= other for one, other in pairwise(manifest.skipped)):
         return "skipped indices out of order"
-    for probe in manifest.fingerprint.probes if manifest.fingerprint else ():
-        if not 0 <= probe.index <= MOST_ROWS or len(probe.hashes) != len(manifest.schema):
+    return fingerprint_problem(manifest.fingerprint, manifest.schema)
+
+
+def fingerprint_problem(fingerprint: Fingerprint | None, schema: Schema) -> str:
+    """Return a phrase that says what is wrong with a fingerprint, or an empty string."""
+    for probe in fingerprint.probes if fingerprint else ():
+        if not 0 <= probe.index <= MOST_ROWS or len(probe.hashes) != len(schema):
             return f"a fingerprint that does not fit its fields (sample {probe.index})"
     return ""
 

@@ -30,6 +30,16 @@ class Place(NamedTuple):
     offset: int = 0
 
 
+def _open(path: Path) -> int:
+    try:
+        return open_read(path)
+    except PermissionError as error:
+        raise StoreError(
+            f"{path}: found a file that cannot be opened ({error.strerror}); expected one that can be read: give "
+            "yourself the permission (chmod u+r)"
+        ) from error
+
+
 def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
     """Map ``size`` bytes of a file, from byte ``offset``, as a uint8 tensor [size] over a private, writable map.
 
@@ -39,7 +49,7 @@ def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     skipped = offset % mmap.ALLOCATIONGRANULARITY
-    fd = open_read(path)
+    fd = _open(path)
     try:
         found = os.fstat(fd).st_size
         if found < offset + size:  # touching a map after the file's end is a SIGBUS
@@ -70,7 +80,7 @@ def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
     Raises CorruptStoreError if the file ends before these bytes.
     """
     done, data = 0, out.data
-    fd = open_read(path)
+    fd = _open(path)
     try:
         while done < len(data):
             count = os.preadv(fd, [data[done:]], offset + done)

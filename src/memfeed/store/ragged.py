@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
@@ -88,13 +89,31 @@ def open_rows(root: Path, field: Field, row_count: int) -> tuple[Int64Array, Int
     )
 
 
-def used_heap_bytes(root: Path, field: Field, row_count: int) -> int:
-    """Return the byte of the heap at which its last row ends."""
-    if row_count == 0 or ragged_files(root, field).heap.stat().st_size == 0:
-        return 0
-    starts, dims = open_rows(root, field, row_count)
-    end = 0
-    for first in range(0, row_count, ROWS_AT_ONCE):
-        part = slice(first, first + ROWS_AT_ONCE)
-        end = max(end, int((starts[part] + element_counts(dims[part])).max()))
-    return end * field.itemsize
+def used_heap_ranges(
+    root: Path, field: Field, row_count: int, present: npt.NDArray[np.bool_] | None = None
+) -> Int64Array:
+    """Return the bytes of the heap in which rows lie: int64 [k, 2] of first and last + 1, ascending and apart.
+
+    ``present`` [row_count] says which rows count; None means all.
+    """
+    found = [np.empty((2, 0), np.int64)]
+    if row_count and ragged_files(root, field).heap.stat().st_size:
+        starts, dims = open_rows(root, field, row_count)
+        for first in range(0, row_count, ROWS_AT_ONCE):
+            part = slice(first, first + ROWS_AT_ONCE)
+            begin, counts = np.asarray(starts[part]), element_counts(np.asarray(dims[part]))
+            kept = counts > 0 if present is None else (counts > 0) & present[part]
+            found.append(_merge(np.stack([begin[kept], begin[kept] + counts[kept]])))
+    used: Int64Array = _merge(np.concatenate(found, axis=1)).T * field.itemsize
+    return used
+
+
+def _merge(ranges: Int64Array) -> Int64Array:
+    """Merge ranges, int64 [2, k] of first and last + 1, that touch or overlap; return them in ascending order."""
+    begin, end = ranges
+    cuts = np.flatnonzero(begin[1:] != end[:-1])  # most rows follow the one before: sort only what is left
+    begin, end = begin[np.append(0, cuts + 1)[: len(begin)]], end[np.append(cuts, -1)[: len(end)]]
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    cuts = np.flatnonzero(begin[1:] > end[:-1])
+    return np.stack([begin[np.append(0, cuts + 1)[: len(begin)]], end[np.append(cuts, -1)[: len(end)]]])

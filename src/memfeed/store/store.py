@@ -42,7 +42,7 @@ from memfeed.store.windows import WindowColumn
 from memfeed.system.buffers import Fresh
 from memfeed.system.files import local_path
 from memfeed.system.forks import fork_safe
-from memfeed.system.units import format_bytes
+from memfeed.system.units import format_bytes, printable
 
 
 class Samples(list[Any]):
@@ -199,7 +199,7 @@ class Store(Dataset[Any]):
 
     def __repr__(self) -> str:
         size = "no rows" if self._backing.row_count is None else f"{len(self):,} rows"
-        shown = [f"  {field.name}: {field.describe()}" for field in self.schema.fields[:20]]
+        shown = [f"  {printable(field.name)}: {field.describe()}" for field in self.schema.fields[:20]]
         more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
         made = [f"  ({self._backing.description})"] if self._backing.description else []
         return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more, *made])

@@ -20,7 +20,7 @@ import xxhash
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.fields import DEEPEST, DTYPES
 from memfeed.schema.stems import encode_key
-from memfeed.store.format import LARGEST_MANIFEST
+from memfeed.store.format import LARGEST_JSON, metadata_limit
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
 from memfeed.store.mapping import Place
 from memfeed.store.tensordict_entries import (
@@ -40,6 +40,7 @@ from memfeed.store.tensordict_files import Files, files_at
 METADATA = "meta.json"
 VERSION = 1  # of tensordict's layout; directories without a version are 0
 MOST_ENTRIES = 1 << 22
+MOST_SIZE_BYTES = 1 << 30  # of the files with the sizes of nested rows
 DEEPEST_JSON = 200  # Python prints, compares and copies nested values by recursion
 
 _CLASS = re.compile(r"<class '([\w.<>]+)(\[[\w.<>\[\], |]+\])?'>")  # the part in brackets is that of MetaData[str]
@@ -104,17 +105,32 @@ class Reader:
 
     def __init__(self, root: Path) -> None:
         self._root, self._files = root, files_at(root)
-        self._bytes = self._entries = 0
+        self._bytes = self._size_bytes = self._entries = 0
+        self._limit = LARGEST_JSON
         self.hash = xxhash.xxh3_128()
 
     def _read(self, path: Path) -> bytes:
-        """Read a metadata file. Raises StoreError if all of them together are too large."""
+        """Read a JSON file. Raises StoreError if all of them together are more than the files beside them justify."""
         self._bytes += self._size(path)
-        if self._bytes > LARGEST_MANIFEST:
+        if self._bytes > self._limit:
+            self._limit = metadata_limit(self._root, self._bytes)
+        if self._bytes > self._limit:
             raise StoreError(
-                f"{path}: found {self._bytes:,} bytes of metadata up to here; expected at most {LARGEST_MANIFEST:,}: "
-                "keep large values as tensors"
+                f"{path}: found {self._bytes:,} bytes of metadata up to here; expected at most {self._limit:,} beside "
+                "so few files: keep large values as tensors"
             )
+        return self._hashed(path)
+
+    def _read_sizes(self, path: Path) -> bytes:
+        """Read the sizes of nested rows, which take as much memory as the file. Raises StoreError if that is a lot."""
+        self._size_bytes += self._size(path)
+        if self._size_bytes > MOST_SIZE_BYTES:
+            raise StoreError(
+                f"{path}: found {self._size_bytes:,} bytes of sizes up to here; expected at most {MOST_SIZE_BYTES:,}"
+            )
+        return self._hashed(path)
+
+    def _hashed(self, path: Path) -> bytes:
         data = self._files.read(path)
         self.hash.update(os.fsencode(path.relative_to(self._root)) + b"\0%d\0" % len(data) + data)
         return data
@@ -232,7 +248,7 @@ class Reader:
         size = _tensor_bytes(shape, "int64", where)
         if size:
             self._place(sizes, size, 8, f"the sizes of {shape[0]:,} nested rows")
-        dims = np.frombuffer(bytearray(self._read(sizes)[:size] if size else b""), np.int64).reshape(shape)
+        dims = np.frombuffer(bytearray(self._read_sizes(sizes)[:size] if size else b""), np.int64).reshape(shape)
         largest = np.maximum(dims, 1).astype(np.float64).prod(axis=1).sum()
         if (dims < 0).any() or largest * DTYPES[dtype].itemsize > LARGEST_FILE:
             raise CorruptStoreError(f"{sizes}: found sizes that are negative or too large; the file is damaged")

@@ -7,25 +7,26 @@ is raised as SpaceError if the disk is full, else as BuildError.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
+from memfeed.system import libc
 
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
+BLOCK_BYTES = 4096  # of most file systems
+_TRIES = 100  # to make a directory that others remove meanwhile
 _NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -44,9 +45,10 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
         try:
-            free = f", {shutil.disk_usage(os.path.dirname(str(path)) or '.').free:,} bytes free"
+            found = free_bytes(Path(os.path.dirname(str(path))))
         except OSError:
-            free = ""
+            found = None
+        free = "" if found is None else f", {found:,} bytes free"
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
             error.errno,
@@ -79,9 +81,9 @@ def wrap_disk_errors(path: object, action: str, size: int = 0) -> Iterator[None]
 
 
 def open_write(path: Path, flags: int = 0) -> int:
-    """Return a descriptor to read and write a file; ``flags`` may include O_CREAT or O_TRUNC."""
+    """Return a descriptor to read and write a file, which must be no link; ``flags``: O_CREAT, O_TRUNC."""
     with wrap_disk_errors(path, "opening it to write"):
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o644)
 
 
 @contextlib.contextmanager
@@ -136,26 +138,6 @@ def write_file(path: Path, data: Any) -> None:
         write_at(fd, data, 0)
 
 
-def _call_libc(name: str, *arguments: Any) -> None:
-    """Call a function of libc. Raises OSError if it fails or does not exist."""
-    function = getattr(LIBC, name, None)
-    if function is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if function(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _fallocate(fd: int, offset: int, size: int) -> None:
-    """Call fallocate(2)."""
-    _call_libc("fallocate", fd, 0, ctypes.c_int64(offset), ctypes.c_int64(size))
-
-
-def _swap(one: Path, other: Path) -> None:
-    """Call renameat2(2) with RENAME_EXCHANGE."""
-    at_cwd, swap = -100, 2
-    _call_libc("renameat2", at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap)
-
-
 def preallocate(fd: int, size: int, offset: int = 0) -> None:
     """Reserve ``size`` bytes at ``offset`` on the disk, growing the file, so that no later write runs out of room.
 
@@ -166,7 +148,7 @@ def preallocate(fd: int, size: int, offset: int = 0) -> None:
         return
     with wrap_disk_errors(_name_of(fd), f"reserving {size:,} bytes", size):
         try:
-            _fallocate(fd, offset, size)
+            libc.fallocate(fd, offset, size)
         except OSError as error:
             if error.errno not in _NO_SUPPORT:
                 raise
@@ -174,10 +156,26 @@ def preallocate(fd: int, size: int, offset: int = 0) -> None:
                 os.ftruncate(fd, offset + size)
 
 
+def punch(fd: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Give the disk back the space of byte ranges (first, last + 1) of an open file, whose length stays.
+
+    Whole blocks are given back; they read as zeros afterwards. Returns False if the file system refuses: then the file
+    keeps the space, and is right all the same.
+    """
+    try:
+        for first, last in ranges:
+            first, last = -(-first // BLOCK_BYTES) * BLOCK_BYTES, last // BLOCK_BYTES * BLOCK_BYTES
+            if last > first:
+                libc.punch_hole(fd, first, last - first)
+    except OSError:
+        return False
+    return True
+
+
 def truncate(path: Path, size: int) -> None:
     """Cut or lengthen a file to ``size`` bytes."""
-    with wrap_disk_errors(path, f"making it {size:,} bytes long", size):
-        os.truncate(path, size)
+    with opened(path) as fd, wrap_disk_errors(path, f"making it {size:,} bytes long", size):
+        os.ftruncate(fd, size)
 
 
 def sync(fd: int) -> None:
@@ -263,7 +261,7 @@ def copy(path: Path, to: Path) -> None:
 def exchange(one: Path, other: Path) -> bool:
     """Exchange two directories in one step (renameat2, RENAME_EXCHANGE); return False if the system cannot."""
     try:
-        _swap(one, other)
+        libc.exchange(one, other)
     except OSError as error:
         if error.errno in _NO_SUPPORT:
             return False
@@ -272,24 +270,44 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def chmod(path: Path, mode: int) -> None:
-    """Set a file's permissions."""
+    """Set the permissions of a file, which must be readable and no link."""
     with wrap_disk_errors(path, "setting its permissions"):
-        os.chmod(path, mode)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, unless they exist."""
-    while not path.is_dir():
+    """Make a directory and those above it, unless they exist. They are never writable for all users.
+
+    Raises BuildError if that is impossible, for instance where a link leads nowhere.
+    """
+    found = OSError()
+    for _ in range(_TRIES):  # other processes may make and remove the same directories
+        if path.is_dir():
+            return
         try:
-            os.mkdir(path)
-        except FileNotFoundError:
+            os.mkdir(path, 0o775)  # never writable for all, whatever the umask is: see `memfeed.system.trust`
+            return
+        except FileNotFoundError as error:
+            found = error
             make_directory(path.parent)
         except FileExistsError as error:
-            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
-                if not stat.S_ISDIR(os.stat(path).st_mode):
-                    raise refused(error, path, "making a directory") from error
+            found = error
+            if path.is_symlink() or path.exists():
+                break
         except OSError as error:
-            raise refused(error, path, "making a directory") from error
+            found = error
+            break
+    if path.is_symlink() and not path.exists():
+        raise BuildError(
+            f"{path}: found a symbolic link that leads nowhere; expected a directory: remove the link, or make the "
+            "directory that it leads to"
+        ) from found
+    if not path.is_dir():
+        raise refused(found, path, "making a directory") from found
 
 
 def remove(path: Path) -> None:
@@ -326,36 +344,46 @@ def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
 
 
 def _remove_all(path: Path, keep: Sequence[Path]) -> None:
+    """Remove names by the descriptor of their directory: a link that another user puts into a path leads nowhere."""
     unless_missing = contextlib.suppress(FileNotFoundError)
-    for top, directories, names in os.walk(path, topdown=False):
-        for name in names:
-            if Path(top, name) not in keep:
+    with unless_missing:
+        for top, directories, names, fd in os.fwalk(path, topdown=False, onerror=_raise_unless_missing):
+            for name in names:
+                if Path(top, name) not in keep:
+                    with unless_missing:
+                        os.unlink(name, dir_fd=fd)
+            for name in directories:
                 with unless_missing:
-                    os.unlink(os.path.join(top, name))
-        for name in directories:
-            below = Path(top, name)
-            with unless_missing:
-                if below.is_symlink():
-                    os.unlink(below)
-                elif not any(below in kept.parents for kept in keep):
-                    os.rmdir(below)
+                    if stat.S_ISLNK(os.lstat(name, dir_fd=fd).st_mode):
+                        os.unlink(name, dir_fd=fd)
+                    elif not any(Path(top, name) in kept.parents for kept in keep):
+                        os.rmdir(name, dir_fd=fd)
     if not keep:
         with unless_missing:
             os.rmdir(path)
 
 
-def free_bytes(path: Path) -> int:
-    """Return the bytes that this user may still write on the file system of ``path``, which need not exist."""
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return the bytes that this user may still write on the file system of ``path``, which need not exist.
+
+    None if the file system does not tell: ramfs and some network and FUSE file systems report a size of 0.
+    """
     existing = path.absolute()
     while not existing.exists():
         existing = existing.parent
-    return shutil.disk_usage(existing).free
+    found = shutil.disk_usage(existing)
+    return found.free if found.total else None
 
 
 def check_room(path: Path, needed: int, purpose: str) -> None:
     """Raise SpaceError unless ``needed`` bytes are free on the file system of ``path``."""
     free = free_bytes(path)
-    if needed > free:
+    if free is not None and needed > free:
         raise SpaceError(
             errno.ENOSPC,
             f"{path}: found {free:,} bytes free; expected at least {needed:,} for {purpose}: "

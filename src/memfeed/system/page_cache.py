@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 
-from memfeed.system.files import LIBC
+from memfeed.system.libc import LIBC
 
 
 def page_out(address: int, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from memfeed.system.units import format_bytes
+from memfeed.system.units import format_bytes, printable
 
 SLOW_SECONDS = 2.0  # copies that take longer show a bar
 
@@ -29,7 +29,8 @@ class Progress:
     def __init__(
         self, title: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
     ) -> None:
-        self._options = {"desc": title, "total": total, "unit": unit, "initial": done, "delay": delay_seconds}
+        desc = printable(title)
+        self._options = {"desc": desc, "total": total, "unit": unit, "initial": done, "delay": delay_seconds}
         self._shown, self._done = shown, done
         self._bar: tqdm[object] | None = None
         self.bytes = 0
@@ -65,7 +66,7 @@ class Progress:
 
 def write_line(text: str) -> None:
     """Print a line on stderr, above a bar if there is one. Do nothing where stderr is absent, closed or full."""
-    _unless_stderr_fails(_Bar.write, text, file=sys.stderr)
+    _unless_stderr_fails(_Bar.write, printable(text), file=sys.stderr)
 
 
 def _unless_stderr_fails(draw: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

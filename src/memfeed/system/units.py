@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memfeed.errors import escape
+
 
 def format_bytes(count: float) -> str:
     """Format bytes in powers of 1000: 1536 -> "1.5 KB"."""
@@ -12,11 +14,9 @@ def format_bytes(count: float) -> str:
     raise AssertionError
 
 
-def printable(text: str) -> str:
-    """Return ``text`` with characters that can harm a terminal (escape codes, surrogates) escaped as ``repr`` does."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def printable(text: object) -> str:
+    """Return ``text`` in one line, with characters that can harm a terminal escaped; see `memfeed.errors.escape`."""
+    return escape(str(text))
 
 
 def format_seconds(seconds: float) -> str:
