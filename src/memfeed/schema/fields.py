@@ -93,6 +93,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return math.prod(self.row_shape)
 
     @property
+    def ragged_dim(self) -> int:
+        """The dim of a row that varies, for a jagged column."""
+        return self.shape.index(None)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row of a fixed column."""
         return self.row_elements * self.itemsize

@@ -111,17 +111,15 @@ def _kind_and_dims(leaf: LeafSpecs, chosen: Kind | None) -> tuple[Kind, tuple[in
     optional = len(specs) < len(leaf.specs)
     sizes_of_dims = [set(sizes) for sizes in zip(*(spec.shape for spec in specs), strict=True)]
     dims: tuple[int | None, ...] = tuple(sizes.pop() if len(sizes) == 1 else None for sizes in sizes_of_dims)
-    if specs[0].form == "list":
-        dims = (None,)
     if chosen in ("jagged", "list"):
         if not dims:
             raise SchemaError(
                 f"field {display(leaf.path)}: found a number without dims; expected {chosen}, as fields= says: drop "
                 "that entry"
             )
-        dims = (None, *dims[1:])
+        dims = dims if None in dims else (None, *dims[1:])
     kind: Kind
-    if optional or chosen == "list" or None in dims[1:]:
+    if optional or chosen == "list" or dims.count(None) > 1:
         kind, dims = "list", (None,) * len(dims)
     else:
         kind = "jagged" if None in dims else "fixed"
@@ -197,10 +195,10 @@ def _as_record(structure: Node, types: Sequence[type]) -> Node:
 
 
 def promote(field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-    """Return the field that also admits rows of these shapes: fixed becomes jagged, jagged becomes list."""
+    """Return the field that also admits rows of these shapes: jagged if one dim varies, list if several do."""
     dims = tuple(
         None if dim is None or any(shape[i] != dim for shape in shapes) else dim for i, dim in enumerate(field.shape)
     )
-    if all(dim is not None for dim in dims[1:]):
+    if dims.count(None) == 1:
         return msgspec.structs.replace(field, kind="jagged", shape=dims)
     return msgspec.structs.replace(field, kind="list", shape=(None,) * len(dims))

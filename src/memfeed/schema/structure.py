@@ -13,7 +13,7 @@ from memfeed.schema.fields import DEEPEST, Kind, Node, Path, display
 from memfeed.schema.tree import open_container
 from memfeed.schema.values import ValueSpec
 
-LONGEST_STRUCTURE = 16  # a longer list of numbers is data, even if all samples have the same length
+LONGEST_STRUCTURE = 16  # a longer list is data, even if it is the whole sample, or its numbers are of mixed types
 
 _LEAF, _NONE = Node(kind="leaf"), Node(kind="none")
 
@@ -69,7 +69,7 @@ class _Inference:
             self._check_agreement(path, specs)
             return self._leaf(path, specs)
         lists = [None if part is None else values.describe_list(part) for part in parts]
-        if _describes_all(lists, parts) and (resolved := _ragged_specs(lists, kind)) is not None:
+        if _describes_all(lists, parts) and (resolved := _list_specs(lists, path, kind)) is not None:
             return self._leaf(path, resolved)
         if all(part is None or _is_number_list(part) for part in parts) and not _is_record_like(parts):
             return self._json_leaf(path, parts)
@@ -169,12 +169,18 @@ def _describes_all(specs: Specs, parts: list[Any]) -> bool:
     return all(spec is not None or part is None for spec, part in zip(specs, parts, strict=True))
 
 
-def _ragged_specs(specs: Specs, kind: Kind | None) -> Specs | None:
-    """Return the specs of a ragged column of number lists; None if they are structure, or of several dtypes."""
+def _list_specs(specs: Specs, path: Path, kind: Kind | None) -> Specs | None:
+    """Return the specs of a column of number lists; None if they are structure, or of several dtypes.
+
+    Lists of one length are structure if they have less than two numbers, or if a short list is the whole sample: a
+    dataset may return ``[x, y]`` in place of a tuple.
+    """
     real = [spec for spec in specs if spec is not None]
     lengths = {spec.shape[0] for spec in real}
-    if kind is None and len(real) == len(specs) and len(lengths) == 1 and max(lengths) <= LONGEST_STRUCTURE:
-        return None
+    if kind is None and len(real) == len(specs) and len(lengths) == 1:
+        length = lengths.pop()
+        if length < 2 or (not path and length <= LONGEST_STRUCTURE):
+            return None
     dtypes = {spec.dtype for spec in real if spec.dtype}
     if len(dtypes) > 1:
         return None

@@ -118,7 +118,7 @@ def describe(value: Any) -> ValueSpec | None:
 
 
 def describe_list(value: Any) -> ValueSpec | None:
-    """Return the spec of a list of Python numbers of one type, as a ragged leaf; None for any other value.
+    """Return the spec of a list of Python numbers of one type, as one leaf; None for any other value.
 
     The dtype of an empty list is "".
     """

@@ -65,6 +65,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {TARGETS_FILE: 8 * self.rows} if targets is not None and targets.field is None else {}
 
 
+def required_version(manifest: Manifest) -> int:
+    """Return the lowest version of the format that has all features of a manifest."""
+    has_extras = manifest.attributes is not msgspec.UNSET or manifest.metadata is not msgspec.UNSET
+    is_new = has_extras or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
+    return 2 if is_new else 1
+
+
 def manifest_problem(manifest: Manifest) -> str:
     """Return a phrase that says what is wrong with a manifest, or an empty string."""
     if not 0 <= manifest.rows <= MOST_ROWS:
@@ -78,7 +85,10 @@ def manifest_problem(manifest: Manifest) -> str:
         return "fields that are not the leaves of the structure"
     problem = attributes_problem(manifest.attributes, manifest.schema.fields) if manifest.attributes else ""
     problem = problem or (metadata_problem(manifest.metadata) if manifest.metadata else "")
-    return problem or _files_problem(manifest) or _provenance_problem(manifest)
+    problem = problem or _files_problem(manifest) or _provenance_problem(manifest)
+    if not problem and manifest.version < required_version(manifest):
+        return f"version {manifest.version} with features of version {required_version(manifest)}"
+    return problem
 
 
 def _files_problem(manifest: Manifest) -> str:
@@ -170,8 +180,8 @@ def field_problem(field: Field, field_index: int) -> str:
     if math.prod(dim for dim in field.shape if dim) * field.itemsize > LARGEST_FILE:
         return f"rows of shape {field.shape}, too large to address"
     varying = [axis for axis, dim in enumerate(field.shape) if dim is None]
-    expected = {"fixed": [], "jagged": [0]}.get(field.kind, varying)
-    if varying != expected or (field.kind == "list" and len(varying) != len(field.shape)):
+    expected = {"fixed": 0, "jagged": 1, "list": len(field.shape)}.get(field.kind, 0)
+    if len(varying) != expected:
         return f"{field.kind} with shape {field.shape}"
     if field.optional and field.kind in ("fixed", "jagged"):
         return f"{field.kind} values that may be None"

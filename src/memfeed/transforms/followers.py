@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from memfeed.errors import TransformError
+from memfeed.schema.jagged import jagged_tensor, ragged_dim_of
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.batch_fields import BatchField
 from memfeed.transforms.params.geometry import Geometry
@@ -26,10 +27,10 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: torch.Size)
     if tensor.is_nested:
         if tensor.ndim <= 2:
             return tensor
-        if tensor.shape[-1] in (2, 4) and tensor.ndim == 3:
+        if tensor.ndim == 3 and ragged_dim_of(tensor) == 0 and tensor.shape[-1] in (2, 4):
             offsets: torch.Tensor = tensor.offsets()  # type: ignore[attr-defined]
             values = _move_points(tensor.values(), offsets.diff(), geometries, shape)
-            return torch.nested.nested_tensor_from_jagged(values, offsets)
+            return jagged_tensor(values, offsets, tensor)
     elif tensor.ndim <= 2:
         return tensor
     elif tensor.ndim in (3, 4) and tensor.shape[-2:] == shape[-2:]:
