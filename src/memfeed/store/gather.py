@@ -344,7 +344,8 @@ def _copy_side_by_side(
         part = slice(first, first + batch_size)
         shape = batch_shape(field, int(dims[part, field.ragged_dim].sum()))
         begin, end = end, end + math.prod(shape)
-        read = torch.empty(end - begin, dtype=dtype)  # not views: a column with a file per row would map each of them
+        # not views of the column: one with a file per row would map each of them
+        read = torch.empty(end - begin, dtype=dtype, device="cpu")
         column.copy(starts[part], lengths[part], read.view(torch.uint8).numpy())
         rows = torch.split(read, (lengths[part] // field.itemsize).tolist())
         shaped = [row.view(shape) for row, shape in zip(rows, dims[part].tolist(), strict=True)]
