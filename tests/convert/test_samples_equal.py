@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 from torch.utils.data import IterableDataset, default_collate
+from torchvision import tv_tensors
 
 import memfeed
 from memfeed import Loader
@@ -99,6 +100,8 @@ LEAVES = [
     Recipe("stereo", lambda i: numbers(i, (2, i % 6), torch.int16)),
     Recipe("images", lambda i: numbers(i, (3, 1 + i % 3, 2 + i % 2), torch.uint8)),
     Recipe("size", lambda i: torch.Size([i, 2])),
+    Recipe("tv image", lambda i: tv_tensors.Image(numbers(i, (3, 4, 5), torch.uint8))),
+    Recipe("tv mask", lambda i: tv_tensors.Mask(numbers(i, (1 + i % 3, 4), torch.bool))),
 ]
 BY_NAME = {recipe.name: recipe for recipe in LEAVES}
 TENSORS = [*DTYPES, "0-d", "empty", "strided", "jagged", "stereo", "images"]  # what a TensorDict holds as tensors
@@ -232,7 +235,9 @@ def check(store, make):
     for index, sample in enumerate(samples):
         found = store[index]
         pairs = zip(flatten(found), flatten(sample), strict=True)
-        assert all(equal(one, detached(plain(other))) for one, other in pairs), index
+        for one, other in pairs:
+            assert equal(one, detached(plain(other))), index
+            assert not isinstance(other, tv_tensors.TVTensor) or type(one) is type(other)
         assert type(found) is type(sample) or not isinstance(sample, tuple | dict | list)
         assert all(tensor.is_contiguous() for tensor in flatten(found) if isinstance(tensor, torch.Tensor))
     store.verify()

@@ -15,6 +15,7 @@ from memfeed.schema.names import find_field
 from memfeed.schema.stems import StemAssigner
 from memfeed.schema.structure import LeafSpecs, infer_structure
 from memfeed.schema.tree import record_names
+from memfeed.schema.tv_tensors import SIZED_KEYS
 
 
 class Inferred(NamedTuple):
@@ -67,8 +68,7 @@ def infer(
     names = [display(path) for path in outer.leaves()]
     aliases: Sequence[str | None] = [None] * len(names)
     if fields is not None and not isinstance(fields, Mapping):
-        names = _checked_names(fields, [display(leaf.path) for leaf in leaves])
-        aliases = names
+        names = aliases = _names_of_leaves(fields, structure)
     chosen_kinds = _by_path(chosen, leaves, names, "fields")
     casts = {path: dtype_name(dtype) for path, dtype in _by_path(dtypes, leaves, names, "dtypes").items()}
     # a tensorclass that replaces a tuple holds tensors in place of numbers
@@ -141,6 +141,17 @@ def _by_path(
         return {paths[find_field(key, paths, names)]: value for key, value in (options or {}).items()}
     except FieldError as error:
         raise FieldError(f"{argument}=: {error}") from None
+
+
+def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
+    """Return the name of each leaf. Boxes have one name: it is that of their numbers."""
+    paths = list(structure.leaves())
+    sizes = {(*path, SIZED_KEYS[1]) for path in structure.tv_tensors()}
+    names = iter(_checked_names(given, [display(path) for path in paths if path not in sizes]))
+    found: list[str] = []
+    for path in paths:
+        found.append(f"{found[-1]}.{path[-1]}" if path in sizes else next(names))
+    return found
 
 
 def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:

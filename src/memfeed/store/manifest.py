@@ -14,6 +14,7 @@ import msgspec
 
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
 from memfeed.schema.stems import is_stem, same_file
+from memfeed.schema.tv_tensors import SIZED, SIZED_KEYS
 from memfeed.store.attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 
@@ -68,8 +69,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def required_version(manifest: Manifest) -> int:
     """Return the lowest version of the format that has all features of a manifest."""
     has_extras = manifest.attributes is not msgspec.UNSET or manifest.metadata is not msgspec.UNSET
-    is_new = has_extras or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
+    is_new = has_extras or _is_new_node(manifest.schema.structure)
+    is_new = is_new or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
     return 2 if is_new else 1
+
+
+def _is_new_node(node: Node) -> bool:
+    """Return True if a node, or one below it, has a kind or a key that version 1 does not have."""
+    return node.kind in ("graph", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -141,6 +148,8 @@ def node_problem(node: Node, depth: int = 0) -> str:
     """Return a phrase that says what is wrong with a structure, or an empty string."""
     if depth > DEEPEST:
         return f"a structure deeper than {DEEPEST}"
+    if node.kind == "tv_tensor":
+        return tv_tensor_problem(node)
     if node.kind == "shared" or node.value is not None:
         return "a value in the structure"  # only directories of tensordict have those
     if node.kind in ("leaf", "none"):
@@ -165,6 +174,16 @@ def node_problem(node: Node, depth: int = 0) -> str:
     if not 0 <= node.batch_dims <= DEEPEST:
         return f"{node.batch_dims} batch dims"
     return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
+
+
+def tv_tensor_problem(node: Node) -> str:
+    """Return a phrase that says what is wrong with a node of kind tv_tensor, or an empty string."""
+    if node.name not in SIZED or node.keys != SIZED_KEYS or [child.kind for child in node.children] != ["leaf"] * 2:
+        return f"a tv_tensor {node.name!r} of the parts {node.keys}"
+    values = node.value.items() if isinstance(node.value, dict) else [("", 0)]
+    if not all(key.isidentifier() and (value is None or isinstance(value, str)) for key, value in values):
+        return f"a tv_tensor with the options {node.value!r:.100}"
+    return ""
 
 
 def field_problem(field: Field, field_index: int) -> str:
