@@ -317,7 +317,8 @@ def test_columns(tmp_path):
             found = store[index].to_dict() if name == "td" else store[index]
             assert equal(found, td[index].to_dict())
         store.verify()
-        assert all(equal(store[[3, 1]]["td"][key], td[[3, 1]]["td"][key]) for key in COLUMNS)
+        batch = store[[3, 1]]["td"]
+        assert all(equal(batch[key], torch.stack([td[i]["td"][key] for i in (3, 1)])) for key in COLUMNS)
     with memfeed.Writer(tmp_path / "extended.mf") as writer:
         writer.extend(td[:7].to_dict())
         writer.extend(td[7:].to_dict())
