@@ -45,6 +45,12 @@ def make():
 def other():
     return torch.arange(12)
 
+def endless():
+    i = 0
+    while True:
+        yield torch.tensor([i])
+        i += 1
+
 def leave():
     raise SystemExit(3)
 
@@ -243,6 +249,11 @@ def test_cache_names_its_own_options_for_a_stale_store(capsys: pytest.CaptureFix
     assert len(memfeed.open("out.mf").schema) == 2
     assert main(["cache", "cli_sets:other", "out.mf", "--no-progress", "--overwrite"]) == 0
     assert len(memfeed.open("out.mf").schema) == 1
+
+
+def test_cache_takes_some_samples_of_an_iterable() -> None:
+    assert main(["cache", "cli_sets:endless", "out.mf", "--no-progress", "--length", "25"]) == 0
+    assert memfeed.open("out.mf")[:][:, 0].tolist() == list(range(25))
 
 
 def test_cache_leaves_out_what_raises(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,10 +119,10 @@ def test_skipped_rows_are_tried_again(path):
 
 
 def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
-    dataset = Made(lambda i: {"t": [1, 2, 3] if i != 71 else [1, 2, 3, 4]}, 200)
-    with pytest.raises(SchemaError, match=r"sample 71: found a list of 4 at t.* pass fields=\{'t': 'jagged'\}"):
+    dataset = Made(lambda i: {"t": [1] if i != 71 else [1, 2]}, 200)
+    with pytest.raises(SchemaError, match=r"sample 71: found a list of 2 at t.* pass fields=\{'t': 'jagged'\}"):
         cache(dataset, path, workers=0)
-    with pytest.raises(StaleStoreError, match="found the fields t; expected t.0, t.1, t.2"):
+    with pytest.raises(StaleStoreError, match="found the fields t; expected t.0"):
         cache(dataset, path, fields={"t": "jagged"})
     store = cache(dataset, path, fields={"t": "jagged"}, overwrite=True)
-    assert [store[i]["t"] for i in (70, 71)] == [[1, 2, 3], [1, 2, 3, 4]]
+    assert [store[i]["t"] for i in (70, 71)] == [[1], [1, 2]]

@@ -1,15 +1,16 @@
 """Random samples are refused, unless the user asks for one draw of them."""
 
 import random
+import time
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from memfeed.errors import (
-    RandomDataError,
-)
+from memfeed.convert import randomness
+from memfeed.convert.probe import probe_indices, spread
+from memfeed.errors import RandomDataError
 from support import Made, cache
 
 
@@ -30,9 +31,8 @@ class Flipped(Made):
         (lambda i: torch.rand(()), "gave different values in field drawn"),
         (lambda i: np.random.rand(), "gave different values in field drawn"),
         (lambda i: random.random(), "gave different values in field drawn"),
-        (lambda i: int(torch.rand(()) < 0), "drew from the global generator of torch"),
-        (lambda i: int(np.random.rand() < 0), "drew from the global generator of numpy"),
-        (lambda i: int(random.random() < 0), "drew from the global generator of random"),
+        (lambda i: int(torch.rand(()) < 0.1), "gave different values in field drawn"),
+        (lambda i: int(random.random() < 0.5) if i > 40 else 0, "gave different values in field drawn"),
         (lambda i: np.random.default_rng().random(), "gave different values in field drawn"),
     ],
 )
@@ -51,9 +51,83 @@ def seeded(i):
     return torch.rand(3)
 
 
-@pytest.mark.parametrize("draw", [seeded, lambda i: float("nan"), lambda i: np.random.default_rng(i).random(3)])
-def test_samples_that_seed_themselves_are_not_random(path, draw):
-    assert len(cache(Flipped(draw), path)) == 50
+@pytest.mark.parametrize(
+    "draw",
+    [
+        seeded,
+        lambda i: float("nan"),
+        lambda i: np.random.default_rng(i).random(3),
+        lambda i: int(torch.rand(()) < 0),
+        lambda i: int(np.random.rand() < 0),
+        lambda i: [random.random()] and i,
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_whose_values_agree_are_not_random(path, draw, workers):
+    assert len(cache(Flipped(draw), path, workers=workers)) == 50
+
+
+class RarelyRandom(Made):
+    """One sample is random, and the probe does not read it."""
+
+    def __getitem__(self, index):
+        return {"x": torch.rand(2) if index == 777 else torch.full((2,), float(index))}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_random_sample_that_was_not_probed_is_caught(path, workers):
+    assert 777 not in probe_indices(1000)
+    with pytest.raises(RandomDataError, match="reading sample 777 twice gave different values in field x"):
+        cache(RarelyRandom(None, 1000), path, workers=workers)
+    assert not path.with_name("a.mf.build").exists()
+    assert len(cache(RarelyRandom(None, 1000), path, workers=workers, allow_random=True)) == 1000
+
+
+class RandomBuffer(Made):
+    def __init__(self):
+        super().__init__(None, 50)
+        self.buffer, self.generator = torch.zeros(3), torch.Generator()
+
+    def __getitem__(self, index):
+        return self.buffer.uniform_(generator=self.generator)
+
+
+def test_a_random_buffer_is_caught(path):
+    with pytest.raises(RandomDataError, match="gave different values in field value"):
+        cache(RandomBuffer(), path)
+
+
+def test_looking_for_random_samples_takes_a_bounded_time(path, monkeypatch):
+    monkeypatch.setattr(randomness, "RECHECK_SECONDS", 0.05)
+    reads = []
+
+    def draw(i):
+        random.random()
+        reads.append(i)
+        time.sleep(0.001)
+        return i
+
+    cache(Made(draw, 1000), path, workers=0)
+    assert len(reads) < 1300
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 15, 16, 17, 50, 1000, 5000, 10**6, 10**12])
+def test_the_probe_reads_the_ends_and_each_part_between(n):
+    found = probe_indices(n)
+    assert found == sorted(set(found))
+    assert (found[0], found[-1]) == (0, n - 1)
+    assert len(found) == min(n, 32 if n >= 1 << 18 else 20 if n == 5000 else 16)
+    assert max(np.diff(found), default=0) <= max(1, 2.5 * n / len(found))
+    halves = spread(found)[:3]
+    assert sorted(spread(found)) == found
+    assert halves[:2] == [0, n - 1][: min(n, 2)]
+    assert n < 3 or 0 < halves[2] < n - 1
+
+
+def test_a_period_hides_no_random_rows():
+    for period in range(2, 6):
+        for n in (1024, 10_000, 10**6):
+            assert {index % period for index in probe_indices(n)} == set(range(period)), (period, n)
 
 
 def test_generators_are_left_as_they_were(path):

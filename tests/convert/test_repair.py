@@ -9,12 +9,13 @@ import torch
 
 import memfeed
 from memfeed.cli import main
+from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, CorruptStoreError, StaleStoreError, StoreError
 from memfeed.store import format
 from support import Made, equal
 
 ROWS = 600
-PROBED = {round(i * (ROWS - 1) / 15) for i in range(16)}
+PROBED = set(probe_indices(ROWS))
 
 
 def sample(i):

@@ -19,8 +19,7 @@ def test_one_of_everything():
         "flag": "bool []",
         "point.x": "float32 [2]",
         "point.y.0": "int64 []",
-        "point.y.1.0": "int64 []",
-        "point.y.1.1": "int64 []",
+        "point.y.1": "int64 [2]",
         "record.image": "int16 [2, 2]",
         "record.label": "int64 []",
         "td.a": "float32 [3]",
@@ -85,4 +84,5 @@ def test_promotion_goes_from_fixed_to_jagged_to_list():
     jagged = promote(fixed, [(5, 4)])
     assert jagged.describe() == "jagged float32 [*, 4]"
     assert promote(jagged, [(5, 6)]).describe() == "list float32 [*, *]"
-    assert promote(fixed, [(3, 5)]).describe() == "list float32 [*, *]"
+    assert promote(fixed, [(3, 5)]).describe() == "jagged float32 [3, *]"
+    assert promote(fixed, [(3, 5), (2, 4)]).describe() == "list float32 [*, *]"

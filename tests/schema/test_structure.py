@@ -12,7 +12,12 @@ from memfeed.schema.infer import infer
     [
         ([[1, 2], [3, 4]], {"0": "int64 []", "1": "int64 []"}),
         ([[1], [1, 2]], {"value": "jagged int64 [*]"}),
-        ([[0.5] * 17] * 2, {"value": "jagged float64 [*]"}),
+        ([[0.5] * 17] * 2, {"value": "float64 [17]"}),
+        ([{"ids": [1, 2]}, {"ids": [3, 4]}], {"ids": "int64 [2]"}),
+        ([{"ids": [1] * 512}] * 2, {"ids": "int64 [512]"}),
+        ([{"ids": [1]}, {"ids": [3]}], {"ids.0": "int64 []"}),
+        ([{"ids": [1, 2]}, {"ids": None}], {"ids": "list int64 [*] or None"}),
+        ([([True, False], 1)] * 2, {"0": "bool [2]", "1": "int64 []"}),
         ([[], [1]], {"value": "jagged int64 [*]"}),
         ([[1, 2.0], [1]], {"value": "json"}),
         ([[True], [False, True]], {"value": "jagged bool [*]"}),

@@ -164,7 +164,7 @@ def test_fields_say_what_a_batch_is(tmp_path: Path) -> None:
         "scalar": "int64 []",
         "ids": "jagged int64 [*]",
         "mask": "jagged bool [*]",
-        "image": "list float32 [*, *, *]",
+        "image": "jagged float32 [3, *, 2]",
         "empty": "float32 [0, 3]",
         "sometimes": "jagged float32 [*]",
         "text": "str",

@@ -25,6 +25,11 @@ def columns_of(node: Node, batch: Any) -> list[Any]:
         return [batch]
     if not node.children:
         return []
+    if node.kind == "tv_tensor":
+        raise SchemaError(
+            f"found a batch of {node.name}, which has no canvas_size for each row; expected samples: append them one "
+            "by one"
+        )
     opened = open_container(batch)
     if opened is None:
         raise SchemaError(

@@ -10,7 +10,7 @@ import torch
 
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
-from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns
+from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.repair import repair_store
 from memfeed.errors import StoreError
 from memfeed.schema.fields import Kind
@@ -29,6 +29,7 @@ def cache(
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     metadata: dict[str, Any] | None = None,
+    length: int | None = None,
     workers: int | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     allow_random: bool = False,
@@ -41,7 +42,7 @@ def cache(
 ) -> Store:
     """Write every sample of a dataset once into a store at ``path``, and open it. A store that exists is only opened.
 
-    ``dataset`` is a map-style dataset (``len`` and ``[]``), an iterable of unknown length, or columns: a tensor or
+    ``dataset`` is a map-style dataset (``len`` and ``[]``), an iterable, or columns: a tensor or
     array, a TensorDataset, a TensorDict, a tensorclass, a data frame or series of pandas or polars, an Arrow table or
     dataset, the path of a Parquet file or of a folder of them, an h5py file, group or dataset, or a tuple or dict of
     these. Columns are copied in chunks, in one process. ``docs/inputs.md`` lists what is stored of each.
@@ -56,6 +57,8 @@ def cache(
             container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
             existing store, also with ``overwrite``; {} drops it.
+        length: take the first so many samples of an iterable, which may be one without an end. Without it an iterable
+            is read to its end; if it has a ``len``, it must yield as many samples.
         workers: processes that read and write rows; None chooses. An iterable is read in one process unless a number
             is given: then its ``__iter__`` must yield only the share of its worker, see
             ``torch.utils.data.get_worker_info``.
@@ -93,12 +96,18 @@ def cache(
             f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "
             "IterableDataset that yields each worker its share, see torch.utils.data.get_worker_info"
         )
+    if length is not None and workers is not None and workers > 1:
+        raise ValueError(
+            f"found length={length} with workers={workers}, of which each iterates its own share of the samples; "
+            "expected workers=0 to take the first ones"
+        )
     if repair and (path is None or overwrite or not check):
         raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
     checked = None if metadata is None else check_metadata(metadata)
     options = ConvertOptions(
-        fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite, progress
-    )
+        fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite,
+        progress, length,
+    )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
         return _cache(dataset, path, options, copy_existing, repair)
     folder = None if path is None else local_path(path)
@@ -125,5 +134,6 @@ def _cache(
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
     refuse_mapped_columns(given, target, copy_existing)
+    require_length(given, options.length)
     repaired = repair_store(target, given, options) if repair else None
     return open_or_convert(target, given, options, owner) if repaired is None else repaired

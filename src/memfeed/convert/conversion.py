@@ -17,7 +17,7 @@ import numpy as np
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered, remove_remains
-from memfeed.building.rows import ABSENT
+from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
 from memfeed.convert.attributes import kept_of
 from memfeed.convert.driver import (
     OnReport,
@@ -29,11 +29,12 @@ from memfeed.convert.driver import (
     mark_skipped,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
-from memfeed.convert.inputs import ConvertOptions, Input
+from memfeed.convert.inputs import ConvertOptions, Input, expected_length
 from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.readback import require_probed, require_reread
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
-from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
+from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
 from memfeed.schema.tree import Flattener, types_of
 from memfeed.store import format
@@ -146,7 +147,9 @@ class Conversion:
             fixed=inferred.chosen_kinds,
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skip_errors,
+            refuse_random=not options.allow_random and given.kind == "map",
         )
+        self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
         is_columns = given.kind == "columns"
         is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in inferred.schema)
@@ -179,17 +182,21 @@ class Conversion:
         written = 0 if build is None else _count_written(build)
         if build is None:
             row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-            budget = describe_budget(self.target, self.given.length, self.plan.row_bytes, row_seconds)
+            budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds)
             message = f"{budget} -> {self.target}"
             build = self._begin()
         else:
             message = f"resuming {build.root}: {written:,} rows are written already"
         try:
             with Progress(
-                self.target.name, self.given.length, unit=" rows", shown=self.options.progress, done=written
+                self.target.name, self.length, unit=" rows", shown=self.options.progress, done=written
             ) as bar:
                 bar.say(f"memfeed: {message}")
                 self._fill(build, bar, sigterm)
+            self._require_length(build)
+            require_probed(build)
+            if self.plan.refuse_random:
+                require_reread(build, self.given.dataset, self.plan)
             build.commit(self.target, overwrite=self.options.overwrite, kept=self.kept)
         except BaseException as error:
             if has_no_thread(error):
@@ -212,7 +219,8 @@ class Conversion:
         """
         root = format.build_path(self.target)
         build = Build.resume(root)
-        if build is None:
+        # where a row is depends on the number of workers, and length= counts the rows of one
+        if build is None or (self.options.length is not None and build.settings.shares > 1):
             return None
         old, found = build.settings.fingerprint, self.result.inferred.schema
         if self.options.overwrite and old is not None and old.source != self.fingerprint.source:
@@ -251,7 +259,9 @@ class Conversion:
             shares, dataset = build.settings.shares, self.given.dataset
             if shares == 1:  # an iterator gives the probed samples only once
                 dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
-            convert_stream(build, dataset, self.plan, worker_count=shares if shares > 1 else 0, on_report=on_report)
+            workers = shares if shares > 1 else 0
+            length = self.options.length
+            convert_stream(build, dataset, self.plan, worker_count=workers, length=length, on_report=on_report)
         else:
             if not self.options.allow_random:
                 self._write_probed(build, on_report)
@@ -262,6 +272,19 @@ class Conversion:
                 worker_count=self.worker_count,
                 seconds=self.result.probed.seconds,
                 on_report=on_report,
+            )
+
+    def _require_length(self, build: Build) -> None:
+        """Raise BuildError if an iterable gave more or fewer samples than its ``len``, or fewer than ``length=``."""
+        if self.given.kind != "iterable" or self.length is None:
+            return
+        written = int(np.isin(build.presence(), (WRITTEN, DURABLE)).sum())
+        if written != self.length:
+            said = f"length={self.length}" if self.options.length else f"{self.length:,}, its len()"
+            line = f"cache(dataset, path, length={written}{', workers=0' if build.settings.shares > 1 else ''})"
+            raise BuildError(
+                f"{self.target}: found {written:,} samples in the iterable; expected {said}: correct it, or store "
+                f"those found with {line}"
             )
 
     def _write_probed(self, build: Build, on_report: OnReport) -> None:
@@ -290,7 +313,8 @@ class Conversion:
             written = _count_written(build)
         except (OSError, StoreError):  # it was the finished store already, or the disk cannot be read
             return
-        if not written or self.is_temporary:
+        # after a RandomDataError no row can be trusted
+        if not written or self.is_temporary or isinstance(error, RandomDataError):
             with contextlib.suppress(OSError, MemfeedError):
                 clear(build.root)
             return
@@ -327,7 +351,8 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
     found = files.free_bytes(path)
     free = "free space unknown" if found is None else f"{format_bytes(found)} free"
     if row_count is None:
-        return f"an unknown number of rows, {format_bytes(row_bytes)} a row; {free}"
+        unknown = "an unknown number of rows (an iterable without an end needs length=)"
+        return f"{unknown}, {format_bytes(row_bytes)} a row; {free}"
     total = int(row_bytes * row_count)
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
     return f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"

@@ -64,15 +64,23 @@ def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report
 
 
 def convert_stream(
-    build: Build, dataset: Iterable[Any], plan: WritePlan, *, worker_count: int, on_report: OnReport
+    build: Build,
+    dataset: Iterable[Any],
+    plan: WritePlan,
+    *,
+    worker_count: int,
+    length: int | None,
+    on_report: OnReport,
 ) -> None:
-    """Write every sample of an iterable, in its order; workers take turns of ``STREAM_BLOCK`` rows.
+    """Write every sample of an iterable (with a `length`, the first so many), in its order.
+
+    Workers take turns of ``STREAM_BLOCK`` rows.
 
     After a drift that a worker found, its column is promoted and the iterable is read again. Rows that were written
     stay.
     """
     build.rewrites = True  # after a power loss, parts of a block may be written already
-    while not _run(StreamJob(dataset, build, plan, worker_count), worker_count, on_report):
+    while not _run(StreamJob(dataset, build, plan, worker_count, length), worker_count, on_report):
         pass
     mark_skipped(build, build.absent())  # the workers' shares may have different lengths
 

@@ -55,9 +55,9 @@ def hash_columns(schema: Schema, columns: Sequence[Any], casts: frozenset[int], 
     indices = probe_indices(row_count)
     hashes = []
     for field_index, (field, column) in enumerate(zip(schema.fields, columns, strict=True)):
-        packed = codec.pack_column(field, column[indices], cast=field_index in casts)
-        parts = packed.buffers[0].reshape(len(indices), field.row_bytes)
-        hashes.append([hash_packed(field, Packed([part], None)) for part in parts])
+        # slices: torch 2.6 has no indexing with a list for uint16, uint32 and uint64
+        rows = (codec.pack_column(field, column[i : i + 1], cast=field_index in casts) for i in indices)
+        hashes.append([hash_packed(field, row) for row in rows])
     return tuple(Probe(index=index, hashes=row) for index, row in zip(indices, zip(*hashes, strict=True), strict=True))
 
 

@@ -40,6 +40,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     check: bool
     overwrite: bool
     progress: bool
+    length: int | None = None
 
 
 def classify_input(dataset: Any) -> Input:
@@ -68,6 +69,29 @@ def classify_input(dataset: Any) -> Input:
     if given.length == 0:
         raise SchemaError("found an empty dataset (0 samples); expected at least one")
     return given
+
+
+def require_length(given: Input, length: int | None) -> None:
+    """Raise ValueError for a ``length=`` that has no meaning for this input."""
+    if length is None:
+        return
+    if not isinstance(length, int) or length < 1:
+        raise ValueError(f"found length={length!r}; expected 1 row or more, or None to read an iterable to its end")
+    if given.kind != "iterable":
+        raise ValueError(
+            f"found length={length} for a dataset of {given.length} samples with numbers; expected it for an iterable "
+            f"only: pass torch.utils.data.Subset(dataset, range({length}))"
+        )
+
+
+def expected_length(given: Input, length: int | None) -> int | None:
+    """Return how many rows a store of this input has: ``length=``, else what its ``len`` says; None if not known."""
+    if length is not None or given.length is not None:
+        return length if given.length is None else given.length
+    try:
+        return len(given.dataset)
+    except (TypeError, NotImplementedError):  # what an iterable without a length raises
+        return None
 
 
 def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.rows import SKIPPED
 from memfeed.convert.inputs import read_sample
+from memfeed.convert.randomness import Draws
+from memfeed.convert.sharing import share_memory
 from memfeed.convert.watchdog import WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError, SpaceError
 from memfeed.schema import values
-from memfeed.schema.containers import map_leaves, tensors_in
+from memfeed.schema.containers import map_leaves
 
 STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
 _SKIP = object()
@@ -33,15 +36,22 @@ class MapJob:
         self.dataset, self.build, self.plan, self.ranges = dataset, build, plan, list(ranges)
         self.watchdog = Watchdog(worker_count)
         self._taken = _shared_counter()
+        self._reads_singly = False  # True once __getitems__ has returned samples in the same memory
 
     def run(self, worker: int | None) -> Iterator[Report]:
         """Yield a report for each range that this process wrote; `worker` is its index, None for the builder."""
         writer = RunWriter(self.build, self.plan, may_promote=worker is None)
-        step = self.plan.rows_per_write
+        step, draws = self.plan.rows_per_write, Draws(self.dataset, self.plan)
         while (taken := self._take()) < len(self.ranges):
             report, rows = Report(), self.ranges[taken]
             for first in range(rows.start, rows.stop, step):
-                if not self._write(writer, worker or 0, range(first, min(first + step, rows.stop)), report):
+                part = range(first, min(first + step, rows.stop))
+                draws.begin()
+                read = list(self._read(worker or 0, part))
+                draws.check(
+                    {row: leaves for row, leaves in read if leaves is not None}, partial(self._read_again, worker or 0)
+                )
+                if not self._write(writer, part.start, read, report):
                     break
             self.watchdog.record(worker or 0, WAITING)
             yield report
@@ -52,14 +62,26 @@ class MapJob:
             self._taken.value = taken + 1
         return taken
 
-    def _write(self, writer: RunWriter, worker: int, rows: range, report: Report) -> bool:
-        """Read and write rows; return False as `RunWriter.write` does."""
-        run: list[list[Any]] = []
-        start = rows.start
+    def _read(self, worker: int, rows: range) -> Iterator[tuple[int, list[Any] | None]]:
+        """Yield each row and a copy of the leaves of its sample; None for a sample to skip."""
         for row, sample in self._samples(worker, rows):
-            if sample is not _SKIP:
-                # a dataset may fill one buffer for every sample: the next one would change this one
-                run.append([values.copy_value(leaf) for leaf in flatten_sample(self.plan, sample, row)])
+            # a dataset may fill one buffer for every sample: the next one would change this one
+            if sample is _SKIP:
+                yield row, None
+            else:
+                yield row, [values.copy_value(leaf) for leaf in flatten_sample(self.plan, sample, row)]
+
+    def _read_again(self, worker: int, row: int) -> list[Any]:
+        return flatten_sample(self.plan, read_sample(self.dataset, row, self.watchdog, worker), row)
+
+    def _write(
+        self, writer: RunWriter, start: int, rows: Sequence[tuple[int, list[Any] | None]], report: Report
+    ) -> bool:
+        """Write rows that were read; return False as `RunWriter.write` does."""
+        run: list[list[Any]] = []
+        for row, leaves in rows:
+            if leaves is not None:
+                run.append(leaves)
                 continue
             writer.skip(row)
             report.skipped_count += 1
@@ -70,7 +92,7 @@ class MapJob:
 
     def _samples(self, worker: int, rows: range) -> Iterator[tuple[int, Any]]:
         get_many = getattr(self.dataset, "__getitems__", None)
-        if callable(get_many) and not self.plan.skip_errors:
+        if callable(get_many) and not self.plan.skip_errors and not self._reads_singly:
             self.watchdog.begin_read(worker, rows.start, len(rows))
             try:
                 samples = list(get_many(list(rows)))
@@ -78,7 +100,8 @@ class MapJob:
                 samples = []
             finally:
                 self.watchdog.end_read(worker)
-            if len(samples) == len(rows) and not _share_memory(samples[:2]):
+            self._reads_singly = share_memory(samples)
+            if len(samples) == len(rows) and not self._reads_singly:
                 yield from zip(rows, samples, strict=True)
                 return
         for row in rows:
@@ -95,10 +118,13 @@ class StreamJob:
     """Iterates an iterable and writes its samples in order, with a report for each block.
 
     Each of W workers iterates its own share. Block c of worker w has the rows from ``(c * W + w) * STREAM_BLOCK``.
+    With a ``length``, which only one process can have, no sample after so many is asked for.
     """
 
-    def __init__(self, dataset: Iterable[Any], build: Build, plan: WritePlan, worker_count: int) -> None:
-        self.dataset, self.build, self.plan = dataset, build, plan
+    def __init__(
+        self, dataset: Iterable[Any], build: Build, plan: WritePlan, worker_count: int, length: int | None = None
+    ) -> None:
+        self.dataset, self.build, self.plan, self.length = dataset, build, plan, length
         self.watchdog = Watchdog(worker_count)
 
     def run(self, worker: int | None) -> Iterator[Report]:
@@ -110,19 +136,21 @@ class StreamJob:
         name = "" if worker is None else f" of worker {worker}"
         while True:
             report = Report()
-            block = self._read(share, samples, step, index, name)
+            count = step if self.length is None else min(step, self.length - index)
+            block = self._read(share, samples, count, index, name)
             row = index if shares == 1 else (index // STREAM_BLOCK * shares + share) * STREAM_BLOCK
             leaves = [flatten_sample(self.plan, sample, index + i) for i, sample in enumerate(block)]
             present = presence[row : row + len(block)]
             done = int(present.argmin()) if not present.all() else len(present)  # written before an interruption
             writer.write(row + done, leaves[done:], index + done, report)
             index += len(block)
-            if len(block) < step:
+            is_last = len(block) < count or index == self.length
+            if is_last:
                 self._require_all(presence, index, share, shares, name)
             if block:
                 self.watchdog.record(worker or 0, WAITING)
                 yield report
-            if len(block) < step or report.drifts:
+            if is_last or report.drifts:
                 return
 
     def _samples(self) -> Iterator[Any]:
@@ -173,9 +201,3 @@ def _shared_counter() -> Any:
             "found no room in /dev/shm, the shared memory in which worker processes keep a lock; expected a few bytes: "
             "remove files there, mount it larger (docker run --shm-size=1g), or use workers=0",
         ) from error
-
-
-def _share_memory(samples: Sequence[Any]) -> bool:
-    """Return True if two samples are in the same memory: a dataset that fills one buffer has only the last of them."""
-    places = [{tensor.data_ptr() for tensor in tensors_in(sample) if tensor.numel()} for sample in samples]
-    return len(places) > 1 and bool(places[0] & places[1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ from memfeed.store.store import Store
 from memfeed.system import random_state
 
 SAMPLES = 16
+MOST_SAMPLES = 32  # of a large dataset
+_LARGE = 1024  # samples; each doubling above it adds two to the probe
 MOST_SECONDS = 2.0
 MOST_BYTES = 256 << 20
 
@@ -53,9 +57,25 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def probe_indices(sample_count: int) -> list[int]:
-    """Return the indices of the samples to probe: evenly spaced, the first and the last among them."""
-    last = sample_count - 1
-    return sorted({round(i * last / (SAMPLES - 1)) for i in range(SAMPLES)}) if sample_count else []
+    """Return the indices of the samples to probe, ascending: the first, the last, and one of each part between them.
+
+    There are 16 of a small dataset and at most 32 of a large one. The position within the parts differs from part to
+    part, so that data with a period (every second row is flipped, say) does not hide half of its rows.
+    """
+    count = SAMPLES + 2 * max(0, int(math.log2(max(sample_count, 1) / _LARGE)))
+    count = min(count, MOST_SAMPLES, sample_count)
+    if count == sample_count:
+        return list(range(sample_count))
+    edges = [1 + i * (sample_count - 2) // (count - 2) for i in range(count - 1)]
+    draw = random.Random(sample_count).random  # the same for every version of Python
+    return [0, *(first + int(draw() * (last - first)) for first, last in pairwise(edges)), sample_count - 1]
+
+
+def spread(indices: Sequence[int]) -> list[int]:
+    """Return `indices` so that the first of them already cover the whole range: both ends, the middle, the quarters."""
+    inner = sorted(range(1, len(indices) - 1), key=lambda i: int(f"{i:032b}"[::-1], 2))
+    order = [0, len(indices) - 1, *inner] if len(indices) > 1 else range(len(indices))
+    return [indices[i] for i in order]
 
 
 def probe_input(
@@ -70,7 +90,8 @@ def probe_input(
         if isinstance(given.dataset, IterableDataset) and not may_be_random:
             check_iterable(given.dataset)
         # one sample more than the store has shows that the iterable has grown
-        probed = probe_iterable(given.dataset, len(compared) + (row_count == len(compared)) if compared else SAMPLES)
+        count = len(compared) + (row_count == len(compared)) if compared else SAMPLES
+        probed = probe_iterable(given.dataset, count if options.length is None else min(count, options.length))
     else:
         assert given.length is not None
         indices = [i for i in compared if i < given.length] if compared else probe_indices(given.length)
@@ -97,19 +118,25 @@ def probe_input(
 
 
 def probe_map(dataset: Any, indices: Sequence[int], *, may_be_random: bool, skip_errors: bool = False) -> ProbedSamples:
-    """Read the samples `indices`: at least one, at most 2 seconds or 256 MB of them.
+    """Read the samples `indices`, at least one: for 2 seconds, or 256 MB of them.
 
-    Raises RandomDataError and SampleError.
+    Those of the first second are read twice, unless they `may_be_random`. Raises RandomDataError and SampleError.
     """
-    probed, byte_count, started = ProbedSamples(), 0, time.monotonic()
-    limit_start, watchdog = started, Watchdog(0)
+    probed, byte_count, read_count, limit_start, watchdog = ProbedSamples(), 0, 0, time.monotonic(), Watchdog(0)
+    started = limit_start
+
+    def read() -> Any:
+        nonlocal read_count
+        read_count += 1
+        return read_sample(dataset, index, watchdog)
+
     with random_state.preserved(), watchdog.watch():
-        for index in indices:
-            if probed.indices and (time.monotonic() - limit_start > MOST_SECONDS or byte_count > MOST_BYTES):
+        for index in spread(indices):
+            seconds = time.monotonic() - limit_start
+            if probed.indices and (seconds > MOST_SECONDS or byte_count > MOST_BYTES):
                 break
-            read = partial(read_sample, dataset, index, watchdog)
             try:
-                repeat = len(probed.indices) < REPEATED
+                repeat = len(probed.indices) < REPEATED or seconds < MOST_SECONDS / 2
                 sample = read() if may_be_random else read_checked(dataset, index, read, repeat)
             except SampleError as error:
                 if not skip_errors:
@@ -119,7 +146,9 @@ def probe_map(dataset: Any, indices: Sequence[int], *, may_be_random: bool, skip
             if not probed.indices:
                 limit_start = time.monotonic()  # the first sample of a dataset may open its files
             byte_count += probed.add(index, sample)
-    probed.seconds = (time.monotonic() - started) / max(len(probed.indices) + min(len(probed.indices), REPEATED), 1)
+    probed.seconds = (time.monotonic() - started) / max(read_count, 1)
+    order = sorted(range(len(probed.indices)), key=probed.indices.__getitem__)
+    probed.indices, probed.samples = [probed.indices[i] for i in order], [probed.samples[i] for i in order]
     return probed
 
 

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from memfeed.errors import RandomDataError, SchemaError
+from memfeed.convert.write_run import WritePlan
+from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.schema import values
+from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import display
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener
 from memfeed.system import random_state
 
-REPEATED = 3  # samples that are read a second time under another seed
-_SEEDS = (20_011, 40_031)
+REPEATED = 3  # samples that are read a second time under another seed, at least
+REPEATS_OF_DRAWS = 4
+RECHECK_SECONDS = 1.0
 
 
 def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool) -> Any:
-    """Return ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
+    """Return a copy of ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
 
-    It is random if its values differ when it is read again under another seed, or if it draws from a global generator
-    in a way that depends on the generator's state. It is read again if it draws, or if `repeat`. Seeds the global
-    generators: call this within `random_state.preserved`.
+    It is random if its values differ when it is read again under another seed. It is read again once if `repeat`, and
+    four times if reading it drew from a global generator: a random flip changes nothing half of the time. Seeds the
+    global generators: call this within `random_state.preserved`.
     """
-    random_state.seed(_SEEDS[0])
+    random_state.seed(_seed(index, 0))
     before = random_state.save()
-    sample = read()
-    after = random_state.save()
-    drawn = [name for name in before._fields if getattr(before, name) != getattr(after, name)]
-    if not drawn and not repeat:
-        return sample
-    random_state.seed(_SEEDS[1])
-    again = read()
-    left = random_state.save()
-    difference = differing_leaf(sample, again)
-    if difference is not None:
-        raise _random(dataset, f"reading sample {index} twice gave different values in field {difference}")
-    # a dataset that seeds a generator itself leaves it in the same state both times, which is not random
-    drawn = [name for name in drawn if getattr(after, name) != getattr(left, name)]
-    if drawn:
-        raise _random(dataset, f"reading sample {index} drew from the global generator of {' and '.join(drawn)}")
+    sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
+    repeats = REPEATS_OF_DRAWS if random_state.save() != before else int(repeat)
+    for attempt in range(repeats):
+        random_state.seed(_seed(index, attempt + 1))
+        difference = differing_leaf(sample, read())
+        if difference is not None:
+            raise _random(dataset, _differs(index, difference))
     return sample
 
 
@@ -49,10 +45,10 @@ def check_iterable(dataset: Any) -> None:
     one_pass, another = iter(dataset), iter(dataset)
     if one_pass is another:
         return  # it can be iterated only once
-    with random_state.seeded(_SEEDS[0]):
-        first = list(itertools.islice(one_pass, REPEATED))
-        random_state.seed(_SEEDS[1])
-        second = list(itertools.islice(another, REPEATED))
+    with random_state.seeded(_seed(0, 0)):
+        first = [map_leaves(values.copy_value, sample) for sample in itertools.islice(one_pass, REPEATED)]
+        random_state.seed(_seed(0, 1))
+        second = [map_leaves(values.copy_value, sample) for sample in itertools.islice(another, REPEATED)]
         if len(second) < len(first):
             raise SchemaError(
                 f"found {len(first)} samples or more in the first pass over the iterable and {len(second)} in another; "
@@ -62,6 +58,55 @@ def check_iterable(dataset: Any) -> None:
             leaf = differing_leaf(one, other)
             if leaf is not None:
                 raise _random(dataset, f"iterating twice gave different values in field {leaf} of sample {index}")
+
+
+class Draws:
+    """Notices, while a dataset is converted, samples that draw from a global generator, and reads these again.
+
+    The probe reads only some samples. This finds a random sample anywhere, if it draws from a global generator. Each
+    process spends at most ``RECHECK_SECONDS`` on reading again: where all samples draw and none of those differs, the
+    others are not read again.
+    """
+
+    def __init__(self, dataset: Any, plan: WritePlan) -> None:
+        self._dataset, self._seconds_left = dataset, RECHECK_SECONDS if plan.refuse_random else 0.0
+        self._paths = list(plan.flattener.structure.leaves())
+        self._before: random_state.RandomState | None = None
+
+    def begin(self) -> None:
+        """Remember the state of the generators before some samples are read."""
+        self._before = random_state.save() if self._seconds_left > 0 else None
+
+    def check(self, read: Mapping[int, Sequence[Any]], read_again: Callable[[int], Sequence[Any]]) -> None:
+        """Raise RandomDataError if one of the samples `read` since ``begin`` is random.
+
+        `read` has the leaves of each sample by its index, and ``read_again(index)`` returns them of another read.
+        """
+        if self._before is None or random_state.save() == self._before:
+            return
+        started = time.monotonic()
+        with random_state.preserved():
+            random_state.seed(_seed(next(iter(read), 0), 1))
+            for index, leaves in read.items():
+                if time.monotonic() - started > self._seconds_left:
+                    break
+                try:
+                    again = read_again(index)
+                except SampleError:  # a sample that raises now and then is not random
+                    continue
+                for path, one, other in zip(self._paths, leaves, again, strict=True):
+                    if not _is_same(one, other):
+                        raise _random(self._dataset, _differs(index, display(path)))
+        self._seconds_left -= time.monotonic() - started
+
+
+def _seed(index: int, attempt: int) -> int:
+    """Return another seed for each read of each sample: a rare draw must not be missed in all samples alike."""
+    return (20_011 + 104_729 * index + 7_919 * attempt) % (1 << 32)
+
+
+def _differs(index: int, field: str) -> str:
+    return f"reading sample {index} twice gave different values in field {field}"
 
 
 def _random(dataset: Any, found: str) -> RandomDataError:

@@ -119,13 +119,8 @@ class _Column:
 
     def read(self, row: int) -> tuple[bytes, list[int] | None]:
         """Return the stored bytes and dims of a row that is not displaced."""
-        if self.field.kind == "fixed":
-            size = self.field.row_bytes
-            return _read(ragged.fixed_file(self.path, self.field), row * size, size), None
-        dims = self.dims[row].tolist()
-        size = 0 if dims[0] < 0 else int(np.prod(dims)) * self.unit
-        heap = ragged.ragged_files(self.path, self.field).heap
-        return _read(heap, int(self.start[row]) * self.unit, size), dims
+        data, dims = ragged.read_row(self.path, self.field, row)
+        return data, None if dims is None else dims[0].tolist()
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
         """Write a row into the copy of the column at `root`: at its place, or at the end of the heap if displaced."""
@@ -140,12 +135,6 @@ class _Column:
             _write(start_file, [np.array([start], np.int64).tobytes()], row * 8)
             _write(dims_file, [packed.dims.tobytes()], row * packed.dims.nbytes)
         _write(heap, packed.buffers, start * self.unit)
-
-
-def _read(path: Path, first: int, size: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(first)
-        return file.read(size)
 
 
 def _write(path: Path, buffers: Any, offset: int) -> None:

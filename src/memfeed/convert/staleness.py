@@ -11,7 +11,7 @@ import torch
 
 from memfeed.convert.attributes import classes_of
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.inputs import ConvertOptions, Input
+from memfeed.convert.inputs import ConvertOptions, Input, expected_length
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.errors import SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec, values
@@ -49,6 +49,9 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
     if old.length != given.length:
         raise stale(store.path, f"found {given.length} samples, expected {old.length}")
     _require_equal_attributes(store, given, options)
+    expected = expected_length(given, options.length)
+    if given.kind == "iterable" and expected not in (None, len(store)):
+        raise stale(store.path, f"found length={expected}, expected the {len(store)} samples of the store")
     names = [field.name for field in store.schema]
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
         raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")

@@ -29,6 +29,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     fixed: frozenset[int] = frozenset()  # indices of the fields that like= or fields= fixes: never promoted
     row_bytes: float = 1.0
     skip_errors: bool = False
+    refuse_random: bool = False
 
     @property
     def rows_per_write(self) -> int:

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase, is_tensorclass
 from memfeed.errors import LoaderError
 from memfeed.schema.assemble import NAMESPACE
 from memfeed.schema.containers import map_leaves
+from memfeed.schema.jagged import jagged_rows
 from memfeed.system.extras import require
 
 
@@ -29,7 +30,7 @@ def converter(kind: str) -> Callable[[Any], Any] | None:
     def array(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return [to_array(row) for row in value.unbind()] if value.is_nested else to_array(value)
+        return [to_array(row) for row in jagged_rows(value)] if value.is_nested else to_array(value)
 
     def plain(value: Any) -> Any:
         return value.to_dict() if _is_tensordict(value) else value

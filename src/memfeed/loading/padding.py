@@ -10,6 +10,7 @@ import msgspec
 from memfeed.errors import FieldError, LoaderError
 from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Node, Path, Schema
+from memfeed.schema.jagged import ragged_dim_of
 from memfeed.store.lengths import fill_value, is_jagged
 from memfeed.store.padding import pad_rows
 from memfeed.system.buffers import Fresh
@@ -36,7 +37,7 @@ def padded_fields(pad: Any, schema: Schema) -> tuple[PaddedField, ...]:
         if not is_jagged(field):
             raise FieldError(
                 f"found field {field.name} in pad=, which is {field.describe()}; expected a field whose rows are "
-                "tensors of which the first dim varies: leave it out of pad="
+                "tensors of which one dim varies: leave it out of pad="
             )
         found.append(PaddedField(index, field.path, fill_value(field, value, "pad")))
     padded = tuple(sorted(found))
@@ -99,7 +100,8 @@ def pad_batch(batch: Any, padded: Sequence[PaddedField]) -> Any:
             parent = parent[key]
         jagged = parent[path[-1]]
         offsets = jagged.offsets().numpy()
-        parent[path[-1]], mask = pad_rows(jagged.values(), offsets[1:] - offsets[:-1], value, Fresh(), Fresh())
+        lengths, dim = offsets[1:] - offsets[:-1], ragged_dim_of(jagged)
+        parent[path[-1]], mask = pad_rows(jagged.values(), lengths, value, Fresh(), Fresh(), dim)
         parent[mask_name(path[-1])] = mask
         if isinstance(parent, dict):  # the order of the keys is that of a loader's batches
             _move_after(parent, path[-1], mask_name(path[-1]))

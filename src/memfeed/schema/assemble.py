@@ -18,6 +18,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from memfeed.errors import SchemaError, brief
+from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Form, Node
 from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
@@ -202,7 +203,9 @@ def _template(
 ) -> Any:
     """Return the structure as a tree whose leaves are the field indices."""
     if node.kind == "leaf":
-        return next(field_indices)
+        leaf = next(field_indices)
+        wrap = tv_tensors.name_wrapper(node.name) if node.name and not batched else None
+        return leaf if wrap is None else _Constructed(lambda values: wrap(values[0]), [leaf])
     if node.kind == "none":
         return None
     if node.kind == "shared":
@@ -210,6 +213,9 @@ def _template(
     if node.kind == "graph" and batched:
         return _graph_batch(node, types, forms, list(itertools.islice(field_indices, len(list(node.leaves())))))
     children = [_template(child, types, forms, batched, field_indices) for child in node.children]
+    if node.kind == "tv_tensor":  # default_collate makes plain tensors of them
+        plain = operator.itemgetter(0)
+        return _Constructed(plain if batched else tv_tensors.sized_wrapper(node.name, node.value), children)
     if node.kind == "list" or (node.kind == "tuple" and batched):
         return children
     if node.kind == "tuple":
@@ -240,12 +246,13 @@ def assembler(
     Raises:
         SchemaError: a class in ``types`` has other fields than the stored record of its name.
     """
-    if structure.kind == "leaf":
+    plain = [child.kind == "leaf" and (batched or not child.name) for child in (structure, *structure.children)]
+    if plain[0]:
         return operator.itemgetter(0)
-    if structure.kind in ("tuple", "list") and all(child.kind == "leaf" for child in structure.children):
+    if structure.kind in ("tuple", "list") and all(plain[1:]):
         return list if structure.kind == "list" or batched else tuple  # the common case costs nothing
     by_name = {cls.__name__: cls for cls in types}
-    if structure.kind == "tensordict" and all(child.kind == "leaf" for child in structure.children):
+    if structure.kind == "tensordict" and all(plain[1:]):
         construct = _tensordict_constructor(structure.keys, structure.batch_dims + batched)
         return _finished(construct, structure, _record_class(structure, by_name), batched)
     template = _template(structure, by_name, forms, batched, itertools.count())

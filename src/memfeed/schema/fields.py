@@ -24,7 +24,18 @@ Form = Literal["tensor", "scalar", "list"]
 """The form in which one value is returned: a tensor, a Python number, or a list of Python numbers."""
 
 NodeKind = Literal[
-    "leaf", "none", "shared", "tuple", "list", "dict", "namedtuple", "dataclass", "tensordict", "tensorclass", "graph"
+    "leaf",
+    "none",
+    "shared",
+    "tuple",
+    "list",
+    "dict",
+    "namedtuple",
+    "dataclass",
+    "tensordict",
+    "tensorclass",
+    "graph",
+    "tv_tensor",
 ]
 
 DEEPEST = 64
@@ -93,6 +104,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return math.prod(self.row_shape)
 
     @property
+    def ragged_dim(self) -> int:
+        """The dim of a row that varies, for a jagged column."""
+        return self.shape.index(None)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row of a fixed column."""
         return self.row_elements * self.itemsize
@@ -112,7 +128,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
     ``keys`` are a dict's keys or a record's field names, in order; tuples and lists have none. ``batch_dims`` is, for
     a tensordict or tensorclass, the number of dims of its batch_size in one sample, and ``dim_names`` are the names of
-    the dims of a batch: that of the rows, then those of one sample; () if none has a name.
+    the dims of a batch: that of the rows, then those of one sample; () if none has a name. A leaf has a
+    ``name`` if it is a tv_tensor of that class. The kind ``tv_tensor`` is one with a canvas_size; ``value`` has its
+    other options.
     """
 
     kind: NodeKind
@@ -134,6 +152,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
             yield path
         for key, child in self.items():
             yield from child.leaves((*path, key))
+
+    def tv_tensors(self, path: Path = ()) -> Iterator[Path]:
+        """Yield the paths of the nodes of kind tv_tensor."""
+        if self.kind == "tv_tensor":
+            yield path
+        for key, child in self.items():
+            yield from child.tv_tensors((*path, key))
 
     def select_leaves(self, selected: Collection[Path], path: Path = ()) -> Node | None:
         """Return this structure with only the ``selected`` leaves; None if none of its leaves is selected.

@@ -15,6 +15,7 @@ from memfeed.schema.names import find_field
 from memfeed.schema.stems import StemAssigner
 from memfeed.schema.structure import LeafSpecs, infer_structure
 from memfeed.schema.tree import record_names
+from memfeed.schema.tv_tensors import SIZED_KEYS
 
 
 class Inferred(NamedTuple):
@@ -67,8 +68,7 @@ def infer(
     names = [display(path) for path in outer.leaves()]
     aliases: Sequence[str | None] = [None] * len(names)
     if fields is not None and not isinstance(fields, Mapping):
-        names = _checked_names(fields, [display(leaf.path) for leaf in leaves])
-        aliases = names
+        names = aliases = _names_of_leaves(fields, structure)
     chosen_kinds = _by_path(chosen, leaves, names, "fields")
     casts = {path: dtype_name(dtype) for path, dtype in _by_path(dtypes, leaves, names, "dtypes").items()}
     # a tensorclass that replaces a tuple holds tensors in place of numbers
@@ -111,17 +111,15 @@ def _kind_and_dims(leaf: LeafSpecs, chosen: Kind | None) -> tuple[Kind, tuple[in
     optional = len(specs) < len(leaf.specs)
     sizes_of_dims = [set(sizes) for sizes in zip(*(spec.shape for spec in specs), strict=True)]
     dims: tuple[int | None, ...] = tuple(sizes.pop() if len(sizes) == 1 else None for sizes in sizes_of_dims)
-    if specs[0].form == "list":
-        dims = (None,)
     if chosen in ("jagged", "list"):
         if not dims:
             raise SchemaError(
                 f"field {display(leaf.path)}: found a number without dims; expected {chosen}, as fields= says: drop "
                 "that entry"
             )
-        dims = (None, *dims[1:])
+        dims = dims if None in dims else (None, *dims[1:])
     kind: Kind
-    if optional or chosen == "list" or None in dims[1:]:
+    if optional or chosen == "list" or dims.count(None) > 1:
         kind, dims = "list", (None,) * len(dims)
     else:
         kind = "jagged" if None in dims else "fixed"
@@ -143,6 +141,17 @@ def _by_path(
         return {paths[find_field(key, paths, names)]: value for key, value in (options or {}).items()}
     except FieldError as error:
         raise FieldError(f"{argument}=: {error}") from None
+
+
+def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
+    """Return the name of each leaf. Boxes have one name: it is that of their numbers."""
+    paths = list(structure.leaves())
+    sizes = {(*path, SIZED_KEYS[1]) for path in structure.tv_tensors()}
+    names = iter(_checked_names(given, [display(path) for path in paths if path not in sizes]))
+    found: list[str] = []
+    for path in paths:
+        found.append(f"{found[-1]}.{path[-1]}" if path in sizes else next(names))
+    return found
 
 
 def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
@@ -197,10 +206,10 @@ def _as_record(structure: Node, types: Sequence[type]) -> Node:
 
 
 def promote(field: Field, shapes: Sequence[tuple[int, ...]]) -> Field:
-    """Return the field that also admits rows of these shapes: fixed becomes jagged, jagged becomes list."""
+    """Return the field that also admits rows of these shapes: jagged if one dim varies, list if several do."""
     dims = tuple(
         None if dim is None or any(shape[i] != dim for shape in shapes) else dim for i, dim in enumerate(field.shape)
     )
-    if all(dim is not None for dim in dims[1:]):
+    if dims.count(None) == 1:
         return msgspec.structs.replace(field, kind="jagged", shape=dims)
     return msgspec.structs.replace(field, kind="list", shape=(None,) * len(dims))

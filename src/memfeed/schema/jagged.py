@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,53 +13,119 @@ import torch
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
 
-SharedOffsets = dict[int, "tuple[Int64Array, list[int], Sequence[torch.Tensor]]"]
-"""By ``Field.lengths_of``: the lengths of all rows, the length of each batch, and the offsets of each batch."""
+_LONGEST = np.iinfo(np.int64).max
+
+
+class _Lengths(NamedTuple):
+    """The lengths of the rows of several batches, and what a nested tensor of each batch needs of them."""
+
+    rows: Int64Array
+    sums: list[int]
+    offsets: Sequence[torch.Tensor]
+    extremes: list[dict[str, torch.Tensor]]
+
+
+SharedOffsets = dict[int, _Lengths]
+"""By ``Field.lengths_of``: fields whose lengths are equal in every row share their offsets."""
 
 
 def jagged_batches(
     flat: torch.Tensor, lengths: Int64Array, batch_size: int, field: Field, shared: SharedOffsets
 ) -> list[torch.Tensor]:
-    """Return batches of ``batch_size`` rows as nested tensors [batch_size, *, ...] that share the memory of ``flat``.
+    """Return batches of ``batch_size`` rows as nested tensors that share the memory of ``flat``.
 
-    ``flat`` holds the rows one after the other; their number is a multiple of ``batch_size``. Fields whose lengths are
-    equal in every row share their offsets by way of ``shared``: torch refuses arithmetic between jagged tensors whose
-    offsets are not the same tensor.
+    ``flat`` holds the batches one after the other, each as `batch_shape` says; the number of rows is a multiple of
+    ``batch_size``. Fields whose lengths are equal in every row share their offsets by way of ``shared``: torch refuses
+    arithmetic between jagged tensors whose offsets are not the same tensor.
     """
     group = field.lengths_of
     known = shared.get(group) if group is not None else None
-    if known is None or not np.array_equal(known[0], lengths):
-        ends = np.zeros((len(lengths) // batch_size if batch_size else 1, batch_size + 1), np.int64)
-        np.cumsum(lengths.reshape(-1, batch_size) if batch_size else lengths[None], axis=1, out=ends[:, 1:])
-        known = lengths, ends[:, -1].tolist(), torch.from_numpy(ends).unbind(0)
+    if known is None or not np.array_equal(known.rows, lengths):
+        known = _batch_lengths(lengths, batch_size)
         if group is not None:
             shared[group] = known
-    _, sizes, offsets = known
-    inner_dims = [dim for dim in field.shape[1:] if dim is not None]
-    if inner_dims:
-        flat = flat.view(sum(sizes), *inner_dims)
-    values = torch.unsafe_split_with_sizes(flat, sizes) if len(sizes) > 1 else [flat]
-    construct = _constructor()
-    return [construct(of_batch, offsets_of_batch) for of_batch, offsets_of_batch in zip(values, offsets, strict=True)]
+    elements = math.prod(dim for dim in field.shape if dim is not None)
+    sizes = [size * elements for size in known.sums]
+    parts = torch.unsafe_split_with_sizes(flat, sizes) if len(sizes) > 1 else [flat]
+    if len(field.shape) > 1:
+        parts = [part.view(batch_shape(field, size)) for part, size in zip(parts, known.sums, strict=True)]
+    construct, ragged_idx = _constructor(), field.ragged_dim + 1
+    return [
+        construct(values, offsets, extremes, ragged_idx)
+        for values, offsets, extremes in zip(parts, known.offsets, known.extremes, strict=True)
+    ]
 
 
-def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Return a jagged nested tensor that shares the memory of ``values`` and ``offsets``."""
-    tensor: torch.Tensor = _constructor()(values, offsets)
-    return tensor
+def batch_shape(field: Field, size: int) -> list[int]:
+    """Return the shape of a batch's rows side by side along the dim that varies, which has ``size`` in all."""
+    return [size if dim is None else dim for dim in field.shape]
+
+
+def _batch_lengths(lengths: Int64Array, batch_size: int) -> _Lengths:
+    ends = np.zeros((len(lengths) // batch_size if batch_size else 1, batch_size + 1), np.int64)
+    by_batch = lengths.reshape(len(ends), batch_size)
+    np.cumsum(by_batch, axis=1, out=ends[:, 1:])
+    lows, highs = by_batch.min(1, initial=_LONGEST), by_batch.max(1, initial=0)
+    extremes = [_extremes(min(low, high), high) for low, high in zip(lows.tolist(), highs.tolist(), strict=True)]
+    return _Lengths(lengths, ends[:, -1].tolist(), torch.from_numpy(ends).unbind(0), extremes)
+
+
+def _extremes(low: int, high: int) -> dict[str, torch.Tensor]:
+    """Return the shortest and the longest length of a batch in the form in which torch keeps them.
+
+    Without them torch pads a batch to the sum of its lengths, and not to the longest.
+    """
+    return {"min_seqlen": torch.empty(low, 0, device="cpu"), "max_seqlen": torch.empty(high, 0, device="cpu")}
+
+
+def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a jagged nested tensor that shares the memory of ``values`` and ``offsets``.
+
+    It has the lengths and the ragged dim of ``like``; without it, the lengths are along the first dim of ``values``.
+    """
+    if like is None:
+        tensor: torch.Tensor = torch.nested.nested_tensor_from_jagged(values, offsets)
+        return tensor
+    made: torch.Tensor = _constructor()(values, offsets, getattr(like, "_metadata_cache", None), _ragged_idx(like))
+    return made
+
+
+def jagged_rows(batch: torch.Tensor) -> list[torch.Tensor]:
+    """Return the rows of a nested tensor, each contiguous; views where they are so already."""
+    return [row.contiguous() for row in batch.unbind(0)]
+
+
+def ragged_dim_of(batch: torch.Tensor) -> int:
+    """Return the dim of the rows of a nested tensor that varies: its values are the rows side by side along it."""
+    return _ragged_idx(batch) - 1
+
+
+def _ragged_idx(batch: torch.Tensor) -> int:
+    return getattr(batch, "_ragged_idx", 1)
 
 
 @cache
-def _constructor() -> Callable[[torch.Tensor, torch.Tensor], Any]:
+def _constructor() -> Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor] | None, int], Any]:
     """Return torch's private constructor of nested tensors if it works as expected, else the public function.
 
     The public function takes 120 microseconds, the constructor 27, which is as long as copying the rows of a batch.
     """
+
+    def private(values: Any, offsets: Any, extremes: dict[str, torch.Tensor] | None, ragged_idx: int) -> Any:
+        return NestedTensor(values, offsets, _metadata_cache=extremes, _ragged_idx=ragged_idx)
+
+    def public(values: Any, offsets: Any, extremes: dict[str, torch.Tensor] | None, ragged_idx: int) -> Any:
+        known: dict[str, Any] = {key: len(tensor) for key, tensor in (extremes or {}).items()}
+        return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged_idx, **known)
+
     try:
         from torch.nested._internal.nested_tensor import NestedTensor
 
-        probe = NestedTensor(torch.arange(3, device="cpu"), torch.tensor([0, 1, 3], device="cpu"))
-        works = probe.is_nested and probe.layout == torch.jagged and [len(row) for row in probe.unbind()] == [1, 2]
+        values, offsets = torch.arange(6, device="cpu").view(2, 3), torch.tensor([0, 1, 3], device="cpu")
+        probe = private(values, offsets, _extremes(1, 2), 2)
+        works = probe.is_nested and probe.layout == torch.jagged and _ragged_idx(probe) == 2
+        works = works and [list(row.shape) for row in probe.unbind()] == [[2, 1], [2, 2]]
+        works = works and probe.to_padded_tensor(0).shape == (2, 2, 2)
     except Exception:
         works = False
-    return NestedTensor if works else torch.nested.nested_tensor_from_jagged
+    return private if works else public

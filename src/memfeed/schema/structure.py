@@ -11,9 +11,10 @@ from memfeed.errors import SchemaError
 from memfeed.schema import codec, values
 from memfeed.schema.fields import DEEPEST, Kind, Node, Path, display
 from memfeed.schema.tree import open_container
+from memfeed.schema.tv_tensors import NAMED, SIZED, class_name
 from memfeed.schema.values import ValueSpec
 
-LONGEST_STRUCTURE = 16  # a longer list of numbers is data, even if all samples have the same length
+LONGEST_STRUCTURE = 16  # a longer list is data, even if it is the whole sample, or its numbers are of mixed types
 
 _LEAF, _NONE = Node(kind="leaf"), Node(kind="none")
 
@@ -64,12 +65,15 @@ class _Inference:
         in_tensordict = parent_kind in ("tensordict", "tensorclass")
         if kind == "json" or (in_tensordict and any(isinstance(part, list | tuple | dict) for part in parts)):
             return self._json_leaf(path, parts)
+        tv_names = set() if in_tensordict else {class_name(part) for part in parts if part is not None}
+        if tv_names & SIZED and len(tv_names) == 1 and all(part is not None for part in parts):
+            return self._container(path, parts)
         specs = [self._describe(path, i, part) for i, part in enumerate(parts)]
         if _describes_all(specs, parts):
             self._check_agreement(path, specs)
-            return self._leaf(path, specs)
+            return msgspec.structs.replace(self._leaf(path, specs), name=_named(tv_names))
         lists = [None if part is None else values.describe_list(part) for part in parts]
-        if _describes_all(lists, parts) and (resolved := _ragged_specs(lists, kind)) is not None:
+        if _describes_all(lists, parts) and (resolved := _list_specs(lists, path, kind)) is not None:
             return self._leaf(path, resolved)
         if all(part is None or _is_number_list(part) for part in parts) and not _is_record_like(parts):
             return self._json_leaf(path, parts)
@@ -126,6 +130,12 @@ class _Inference:
                 for key, children in zip(node.keys or range(len(first[1])), zip(*contents, strict=True), strict=True)
             )
             return msgspec.structs.replace(node, children=children)
+        formats = {str(one[0].value) for one in opened if one is not None and one[0].kind == "tv_tensor"}
+        if len(formats) > 1:
+            raise SchemaError(
+                f"field {display(path)}: found {type(parts[0]).__name__} of {' and of '.join(sorted(formats))}; "
+                "expected one format in every sample: convert them in the dataset"
+            )
         try:
             return self._json_leaf(path, parts)
         except SchemaError as error:
@@ -165,16 +175,27 @@ class _Inference:
         return opened
 
 
+def _named(tv_names: set[str]) -> str:
+    """Return the class of tv_tensors that a leaf has in every sample; empty if it has none, or several."""
+    return next(iter(tv_names)) if len(tv_names) == 1 and tv_names <= NAMED else ""
+
+
 def _describes_all(specs: Specs, parts: list[Any]) -> bool:
     return all(spec is not None or part is None for spec, part in zip(specs, parts, strict=True))
 
 
-def _ragged_specs(specs: Specs, kind: Kind | None) -> Specs | None:
-    """Return the specs of a ragged column of number lists; None if they are structure, or of several dtypes."""
+def _list_specs(specs: Specs, path: Path, kind: Kind | None) -> Specs | None:
+    """Return the specs of a column of number lists; None if they are structure, or of several dtypes.
+
+    Lists of one length are structure if they have less than two numbers, or if a short list is the whole sample: a
+    dataset may return ``[x, y]`` in place of a tuple.
+    """
     real = [spec for spec in specs if spec is not None]
     lengths = {spec.shape[0] for spec in real}
-    if kind is None and len(real) == len(specs) and len(lengths) == 1 and max(lengths) <= LONGEST_STRUCTURE:
-        return None
+    if kind is None and len(real) == len(specs) and len(lengths) == 1:
+        length = lengths.pop()
+        if length < 2 or (not path and length <= LONGEST_STRUCTURE):
+            return None
     dtypes = {spec.dtype for spec in real if spec.dtype}
     if len(dtypes) > 1:
         return None
@@ -204,7 +225,7 @@ def _spell(spec: ValueSpec) -> str:
 
 def _comparable_node(node: Node) -> tuple[Any, ...]:
     keys = frozenset(node.keys) if node.kind in ("dict", "graph") else node.keys  # a dict's keys may come in any order
-    return node.kind, node.name, keys, node.batch_dims
+    return node.kind, node.name, keys, node.batch_dims, node.value
 
 
 def _ordered(opened: tuple[Node, Sequence[Any]], keys: tuple[str | int, ...]) -> Sequence[Any]:

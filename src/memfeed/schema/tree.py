@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
 
 from memfeed.errors import SchemaError, brief
+from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Node, Path, display
 from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
 
@@ -55,7 +56,12 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     Raises SchemaError for a dict key that is neither str nor int, and for a dataclass with a field that is not set.
     """
     cls = type(value)
-    if isinstance(value, torch.Tensor | str | bytes):
+    if isinstance(value, torch.Tensor):
+        if cls is torch.Tensor or (name := tv_tensors.class_name(value)) not in tv_tensors.SIZED:
+            return None
+        node = Node(kind="tv_tensor", name=name, keys=tv_tensors.SIZED_KEYS, value=tv_tensors.options_of(value))
+        return node, tv_tensors.parts_of(value)
+    if isinstance(value, str | bytes):
         return None
     if isinstance(value, tuple):
         if hasattr(cls, "_fields"):
@@ -124,6 +130,8 @@ class Flattener:
 
     def _walk(self, node: Node, value: Any, path: Path, leaves: list[Any]) -> None:
         if node.kind == "leaf":
+            if node.name and value is not None and tv_tensors.class_name(value) != node.name:
+                raise _mismatch(path, type(value).__name__, f"an {node.name} of torchvision")
             leaves.append(value)
             return
         if node.kind == "none":
@@ -132,7 +140,7 @@ class Flattener:
             return
         opened = open_container(value)
         if opened is None or opened[0].kind != node.kind:
-            raise _mismatch(path, type(value).__name__, f"a {node.kind}")
+            raise _mismatch(path, type(value).__name__, node.name if node.kind == "tv_tensor" else f"a {node.kind}")
         found, content = opened
         if node.kind in ("tuple", "list"):
             if len(content) != len(node.children):
@@ -140,13 +148,15 @@ class Flattener:
                 if node.kind == "list" and path:
                     hint = f"; if its length may vary, pass fields={{{display(path)!r}: 'jagged'}} and overwrite=True"
                 raise _mismatch(path, f"a {node.kind} of {len(content)}", f"one of {len(node.children)}", hint)
+        elif node.kind == "tv_tensor" and (found.name, found.value) != (node.name, node.value):
+            raise _mismatch(path, f"{found.name} of {found.value}", f"{node.name} of {node.value}")
         elif found.keys != node.keys:
             by_key = dict(zip(found.keys, content, strict=True))
             if set(by_key) != set(node.keys):
                 raise _mismatch(path, f"the keys {brief(list(by_key), 120)}", brief(list(node.keys), 120))
             content = [by_key[key] for key in node.keys]
         for (key, child), part in zip(node.items(), content, strict=True):
-            if child.kind == "leaf":
+            if child.kind == "leaf" and not child.name:
                 leaves.append(part)
             else:
                 self._walk(child, part, (*path, key), leaves)
@@ -178,6 +188,8 @@ def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
     def collect(value: Any) -> None:
         opened = open_container(value)
         if opened is None:
+            return
+        if opened[0].kind == "tv_tensor":
             return
         if opened[0].name:
             add_type(types, type(value))

@@ -118,7 +118,7 @@ def describe(value: Any) -> ValueSpec | None:
 
 
 def describe_list(value: Any) -> ValueSpec | None:
-    """Return the spec of a list of Python numbers of one type, as a ragged leaf; None for any other value.
+    """Return the spec of a list of Python numbers of one type, as one leaf; None for any other value.
 
     The dtype of an empty list is "".
     """
@@ -154,7 +154,12 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 
 def copy_value(leaf: Any) -> Any:
-    """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again."""
+    """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again.
+
+    A leaf of a structure may be a list or dict: a json value, or a list of numbers.
+    """
+    if type(leaf) in SCALAR_DTYPES or type(leaf) in (str, bytes):
+        return leaf
     if isinstance(leaf, torch.Tensor):
         if _has_numpy_memory(leaf):
             # torch would divide an image among threads, which wait for each other on busy cores
@@ -170,7 +175,9 @@ def copy_value(leaf: Any) -> Any:
         return leaf.clone()
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
-    return copy.deepcopy(leaf) if isinstance(leaf, bytearray) or _is_pil(leaf) else leaf
+    if type(leaf) is list and SCALAR_DTYPES.keys() >= set(map(type, leaf)):
+        return list(leaf)
+    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or _is_pil(leaf) else leaf
 
 
 def _has_numpy_memory(tensor: torch.Tensor) -> bool:

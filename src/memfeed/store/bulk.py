@@ -17,6 +17,7 @@ from memfeed.errors import FieldError, StoreError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
+from memfeed.schema.jagged import batch_shape
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, RaggedColumn
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
@@ -142,22 +143,23 @@ def _jagged(
     """Return ``rows`` as one nested tensor. Fields of equal lengths share their offsets through ``shared``."""
     field = column.field
     _, sizes, dims = column.locate(rows)
-    ends = torch.from_numpy(np.concatenate([[0], dims[:, 0].cumsum()]))
-    shape = [dim for dim in field.shape[1:] if dim is not None]
-    values = torch.empty((int(ends[-1]), *shape), dtype=field.torch_dtype, device=target)
+    along, dim = dims[:, field.ragged_dim], field.ragged_dim
+    ends = torch.from_numpy(np.concatenate([[0], along.cumsum()]))
+    values = torch.empty(batch_shape(field, int(ends[-1])), dtype=field.torch_dtype, device=target)
     gather = Gather([column], [Fresh()])
     stops = np.searchsorted(sizes.cumsum(), np.arange(CHUNK_BYTES, int(sizes.sum()) + CHUNK_BYTES, CHUNK_BYTES)) + 1
     start = 0
     for stop in np.unique(stops.clip(max=len(rows))).tolist():
         chunk = gather(rows[start:stop])[0].values()
-        values[int(ends[start]) : int(ends[stop])].copy_(chunk)
+        values.narrow(dim, int(ends[start]), int(ends[stop] - ends[start])).copy_(chunk)
         bar.advance(chunk.nbytes)
         start = stop
     known = shared.get(field.lengths_of) if field.lengths_of is not None else None
     offsets = known if known is not None and torch.equal(known.cpu(), ends) else ends.to(target)
     if field.lengths_of is not None:
         shared[field.lengths_of] = offsets
-    return torch.nested.nested_tensor_from_jagged(values, offsets)
+    low, high = (int(along.min()), int(along.max())) if len(along) else (0, 0)
+    return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=dim + 1, min_seqlen=low, max_seqlen=high)
 
 
 def _bytes(column: Column, rows: Int64Array) -> int:

@@ -116,9 +116,12 @@ class RaggedColumn:
     ) -> None:
         self.field, self.row_count, self.heap_bytes = field, row_count, heap_bytes
         self.heap_path, self._files, self._check = files.heap, files, check
-        step = math.prod(dim for dim in field.shape[1:] if dim is not None)  # elements per unit of the first dim
-        only_first_varies = (field.kind in HEAP_OF_BYTES or field.shape[:1] == (None,)) and None not in field.shape[1:]
-        self._step = step if only_first_varies and not field.optional else 0  # 0: `locate` has no short way
+        step = math.prod(dim for dim in field.shape if dim is not None)  # elements per unit of the dim that varies
+        one_varies = field.kind in HEAP_OF_BYTES or field.shape.count(None) == 1
+        self._step = step if one_varies and not field.optional else 0  # 0: `locate` has no short way
+        self._axis = field.shape.index(None) if None in field.shape else 0
+        self._others = [axis for axis, dim in enumerate(field.shape) if dim is not None]
+        self._fixed_dims = [dim for dim in field.shape if dim is not None]
 
     @cached_property
     @_ORDINARY
@@ -149,14 +152,14 @@ class RaggedColumn:
         all_starts, all_dims, _ = self._arrays
         if self._step and len(rows):
             dims, starts = all_dims[rows], all_starts[rows]
-            steps, item = dims[:, 0], self.field.itemsize
+            steps, item = dims[:, self._axis], self.field.itemsize
             elements = self.heap_bytes // item
             # seen as unsigned, negative numbers are too large: so a few comparisons find every possible damage
             if (
                 steps.view(np.uint64).max() <= elements // self._step
                 and starts.view(np.uint64).max() <= elements
                 and (starts + steps * self._step).max() <= elements
-                and (dims.shape[1] == 1 or (dims[:, 1:] == self.field.shape[1:]).all())
+                and (not self._others or (dims[:, self._others] == self._fixed_dims).all())
             ):
                 return starts * item, steps * (self._step * item), dims
         return self._locate_checked(rows)

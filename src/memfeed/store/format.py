@@ -15,11 +15,11 @@ import msgspec
 import xxhash
 
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
-from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem
+from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem, required_version
 from memfeed.system import files
 from memfeed.system.descriptors import open_read
 
-VERSION = 1
+VERSION = 2
 MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
 BUILD_SUFFIX = ".build"
@@ -41,8 +41,9 @@ class _Heading(msgspec.Struct):
 
 
 def new_manifest(**values: Any) -> Manifest:
-    """Return a manifest of the current version."""
-    return Manifest(format="memfeed", version=VERSION, **values)
+    """Return a manifest of the lowest version that has all of its features, so that older readers can read it."""
+    manifest = Manifest(format="memfeed", version=1, **values)
+    return msgspec.structs.replace(manifest, version=required_version(manifest))
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -63,9 +64,9 @@ def decode(data: bytes, where: Path) -> Manifest:
         raise StoreError(f"{where}: found a manifest that cannot be read ({error}): {_REMEDY}") from None
     if heading.format != "memfeed":
         raise StoreError(f"{where}: found format {heading.format!r}; expected 'memfeed': this is not a memfeed store")
-    if heading.version != VERSION:
+    if not 1 <= heading.version <= VERSION:
         raise StoreError(
-            f"{where}: found format version {heading.version}; this memfeed reads version {VERSION}: "
+            f"{where}: found format version {heading.version}; this memfeed reads versions 1 to {VERSION}: "
             "upgrade memfeed (pip install -U memfeed), or make the store anew with this one"
         )
     try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from memfeed.errors import RowError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import SharedOffsets, jagged_batches
+from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches, jagged_rows
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.store.padding import pad_rows
@@ -30,6 +31,8 @@ SMALL_RAGGED_BYTES = 4 << 20  # Python makes a nested tensor slower than it is f
 MOST_AT_ONCE = 64
 NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gathered for all batches of a task
 RUN_BYTES = 64 * 1024  # below this size, finding out that rows are consecutive takes longer than it saves
+
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 Located = tuple[Int64Array, Int64Array, Int64Array]
 """Starts, lengths and dims of rows; see ``RaggedRows.locate``."""
@@ -106,9 +109,11 @@ def sample_leaves(column: Column, leaf: Any) -> Iterable[Any]:
         if form == "tensor":
             return leaf
         return [None if value is None else (value.item() if form == "scalar" else value.tolist()) for value in leaf]
-    if form == "tensor":
-        return list(leaf.unbind(0))
-    return leaf.tolist() if form == "scalar" else [row.tolist() for row in leaf.unbind(0)]
+    if form == "scalar":
+        numbers: list[Any] = leaf.tolist()
+        return numbers
+    rows = jagged_rows(leaf) if leaf.is_nested else list(leaf.unbind(0))
+    return rows if form == "tensor" else [row.tolist() for row in rows]
 
 
 class Gather:
@@ -255,25 +260,35 @@ class Gather:
         if located:
             shared: SharedOffsets = {}
             for (index, ragged), (starts, lengths, dims) in zip(self._ragged, located, strict=True):
+                where, size = (starts, lengths, dims), batch_size or len(rows)
                 if index in self._pad:
-                    flat = self._gather_ragged(ragged, starts, lengths, dims, Fresh())
-                    leaves[index], leaves[self._mask_of[index]] = self._padded(index, flat, dims[:, 0], batch_size)
+                    leaves[index], leaves[self._mask_of[index]] = self._padded(index, ragged, *where, batch_size)
                     continue
-                gather = partial(self._gather_located, index, ragged, starts, lengths, dims, batch_size, shared)
+                gather = partial(self._gather_located, index, ragged, *where, size, shared, batch_size is None)
                 leaves[index] = self._views(ragged, starts, dims, gather) if index in self._as_views else gather()
         return leaves
 
-    def _padded(self, index: int, flat: torch.Tensor, lengths: Int64Array, batch_size: int | None) -> tuple[Any, Any]:
-        """Return the rows in ``flat`` as one padded tensor and its mask; with ``batch_size`` as two lists of them."""
-        inner = [dim for dim in self._columns[index].field.shape[1:] if dim is not None]
-        rows, value = flat.view(int(lengths.sum()), *inner), self._pad[index]
+    def _padded(
+        self,
+        index: int,
+        column: RaggedRows,
+        starts: Int64Array,
+        lengths: Int64Array,
+        dims: Int64Array,
+        batch_size: int | None,
+    ) -> tuple[Any, Any]:
+        """Return the located rows as one padded tensor and its mask; with ``batch_size`` as two lists of them."""
+        field, size = column.field, batch_size or len(starts)
+        flat = self._gather_flat(column, starts, lengths, dims, Fresh(), size)
+        of_batches = dims[:, field.ragged_dim].reshape(-1, size) if size else np.empty((1, 0), np.int64)
+        shapes = [batch_shape(field, total) for total in of_batches.sum(axis=1).tolist()]
+        parts = zip(torch.split(flat, [*map(math.prod, shapes)]), shapes, of_batches, strict=True)
         memory = self._allocators[index], self._allocators[self._mask_of[index]]
-        if batch_size is None:
-            return pad_rows(rows, lengths, value, *memory)
-        of_batches = lengths.reshape(-1, batch_size)
-        parts = torch.split(rows, of_batches.sum(axis=1).tolist())
-        found = [pad_rows(part, each, value, *memory) for part, each in zip(parts, of_batches, strict=True)]
-        return [padded for padded, _ in found], [mask for _, mask in found]
+        found = [
+            pad_rows(part.view(shape), of_batch, self._pad[index], *memory, field.ragged_dim)
+            for part, shape, of_batch in parts
+        ]
+        return found[0] if batch_size is None else tuple(map(list, zip(*found, strict=True)))  # type: ignore[return-value]
 
     def _views(self, column: RaggedRows, starts: Int64Array, dims: Int64Array, own: Callable[[], Any]) -> RaggedList:
         """Return the located rows of a column, all present, as views of the map; ``own`` returns them copied."""
@@ -298,21 +313,21 @@ class Gather:
         starts: Int64Array,
         lengths: Int64Array,
         dims: Int64Array,
-        batch_size: int | None,
+        size: int,
         shared: SharedOffsets,
+        is_one: bool,
     ) -> Any:
-        leaf = self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
+        """Return the located rows of a column; of a jagged one a list of batches of ``size`` rows, or the one batch."""
         if index not in self._jagged:
-            return leaf
-        batches = jagged_batches(
-            leaf, dims[:, 0], len(dims) if batch_size is None else batch_size, column.field, shared
-        )
-        return batches[0] if batch_size is None else batches
+            return self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
+        flat = self._gather_flat(column, starts, lengths, dims, self._allocators[index], size)
+        batches = jagged_batches(flat, dims[:, column.field.ragged_dim], size, column.field, shared)
+        return batches[0] if is_one else batches
 
     def _gather_ragged(
         self, column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, allocator: Allocator
     ) -> Any:
-        """Return the located rows of a column as a list; those of a jagged column in one flat tensor."""
+        """Return the located rows of a column as a list; rows of one shape as a tensor."""
         field = column.field
         if field.kind in HEAP_OF_BYTES:
             encoded = [
@@ -333,12 +348,47 @@ class Gather:
             column.copy(starts, sizes, flat.view(torch.uint8).numpy())
         if field.kind == "fixed":  # rows of one shape, each in a file of its own
             return flat.view(len(lengths), *field.row_shape)
-        if field.kind == "list":
-            parts = iter(torch.split(flat, (sizes // field.itemsize).tolist()))
-            shapes = dims[:, : len(field.shape)].tolist()
-            is_present = [True] * len(shapes) if present is None else present.tolist()
-            return [next(parts).view(shape) if here else None for shape, here in zip(shapes, is_present, strict=True)]
+        parts = iter(torch.split(flat, (sizes // field.itemsize).tolist()))
+        shapes = dims[:, : len(field.shape)].tolist()
+        is_present = [True] * len(shapes) if present is None else present.tolist()
+        return [next(parts).view(shape) if here else None for shape, here in zip(shapes, is_present, strict=True)]
+
+    def _gather_flat(
+        self,
+        column: RaggedRows,
+        starts: Int64Array,
+        lengths: Int64Array,
+        dims: Int64Array,
+        allocator: Allocator,
+        batch_size: int,
+    ) -> torch.Tensor:
+        """Return the located rows of a jagged column in one flat tensor: batches in turn, as `batch_shape` says."""
+        field, total = column.field, int(lengths.sum())
+        self.bytes += total
+        flat = allocator.allocate((total // field.itemsize,), field.torch_dtype)
+        if total and math.prod(batch_shape(field, 1)[: field.ragged_dim]) == 1:
+            column.copy(starts, lengths, flat.view(torch.uint8).numpy())
+        elif total:
+            _copy_side_by_side(column, starts, lengths, dims, batch_size, flat)
         return flat
+
+
+def _copy_side_by_side(
+    column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, batch_size: int, flat: torch.Tensor
+) -> None:
+    """Copy rows into ``flat``, batch by batch; the rows of a batch are side by side along the dim that varies."""
+    field, end = column.field, 0
+    dtype = _SAME_SIZE[field.itemsize]  # torch joins tensors of a few dtypes only
+    for first in range(0, len(starts), batch_size):
+        part = slice(first, first + batch_size)
+        shape = batch_shape(field, int(dims[part, field.ragged_dim].sum()))
+        begin, end = end, end + math.prod(shape)
+        # not views of the column: one with a file per row would map each of them
+        read = torch.empty(end - begin, dtype=dtype, device="cpu")
+        column.copy(starts[part], lengths[part], read.view(torch.uint8).numpy())
+        rows = torch.split(read, (lengths[part] // field.itemsize).tolist())
+        shaped = [row.view(shape) for row, shape in zip(rows, dims[part].tolist(), strict=True)]
+        torch.cat(shaped, dim=field.ragged_dim, out=flat[begin:end].view(dtype).view(shape))
 
 
 def split(

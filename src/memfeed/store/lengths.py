@@ -18,24 +18,24 @@ ROWS_AT_ONCE = 1 << 20
 
 
 def row_lengths(column: Column, rows: Int64Array) -> Int64Array:
-    """Return the first dim of each of ``rows`` of a jagged column, int64 [k]. Raises FieldError for any other column.
+    """Return the size of each of ``rows`` of a jagged column along the dim that varies, int64 [k].
 
-    Raises CorruptStoreError for a row outside of its file.
+    Raises FieldError for any other column, CorruptStoreError for a row outside of its file.
     """
     if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn | ComputedColumn) or not is_jagged(column.field):
         raise FieldError(
             f"found field {column.field.name}, which is {column.field.describe()}; expected one whose rows are tensors "
-            "of which the first dim varies"
+            "of which one dim varies"
         )
     lengths = np.empty(len(rows), np.int64)
     for first in range(0, len(rows), ROWS_AT_ONCE):
         part = slice(first, first + ROWS_AT_ONCE)
-        lengths[part] = column.locate(rows[part])[2][:, 0]
+        lengths[part] = column.locate(rows[part])[2][:, column.field.ragged_dim]
     return lengths
 
 
 def is_jagged(field: Field) -> bool:
-    """Return True if the rows of a field are tensors, never None, of which only the first dim varies."""
+    """Return True if the rows of a field are tensors, never None, of which one dim varies."""
     return field.kind == "jagged" and not field.optional
 
 

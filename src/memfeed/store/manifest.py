@@ -14,6 +14,7 @@ import msgspec
 
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
 from memfeed.schema.stems import is_stem, same_file
+from memfeed.schema.tv_tensors import SIZED, SIZED_KEYS
 from memfeed.store.attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 
@@ -65,6 +66,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {TARGETS_FILE: 8 * self.rows} if targets is not None and targets.field is None else {}
 
 
+def required_version(manifest: Manifest) -> int:
+    """Return the lowest version of the format that has all features of a manifest."""
+    has_extras = manifest.attributes is not msgspec.UNSET or manifest.metadata is not msgspec.UNSET
+    is_new = has_extras or _is_new_node(manifest.schema.structure)
+    is_new = is_new or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
+    return 2 if is_new else 1
+
+
+def _is_new_node(node: Node) -> bool:
+    """Return True if a node, or one below it, has a kind or a key that version 1 does not have."""
+    return node.kind in ("graph", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
+
+
 def manifest_problem(manifest: Manifest) -> str:
     """Return a phrase that says what is wrong with a manifest, or an empty string."""
     if not 0 <= manifest.rows <= MOST_ROWS:
@@ -76,7 +90,10 @@ def manifest_problem(manifest: Manifest) -> str:
         problem = attributes_problem(manifest.attributes, manifest.schema.fields)
     if manifest.metadata and not problem:
         problem = metadata_problem(manifest.metadata)
-    return problem or _files_problem(manifest) or _provenance_problem(manifest)
+    problem = problem or _files_problem(manifest) or _provenance_problem(manifest)
+    if not problem and manifest.version < required_version(manifest):
+        return f"version {manifest.version} with features of version {required_version(manifest)}"
+    return problem
 
 
 def schema_problem(schema: Schema, row_count: int) -> str:
@@ -143,6 +160,8 @@ def node_problem(node: Node, depth: int = 0) -> str:
     """Return a phrase that says what is wrong with a structure, or an empty string."""
     if depth > DEEPEST:
         return f"a structure deeper than {DEEPEST}"
+    if node.kind == "tv_tensor":
+        return tv_tensor_problem(node)
     if node.kind == "shared" or node.value is not None:
         return "a value in the structure"  # only directories of tensordict have those
     if node.kind in ("leaf", "none"):
@@ -169,6 +188,16 @@ def node_problem(node: Node, depth: int = 0) -> str:
     return next((problem for child in node.children if (problem := node_problem(child, depth + 1))), "")
 
 
+def tv_tensor_problem(node: Node) -> str:
+    """Return a phrase that says what is wrong with a node of kind tv_tensor, or an empty string."""
+    if node.name not in SIZED or node.keys != SIZED_KEYS or [child.kind for child in node.children] != ["leaf"] * 2:
+        return f"a tv_tensor {node.name!r} of the parts {node.keys}"
+    values = node.value.items() if isinstance(node.value, dict) else [("", 0)]
+    if not all(key.isidentifier() and (value is None or isinstance(value, str)) for key, value in values):
+        return f"a tv_tensor with the options {node.value!r:.100}"
+    return ""
+
+
 def field_problem(field: Field, field_index: int) -> str:
     """Return a phrase that says what is wrong with one field, or an empty string."""
     if not is_stem(field.stem) or field.stem.count("/") > DEEPEST:
@@ -182,8 +211,8 @@ def field_problem(field: Field, field_index: int) -> str:
     if math.prod(dim for dim in field.shape if dim) * field.itemsize > LARGEST_FILE:
         return f"rows of shape {field.shape}, too large to address"
     varying = [axis for axis, dim in enumerate(field.shape) if dim is None]
-    expected = {"fixed": [], "jagged": [0]}.get(field.kind, varying)
-    if varying != expected or (field.kind == "list" and len(varying) != len(field.shape)):
+    expected = {"fixed": 0, "jagged": 1, "list": len(field.shape)}.get(field.kind, 0)
+    if len(varying) != expected:
         return f"{field.kind} with shape {field.shape}"
     if field.optional and field.kind in ("fixed", "jagged"):
         return f"{field.kind} values that may be None"

@@ -216,6 +216,11 @@ def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, f
     sources: list[Any] = [store.columns[index] for index in indices]
     if size < 1:
         raise FieldError(f"found blocks of {size} tokens; expected at least 1")
+    if other := next((source.field for source in sources if source.field.ragged_dim), None):
+        raise FieldError(
+            f"found field {other.name}, which is {other.describe()}; expected tokens along the first dim: transpose "
+            "them in the dataset"
+        )
     rows = store.base_rows(np.arange(len(store)))
     lengths = same_lengths(sources, rows)
     packing = Packing(rows, lengths, size, has_end=end is not None, fills=fill is not None)

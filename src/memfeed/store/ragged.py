@@ -89,6 +89,22 @@ def open_rows(root: Path, field: Field, row_count: int) -> tuple[Int64Array, Int
     )
 
 
+def read_row(root: Path, field: Field, row: int) -> tuple[bytes, Int64Array | None]:
+    """Return the bytes of one row, and its dims, int64 [1, dims_width]; None for a fixed column."""
+    if field.kind == "fixed":
+        return _read(fixed_file(root, field), row * field.row_bytes, field.row_bytes), None
+    files, width = ragged_files(root, field), INT64_BYTES * dims_width(field)
+    dims = np.frombuffer(_read(files.dims, row * width, width), np.int64)[None]
+    start = int.from_bytes(_read(files.start, row * INT64_BYTES, INT64_BYTES), "little")
+    return _read(files.heap, start * field.itemsize, int(element_counts(dims)[0]) * field.itemsize), dims
+
+
+def _read(path: Path, first: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(first)
+        return file.read(size)
+
+
 def used_heap_ranges(
     root: Path, field: Field, row_count: int, present: npt.NDArray[np.bool_] | None = None
 ) -> Int64Array:

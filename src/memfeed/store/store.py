@@ -477,7 +477,7 @@ class Store(Dataset[Any]):
         return Store(backing)
 
     def lengths(self, which: Name) -> torch.Tensor:
-        """Return the length of each row of a field of which the first dim varies, int64 [n]. Reads no value.
+        """Return the length of each row of a field of which one dim varies, int64 [n]. Reads no value.
 
         Example::
 

@@ -132,12 +132,14 @@ class _Planner:
         return InMemoryRowsColumn(ragged, [torch.as_tensor(tensor.data) for tensor in entry.tensors])
 
     def _ragged(self, field: Callable[..., Field], dtype: str, dims: Int64Array, nested: bool) -> Field:
-        """Choose the kind as for a dataset's leaf: fixed, jagged if only the first dim varies, a list if others do."""
+        """Choose the kind as for a dataset's leaf: fixed, jagged if one dim varies, a list if several do."""
         first = dims[0].tolist() if len(dims) else [0] * dims.shape[1]
-        varying = {axis for axis, size in enumerate(first) if (dims[:, axis] != size).any()}
+        varying = [axis for axis, size in enumerate(first) if (dims[:, axis] != size).any()]
         if not varying and not nested:
             return field("fixed", dtype, tuple(first))
-        if varying - {0}:
+        if len(varying) > 1:
             return field("list", dtype, (None,) * len(first))
-        group = self._lengths.setdefault(dims[:, 0].tobytes(), len(self.columns))
-        return msgspec.structs.replace(field("jagged", dtype, (None, *first[1:])), lengths_of=group)
+        ragged_dim = varying[0] if varying else 0
+        group = self._lengths.setdefault(dims[:, ragged_dim].tobytes(), len(self.columns))
+        shape = tuple(None if axis == ragged_dim else size for axis, size in enumerate(first))
+        return msgspec.structs.replace(field("jagged", dtype, shape), lengths_of=group)

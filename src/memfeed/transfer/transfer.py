@@ -270,7 +270,7 @@ def _dense_parts(leaf: Any) -> Sequence[torch.Tensor]:
 def _with_parts(leaf: Any, parts: Iterator[torch.Tensor]) -> Any:
     """Return a leaf like ``leaf`` that consists of the next ``parts``, in the order of ``_dense_parts``."""
     if isinstance(leaf, torch.Tensor):
-        return jagged_tensor(next(parts), next(parts)) if leaf.is_nested else next(parts)
+        return jagged_tensor(next(parts), next(parts), leaf) if leaf.is_nested else next(parts)
     if isinstance(leaf, list):
         return [next(parts) if isinstance(part, torch.Tensor) else part for part in leaf]
     return leaf

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfeed.errors import TransformError
+from memfeed.schema.jagged import jagged_tensor, ragged_dim_of
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.batch_fields import BatchField
@@ -32,11 +33,12 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: ImageShape)
     masks = _as_masks(tensor, shape)
     if masks is not None:
         return _move_masks(masks, geometries, shape)
-    if isinstance(tensor, torch.Tensor) and tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
+    along_rows = isinstance(tensor, torch.Tensor) and (not tensor.is_nested or ragged_dim_of(tensor) == 0)
+    if along_rows and tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
         if tensor.is_nested:
             offsets: torch.Tensor = tensor.offsets()  # type: ignore[attr-defined]
             values = _move_points(tensor.values(), offsets.diff(), geometries, shape)
-            return torch.nested.nested_tensor_from_jagged(values, offsets)
+            return jagged_tensor(values, offsets, tensor)
         n, k, width = tensor.shape
         counts = torch.full((n,), k, device="cpu")
         return _move_points(tensor.reshape(n * k, width), counts, geometries, shape).view(n, k, width)

@@ -1,0 +1,99 @@
+"""Compare rows as they were written with the dataset, before the store is finished."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.building.build import Build
+from memfeed.building.rows import DURABLE, WRITTEN
+from memfeed.convert.fingerprint import hash_packed
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.probe import spread
+from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.write_run import WritePlan, flatten_sample
+from memfeed.errors import BuildError, SampleError
+from memfeed.schema import codec
+from memfeed.schema.codec import Packed
+from memfeed.schema.fields import Field
+from memfeed.store import ragged
+from memfeed.system import random_state
+
+MOST_SECONDS = 1.0
+ROUNDING = 1e-3  # of the largest value: a worker has one thread, and may add floats in another order
+
+
+def require_probed(build: Build) -> None:
+    """Raise BuildError unless the rows of the probed samples have the hashes that the probe took.
+
+    The rows of an iterable with several workers are in another order than the samples that the probe read, and those
+    of a build that ``is_closing`` have moved, so neither is compared.
+    """
+    if build.is_closing or build.settings.shares > 1 or build.settings.fingerprint is None:
+        return
+    presence = build.presence()
+    for probe in build.settings.fingerprint.probes:
+        if probe.index < len(presence) and presence[probe.index] in (WRITTEN, DURABLE):
+            for field, expected in zip(build.schema, probe.hashes, strict=True):
+                if hash_packed(field, _read_packed(build, field, probe.index)) != expected:
+                    raise _differs(build, field, probe.index)
+
+
+def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
+    """Read some samples of a map-style dataset again, for a second. Raise BuildError if a row is not what they are.
+
+    These are samples between those of the probe, so that rows that a worker wrote are among them.
+    """
+    if build.is_closing or build.settings.fingerprint is None:
+        return
+    presence, watchdog, started = build.presence(), Watchdog(0), time.monotonic()
+    probed = sorted(probe.index for probe in build.settings.fingerprint.probes)
+    between = [(one + other) // 2 for one, other in pairwise(probed) if other - one > 1]
+    with random_state.preserved(), watchdog.watch():
+        for row in spread(between):
+            if presence[row] not in (WRITTEN, DURABLE):
+                continue
+            try:
+                leaves = flatten_sample(plan, read_sample(dataset, row, watchdog), row)
+            except SampleError:  # it raises now and then
+                continue
+            for field_index, (field, leaf) in enumerate(zip(build.schema, leaves, strict=True)):
+                again = codec.pack(field, [leaf], cast=field_index in plan.casts)
+                if not _agree(field, again, _read_packed(build, field, row)):
+                    raise _differs(build, field, row)
+            if time.monotonic() - started > MOST_SECONDS:
+                return
+
+
+def _read_packed(build: Build, field: Field, row: int) -> Packed:
+    data, dims = ragged.read_row(build.root, field, row)
+    return Packed([np.frombuffer(data, np.uint8)], dims)
+
+
+def _agree(field: Field, one: Packed, other: Packed) -> bool:
+    """Return True if two packed rows are equal, floats up to rounding."""
+    if one.dims is not None and not np.array_equal(one.dims, other.dims):  # type: ignore[arg-type]
+        return False
+    a, b = (np.concatenate([*packed.buffers, np.empty(0, np.uint8)]) for packed in (one, other))
+    if np.array_equal(a, b):
+        return True
+    dtype = field.torch_dtype
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return False
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    x, y = (torch.from_numpy(array).view(dtype).to(wide) for array in (a, b))
+    largest = float(torch.nan_to_num(x).abs().max())
+    return torch.allclose(x, y, rtol=ROUNDING, atol=ROUNDING * largest, equal_nan=True)
+
+
+def _differs(build: Build, field: Field, row: int) -> BuildError:
+    return BuildError(
+        f"found in row {row}, field {field.name}, another value than the dataset gives for that sample; expected the "
+        "same each time. Either the sample is random: move the random part to Loader(transform=...), or keep these "
+        "rows with allow_random=True. Or its memory was filled again while it was read: return a copy, as in `return "
+        f"self.buffer.clone()`. To start anew, remove {build.root}"
+    )
