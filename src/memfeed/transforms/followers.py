@@ -36,7 +36,7 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: ImageShape)
     along_rows = isinstance(tensor, torch.Tensor) and (not tensor.is_nested or ragged_dim_of(tensor) == 0)
     if along_rows and tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
         if tensor.is_nested:
-            offsets: torch.Tensor = tensor.offsets()  # type: ignore[attr-defined]
+            offsets: torch.Tensor = tensor.offsets()
             values = _move_points(tensor.values(), offsets.diff(), geometries, shape)
             return jagged_tensor(values, offsets, tensor)
         n, k, width = tensor.shape
