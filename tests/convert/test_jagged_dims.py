@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import StoreError
+from memfeed.errors import FieldError, StoreError
 from memfeed.store import format
 from support import Made, cache, equal
 
@@ -85,6 +85,27 @@ def test_a_loader_gives_jagged_batches(path, channels, batch_size):
             assert np.array_equal(row, dataset[i]["sound"].numpy())
     for batch in DataLoader(store, batch_size, collate_fn=list):
         assert all(equal(sample, dataset[sample["label"]]) and sample["sound"].is_contiguous() for sample in batch)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("collate", [False, True])
+def test_padded_batches(path, channels, collate):
+    dataset = Audio(channels)
+    store = cache(dataset, path)
+    pad = {"sound": -1, "frames": 7}
+    batches = DataLoader(store, 4, collate_fn=memfeed.Collate(pad=pad)) if collate else Loader(store, 4, pad=pad)
+    for batch in batches:
+        samples = [dataset[i]["sound"] for i in batch["label"].tolist()]
+        longest = max(sample.shape[1] for sample in samples)
+        assert batch["sound"].shape == (4, channels, longest)
+        assert batch["sound"].is_contiguous()
+        assert equal(batch["sound_mask"], batch["frames_mask"])
+        for row, mask, sample in zip(batch["sound"], batch["sound_mask"], samples, strict=True):
+            assert equal(row[:, mask], sample)
+            assert bool((row[:, ~mask] == -1).all())
+    assert store.lengths("sound").tolist() == [i % 7 for i in range(N)]
+    with pytest.raises(FieldError, match="found field sound, .*expected tokens along the first dim"):
+        store.packed("sound", 8)
 
 
 def test_other_ways_to_read_them(path):

@@ -143,7 +143,7 @@ def test_lengths_come_without_reading_a_token(path):
     assert store.lengths("input_ids").tolist() == [3, 0, 5]
     assert store.subset([2, 0]).lengths("input_ids").tolist() == [5, 3]
     assert len(store.subset(store.lengths("input_ids") <= 3)) == 2
-    with pytest.raises(FieldError, match="first dim varies"):
+    with pytest.raises(FieldError, match="one dim varies"):
         store.lengths("doc")
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from memfeed.building.rows import DURABLE
+from memfeed.convert.probe import probe_indices
+from memfeed.convert.readback import indices_between
 from torture.victims import (
     PROBE,
     Logged,
@@ -65,7 +67,8 @@ def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[
             return counts
         run += 1
         present[run] = presence(path)
-    probed = set() if work is write else {round(i * (n - 1) / 15) for i in range(16)}
+    # read on purpose: before the conversion, and once more at its end
+    probed = set() if work is write else {*probe_indices(n), *indices_between(probe_indices(n))}
     for run_of, worker, index in reads(log) if work is not convert_stream else ():  # an iterator cannot skip them
         before = present[run_of]
         if (worker != PROBE or index not in probed) and index < len(before) and before[index]:

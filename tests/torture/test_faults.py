@@ -21,6 +21,7 @@ from memfeed.building import commit, recovery
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear
 from memfeed.building.recovery import claim_recovered
+from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, SampleError, SpaceError, StoreError
 from memfeed.system import files
 from support import Made, equal
@@ -127,7 +128,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_up(small_disk):
     """The samples probed are short, those between them long: the budget cannot know."""
-    probed = {round(i * 199 / 15) for i in range(16)}
+    probed = set(probe_indices(200))
     data = Made(lambda i: torch.full((5 if i in probed else 10_000,), i, dtype=torch.int32), 200)
     path, filler = small_disk / "a.mf", small_disk / "filler"
     with pytest.raises(SpaceError, match=r"bytes more: free some space .*rows are kept in .*a\.mf\.build"):

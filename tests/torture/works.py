@@ -17,11 +17,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 import memfeed
 from memfeed import Writer
 from memfeed.building import build
+from memfeed.convert.probe import probe_indices
 from memfeed.errors import StoreError
 from support import Made, equal
 
 ROWS = 24
-PROBED = {round(i * (ROWS - 1) / 15) for i in range(16)}
+PROBED = set(probe_indices(ROWS))
 BROKEN = (5, 6, 17)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,8 +52,7 @@ def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
     if build.is_closing or build.settings.fingerprint is None:
         return
     presence, watchdog, started = build.presence(), Watchdog(0), time.monotonic()
-    probed = sorted(probe.index for probe in build.settings.fingerprint.probes)
-    between = [(one + other) // 2 for one, other in pairwise(probed) if other - one > 1]
+    between = indices_between([probe.index for probe in build.settings.fingerprint.probes])
     with random_state.preserved(), watchdog.watch():
         for row in spread(between):
             if presence[row] not in (WRITTEN, DURABLE):
@@ -67,6 +67,11 @@ def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
                     raise _differs(build, field, row)
             if time.monotonic() - started > MOST_SECONDS:
                 return
+
+
+def indices_between(probed: Sequence[int]) -> list[int]:
+    """Return an index in the middle of each two neighbours of ``probed``, which are ascending."""
+    return [(one + other) // 2 for one, other in pairwise(probed) if other - one > 1]
 
 
 def _read_packed(build: Build, field: Field, row: int) -> Packed:

@@ -16,7 +16,8 @@ _RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128
 
 def raw(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a contiguous tensor as an array that NumPy can copy, whatever its dtype; they share memory."""
-    array: NDArray[Any] = tensor.view(torch.uint8).numpy().view(_RAW[tensor.itemsize])
+    flat = tensor.reshape(-1).view(torch.uint8).numpy()  # a dim of 1 may have any stride, which ``view`` refuses
+    array: NDArray[Any] = flat.view(_RAW[tensor.itemsize]).reshape(tuple(tensor.shape))
     return array
 
 
