@@ -40,6 +40,16 @@ def require_own_directory(path: Path) -> None:
     )
 
 
+def require_own_link(link: Path, target: Path) -> None:
+    """Raise StoreError if another user than root made ``link``, which leads to ``target``."""
+    owner = os.lstat(link).st_uid
+    if owner not in (os.geteuid(), 0) and owner != _seen_of_a_new_directory(link.parent)[0]:
+        raise StoreError(
+            f"{link}: found a symbolic link of user {owner}; expected one of yours, because who made it decides what "
+            f"is written: if that is what you want, pass {str(target)!r}"
+        )
+
+
 def _seen_of_a_new_directory(above: Path) -> tuple[int, bool]:
     """Return the owner that a new directory has, and if all may write into it.
 
