@@ -148,7 +148,7 @@ def test_a_crop_reads_its_own_pixels(store, monkeypatch):
         Compose([{"label": lambda label: label}, RandomHorizontalFlip(on="image")]),
         None,
     ],
-    ids=str,
+    ids=lambda transform: type(transform).__name__,
 )
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_who_writes_to_a_batch_never_changes_the_store(store, transform, prefetch):
@@ -255,3 +255,18 @@ def test_images_of_which_one_side_varies(tmp_path, prefetch):
             images = images.unbind() if isinstance(images, torch.Tensor) else images
             assert all(torch.equal(image, row(i)["image"]) for image, i in zip(images, rows, strict=True))
             assert all((clip == i).all() for clip, i in zip(batch["clip"].unbind(), rows, strict=True))
+
+
+def test_beside_padded_fields(tmp_path):
+    def row(i):
+        return {"image": sample(i)["image"], "tokens": torch.full((i % 4, 2, 2), i), "label": i}
+
+    stored = memfeed.cache(Made(row, N), tmp_path / "s.mf", progress=False)
+    loader = memfeed.Loader(stored, 4, transform=CenterCrop(8, on="image"), pad={"tokens": -1})
+    for batch in loader:
+        k, longest = len(batch["label"]), max(i % 4 for i in batch["label"].tolist())
+        assert batch["image"].shape == (k, 3, 8, 8)
+        assert batch["tokens"].shape == (k, longest, 2, 2)
+        assert [
+            int((tokens[:, 0, 0] == i).sum()) for tokens, i in zip(batch["tokens"], batch["label"], strict=True)
+        ] == [i % 4 for i in batch["label"].tolist()]

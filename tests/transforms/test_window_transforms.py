@@ -104,6 +104,7 @@ def test_a_field_at_other_steps_cannot_follow(store):
 
 
 def test_five_dims_that_are_no_windows_are_volumes():
-    volumes = torch.rand(4, 3, 5, 12, 12)
-    with pytest.raises(TransformError, match="images are 5 x 12 x 12 pixels"):
-        next(iter(Loader({"image": volumes}, 2, transform=T.RandomCrop(8, on="image"))))
+    volumes = {"image": torch.rand(4, 3, 5, 12, 12)}
+    assert next(iter(Loader(volumes, 2, transform=T.RandomCrop(5, on="image"))))["image"].shape == (2, 3, 5, 5, 5)
+    with pytest.raises(TransformError, match=r"expected \(depth, height, width\) for volumes"):
+        next(iter(Loader(volumes, 2, transform=T.RandomCrop((8, 8), on="image"))))

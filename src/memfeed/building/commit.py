@@ -134,7 +134,7 @@ def _share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:
             _, dims = ragged.open_rows(root, field, row_count)
             hashed = xxhash.xxh3_128()
             for first in range(0, row_count, ragged.ROWS_AT_ONCE):
-                hashed.update(dims[first : first + ragged.ROWS_AT_ONCE, 0].tobytes())
+                hashed.update(dims[first : first + ragged.ROWS_AT_ONCE, field.ragged_dim].tobytes())
             field = msgspec.structs.replace(field, lengths_of=first_with.setdefault(hashed.hexdigest(), index))
         fields.append(field)
     return Schema(fields=tuple(fields), structure=schema.structure)

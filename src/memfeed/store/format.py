@@ -16,7 +16,7 @@ import xxhash
 
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
 from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem, required_version
-from memfeed.system import files
+from memfeed.system import files, trust
 from memfeed.system.descriptors import open_read
 
 VERSION = 2
@@ -189,7 +189,7 @@ def checksum_bytes(manifest: Manifest) -> int:
 def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
     """Return the absolute path of a store, without links. Raises StoreError for a path that cannot be followed.
 
-    With ``to_write`` also if the path itself is a link: whoever made the link would decide what is replaced.
+    With ``to_write`` also for a link that another user made, who would decide what is replaced.
     """
     given = files.local_path(path)
     try:
@@ -201,7 +201,7 @@ def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
     if to_write and not _is_text(str(found)):
         raise StoreError(f"{given}: found a path that is not UTF-8; expected one that is: torch can write to no other")
     if to_write and is_link:
-        raise StoreError(f"{given}: found a symbolic link; expected the store's own path: pass {str(found)!r}")
+        trust.require_own_link(given, found)
     return found
 
 

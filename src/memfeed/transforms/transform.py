@@ -274,9 +274,9 @@ class Transform(Operation):
                 has_lists = True
                 continue
             field, *others = find_all(batch, on, given, windows)
-            value, of_images = without_steps(field, windows), keys
-            opened = open_field(value, f"field {field}")
-            images, steps_here = opened.images, list(steps)
+            whole = without_steps(field, windows)
+            opened = open_field(whole, f"field {field}")
+            images, of_images, steps_here = opened.images, keys, list(steps)
             check_operations([step.operation for step in steps_here], opened, f"field {field}")
             if isinstance(images, torch.Tensor):
                 self._seen[repr(on)] = images.shape[1:], images.dtype
@@ -285,7 +285,7 @@ class Transform(Operation):
                     f"field {field} has {len(field.tensor)} samples for {len(keys.rows)} keys; "
                     "expected one key per sample; pass the rows of this batch"
                 )
-            if value is not field.tensor:  # all steps of a sample have its key
+            if whole is not field.tensor:  # all steps of a sample have its key
                 of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
                 changed, geometries = run(steps_here, images, _keyed(of_images))
@@ -293,11 +293,10 @@ class Transform(Operation):
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
                 require_decision(batch, field, given)
-            image = opened.close(owned(changed, field.tensor))
+            image = opened.close(owned(changed, whole))
             has_lists |= isinstance(image, RaggedList)
-            if value is not field.tensor:
-                image = image.view(*field.tensor.shape[:2], *image.shape[1:])
-            batch = replace(batch, field, image)
+            moved = image if whole is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
+            batch = replace(batch, field, moved)
             for other in others:
                 batch = replace(batch, other, _follow(other, field, geometries, shape_of(images), windows))
         return own_ragged(batch) if has_lists else batch
@@ -326,7 +325,7 @@ def _follow(
     if steps == steps_of(field, windows):
         moved = follow(dataclasses.replace(other, tensor=tensor), geometries, shape)
         return moved if steps is None else moved.view(*other.tensor.shape[:2], *moved.shape[1:])
-    if isinstance(tensor, torch.Tensor) and tensor.ndim <= 2:  # numbers and vectors stay
+    if tensor.ndim <= 2:  # numbers and vectors stay
         return other.tensor
     raise TransformError(
         f"field {other} follows {field}, at other steps; expected windows of both at the same offsets: "
