@@ -200,3 +200,19 @@ def test_any_dim_of_any_dtype(tmp_path_factory, shape, dim, lengths, dtype, batc
     found = [row for batch in batches for row in batch.unbind(0)]
     assert all(equal(row, sample) for row, sample in zip(found, 2 * samples, strict=True))
     assert kind == "fixed" or math.prod(batches[-1].values().shape) == sum(sample.numel() for sample in samples)
+
+
+def test_images_of_one_height_are_transformed_like_others(path):
+    """Landscape photographs resized to a short side of 8: only their widths vary."""
+
+    def image(i):
+        return {"image": (torch.arange(3 * 8 * (8 + i % 5)) % 200).to(torch.uint8).view(3, 8, -1) + i, "label": i}
+
+    store = cache(Made(image, N), path)
+    assert store.schema.fields[0].describe() == "jagged uint8 [3, 8, *]"
+    crop = memfeed.transforms.CenterCrop(8)
+    for batch in Loader(store, 4, transform=crop):
+        for row, label in zip(batch["image"], batch["label"].tolist(), strict=True):
+            assert equal(row, crop(image(label)["image"][None])[0])
+    flipped = next(iter(Loader(store, 4, transform=memfeed.transforms.RandomHorizontalFlip(1.0))))["image"]
+    assert all(equal(row, image(i)["image"].flip(2)) for i, row in enumerate(flipped))
