@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 import xxhash
-from tensordict import TensorDict
 
 from memfeed.building.space import Turn, trim_heap
 from memfeed.errors import BuildError
@@ -28,10 +28,11 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.system import files, trust
 
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
 _SYNC_THREADS = 4
 CLOSING = "closing"
-# older versions of tensordict name files as the keys: they get the encoded names as keys
-_ENCODES = "robust_key" in inspect.signature(TensorDict.memmap_like).parameters
 
 
 def remove_skipped(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
@@ -145,9 +146,10 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
 
     tensordict writes them beside columns of its own: sparse files in a directory that is removed afterwards.
     """
-    tree: dict[str, object] = {}
+    # older versions of tensordict name files as the keys: they get the encoded names as keys
+    encodes, tree = _encodes_keys(), dict[str, object]()
     for field in schema:
-        *above, last = (decode_key(part) if _ENCODES else part for part in field.stem.split("/"))
+        *above, last = (decode_key(part) if encodes else part for part in field.stem.split("/"))
         at = tree
         for part in above:
             at = at.setdefault(part, {})  # type: ignore[assignment]
@@ -161,7 +163,7 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
     scratch = root / WORK_DIRECTORY / "meta"
     files.remove_tree(scratch)
     try:
-        _as_tensordict(tree, row_count).memmap_like(str(scratch), **({"robust_key": True} if _ENCODES else {}))
+        _as_tensordict(tree, row_count).memmap_like(str(scratch), **({"robust_key": True} if encodes else {}))
     except (OSError, RuntimeError) as error:  # torch reports a full disk only in words
         full = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
         cause = error if isinstance(error, OSError) and error.errno else OSError(full, str(error))
@@ -172,7 +174,15 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
     files.remove_tree(scratch)
 
 
+def _encodes_keys() -> bool:
+    from tensordict import TensorDict
+
+    return "robust_key" in inspect.signature(TensorDict.memmap_like).parameters
+
+
 def _as_tensordict(tree: dict[str, object], row_count: int) -> TensorDict:
+    from tensordict import TensorDict
+
     return TensorDict(
         {key: _as_tensordict(value, row_count) if isinstance(value, dict) else value for key, value in tree.items()},
         batch_size=[row_count],

@@ -8,12 +8,12 @@ from typing import Any
 
 import optree
 import torch
-from tensordict import TensorDictBase, is_tensorclass
 
 from memfeed.errors import LoaderError
 from memfeed.schema.assemble import NAMESPACE
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.jagged import jagged_rows
+from memfeed.schema.tensordicts import is_tensordict
 from memfeed.system.extras import require
 
 
@@ -33,17 +33,13 @@ def converter(kind: str) -> Callable[[Any], Any] | None:
         return [to_array(row) for row in jagged_rows(value)] if value.is_nested else to_array(value)
 
     def plain(value: Any) -> Any:
-        return value.to_dict() if _is_tensordict(value) else value
+        return value.to_dict() if is_tensordict(value) else value
 
     def convert(batch: Any) -> Any:
-        opened = optree.tree_map(plain, batch, is_leaf=_is_tensordict, none_is_leaf=True, namespace=NAMESPACE)
+        opened = optree.tree_map(plain, batch, is_leaf=is_tensordict, none_is_leaf=True, namespace=NAMESPACE)
         return map_leaves(array, opened)
 
     return convert
-
-
-def _is_tensordict(value: Any) -> bool:
-    return isinstance(value, TensorDictBase) or is_tensorclass(type(value))
 
 
 def _to_numpy(tensor: torch.Tensor) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tensordict import TensorDictBase, is_tensorclass
 from torch.utils.data import ConcatDataset, Subset
 
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
-from memfeed.store import in_memory, tensordict_memory
+from memfeed.schema.tensordicts import is_tensordict
+from memfeed.store import in_memory
 from memfeed.store.backing import Backing
 from memfeed.store.columns import (
     Column,
@@ -54,7 +54,9 @@ def _as_store(source: Any) -> Store:
         return source
     if isinstance(source, Subset):
         return _as_store(source.dataset).subset(list(source.indices))
-    if (isinstance(source, TensorDictBase) or is_tensorclass(source)) and source.batch_dims:
+    if is_tensordict(source) and source.batch_dims:
+        from memfeed.store import tensordict_memory  # it imports tensordict
+
         contents, types = tensordict_memory.read(source)
         backing = Backing(None, contents.schema, contents.row_count, "", contents.columns.__getitem__)
         return Store(backing, types=types)

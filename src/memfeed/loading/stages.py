@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
 
 from memfeed.loading.bind import Bound
 from memfeed.random import Keys
 from memfeed.schema.fields import Node
+from memfeed.schema.tensordicts import is_a
 from memfeed.transfer.streams import Event
 from memfeed.transfer.to_device import to_device
 from memfeed.transfer.transfer import ReceiveBatch, Transfer
@@ -238,7 +238,7 @@ def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
     """Return a dict or TensorDict with these keys, any other batch as (batch, *extras); each is [k]."""
     if isinstance(batch, dict):
         return {**batch, **extras}
-    if isinstance(batch, TensorDictBase):
+    if is_a(batch, "TensorDictBase"):
         return batch.update(extras)
     return (batch, *extras.values()) if extras else batch
 

@@ -11,17 +11,20 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optree
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_collection
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Form, Node
 from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
+from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 NAMESPACE = "memfeed"  # of optree's registrations, so that they do not change how a user's own calls of optree work
 
@@ -84,6 +87,8 @@ def _is_tensor(value: Any) -> bool:
 
 def _non_tensor(value: Any, batch: tuple[int, ...]) -> Any:
     """Wrap a value that is no tensor for a TensorDict: a list as long as the batch holds one value per row."""
+    from tensordict import NonTensorData, NonTensorStack
+
     if batch and isinstance(value, list) and len(value) == batch[0] > 0:  # tensordict 0.8 has no empty stack
         return NonTensorStack(*(_non_tensor(row, batch[1:]) for row in value))
     return NonTensorData(value, batch_size=batch)
@@ -91,6 +96,8 @@ def _non_tensor(value: Any, batch: tuple[int, ...]) -> Any:
 
 def make_tensordict(keys: Sequence[Any], values: Sequence[Any], batch_dims: int) -> TensorDict:
     """Return a TensorDict whose batch_size is the first ``batch_dims`` dims of its tensors; a list is per-row data."""
+    from tensordict import TensorDict
+
     batch = _batch_size(values, batch_dims)
     # TensorDict would convert a bare number to a tensor
     entries = (value if _is_tensor(value) else _non_tensor(value, batch) for value in values)
@@ -102,6 +109,8 @@ _PLAIN = {torch.Tensor}
 
 def _tensordict_constructor(keys: Sequence[Any], batch_dims: int) -> Callable[[Sequence[Any]], TensorDict]:
     """Return `make_tensordict` for these keys, five times as fast for batches of plain tensors, the common case."""
+    from tensordict import TensorDict
+
     names = list(map(str, keys))
     # tensordict itself uses this for the results of indexing; it checks nothing
     unchecked: Callable[..., TensorDict] = getattr(TensorDict, "_new_unsafe", TensorDict)
@@ -209,7 +218,7 @@ def _template(
     if node.kind == "none":
         return None
     if node.kind == "shared":
-        return _Constructed(lambda _: node.value if is_unbatched(node.value) else NonTensorData(node.value), ())
+        return _Constructed(lambda _: node.value if is_unbatched(node.value) else _non_tensor(node.value, ()), ())
     if node.kind == "graph" and batched:
         return _graph_batch(node, types, forms, list(itertools.islice(field_indices, len(list(node.leaves())))))
     children = [_template(child, types, forms, batched, field_indices) for child in node.children]

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import optree
 import torch
 import torch.utils._pytree as pytree
-from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 from torch.nn.utils.rnn import PackedSequence
 
 from memfeed.errors import SchemaError
 from memfeed.schema.graphs import is_graph
+from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 # A PackedSequence is opened differently here than in transforms, which use the namespace of `memfeed.schema.assemble`.
 NAMESPACE = "memfeed.containers"
@@ -134,9 +134,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     for leaf in flatten(tree)[0]:
         if isinstance(leaf, torch.Tensor):
             yield leaf
-        elif isinstance(leaf, NonTensorStack):
+        elif is_a(leaf, "NonTensorStack"):
             yield from tensors_in(leaf.tolist())
-        elif isinstance(leaf, NonTensorData):
+        elif is_a(leaf, "NonTensorData"):
             yield from tensors_in(leaf.data)
         elif is_tensor_collection(leaf):
             for value in leaf.values():

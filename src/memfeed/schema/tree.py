@@ -7,18 +7,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import tensordict
 import torch
-from tensordict import TensorDictBase, UnbatchedTensor, is_tensorclass
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Node, Path, display
 from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
+from memfeed.schema.tensordicts import is_a, is_tensorclass
 
 
 def record_names(cls: type) -> tuple[str, ...]:
@@ -40,13 +40,13 @@ def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
 
 def is_unbatched(value: Any) -> bool:
     """Return True for tensordict's UnbatchedTensor, which belongs to a whole TensorDict and not to its rows."""
-    return isinstance(value, UnbatchedTensor)
+    return is_a(value, "UnbatchedTensor")
 
 
 def typed_name(cls: type) -> str:
     """Return the name of a class made with tensordict's TypedTensorDict; an empty string for any other class."""
     # older versions of tensordict do not have it
-    typed: type | None = getattr(tensordict, "TypedTensorDict", None)
+    typed: type | None = getattr(sys.modules.get("tensordict"), "TypedTensorDict", None)
     return cls.__name__ if typed is not None and issubclass(cls, typed) else ""
 
 
@@ -69,7 +69,7 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         return Node(kind="tuple"), value
     if isinstance(value, list):
         return Node(kind="list"), value
-    if isinstance(value, TensorDictBase):
+    if is_a(value, "TensorDictBase"):
         keys = tuple(value.keys())
         node = Node(
             kind="tensordict",

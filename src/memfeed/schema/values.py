@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import is_tensor_collection
 
 from memfeed.errors import SchemaError
 from memfeed.schema.fields import DTYPES, Form, dtype_name
+from memfeed.schema.tensordicts import is_tensor_collection
 
 Bytes = npt.NDArray[np.uint8]
 SCALAR_DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import is_tensor_collection
 
 from memfeed.errors import FieldError, StoreError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
 from memfeed.schema.jagged import batch_shape
+from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, RaggedColumn
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh

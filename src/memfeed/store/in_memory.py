@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensorclass
 from torch.utils.data import TensorDataset
 
 from memfeed.errors import SchemaError
@@ -16,6 +15,7 @@ from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Kind, Node, Path, Schema, display
 from memfeed.schema.infer import infer
+from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 from memfeed.tables.column import TableColumn
@@ -115,7 +115,7 @@ def _map_columns(data: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(data, tuple):
         parts = [_map_columns(part, function) for part in data]
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    if isinstance(data, Mapping) and not isinstance(data, TensorDictBase):
+    if isinstance(data, Mapping) and not is_a(data, "TensorDictBase"):
         return {key: _map_columns(part, function) for key, part in data.items()}
     return function(data)
 
@@ -183,13 +183,13 @@ def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: di
             return False
         lengths[display(path)] = len(value)
         return True
-    is_collection = isinstance(value, TensorDictBase) or is_tensorclass(value)
+    is_collection = is_tensordict(value)
     if is_collection:
-        if isinstance(value, LazyStackedTensorDict) or value.batch_dims == 0:
+        if is_a(value, "LazyStackedTensorDict") or value.batch_dims == 0:
             return False
     elif not isinstance(value, Mapping | tuple):
         return False  # a list is a dataset of samples
-    for key in value.keys() if isinstance(value, TensorDictBase) else ():
+    for key in value.keys() if is_a(value, "TensorDictBase") else ():
         if is_unbatched(value.get(key)):  # older versions of tensordict unwrap it in value[key]
             raise _no_rows((*path, key))
     opened = open_container(value)
@@ -214,7 +214,7 @@ def _no_rows(path: tuple[str | int, ...]) -> SchemaError:
 
 def existing_path(data: Any) -> str | None:
     """Return the directory of data that is memory-mapped from disk, or None for any other data."""
-    if not isinstance(data, TensorDictBase) and not is_tensorclass(data):
+    if not is_tensordict(data):
         return None
     prefix = getattr(data, "saved_path", None) if data.is_memmap() else None
     if prefix is not None:
@@ -230,10 +230,10 @@ def existing_path(data: Any) -> str | None:
 
 def _files(value: Any) -> Iterator[str]:
     """Yield the files that tensors are mapped from. A map without a name is memory (`memmap_()` without a path)."""
-    if isinstance(value, LazyStackedTensorDict):  # its tensors may not stack
+    if is_a(value, "LazyStackedTensorDict"):  # its tensors may not stack
         for piece in value.tensordicts:
             yield from _files(piece)
-    elif isinstance(value, TensorDictBase) or is_tensorclass(value):
+    elif is_tensordict(value):
         for key in value.keys():  # noqa: SIM118
             yield from _files(value.get(key))
     elif isinstance(value, torch.Tensor):

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensorclass
 from torch.utils.data import Dataset
 
 from memfeed.errors import FieldError, StoreError
@@ -25,6 +24,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
 from memfeed.schema.stems import decode_key
+from memfeed.schema.tensordicts import is_tensordict
 from memfeed.schema.tree import as_types
 from memfeed.store import bulk, indexing, tensordict_columns
 from memfeed.store.attributes import in_form, targets_column
@@ -43,6 +43,9 @@ from memfeed.system.buffers import Fresh
 from memfeed.system.files import local_path
 from memfeed.system.forks import fork_safe
 from memfeed.system.units import format_bytes, printable
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 class Samples(list[Any]):
@@ -74,7 +77,7 @@ class Samples(list[Any]):
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("batch")
-        if name.startswith("__") or not (isinstance(batch, TensorDictBase) or is_tensorclass(type(batch))):
+        if name.startswith("__") or not is_tensordict(batch):
             raise AttributeError(f"found no attribute {name!r} of a list of samples")
         return getattr(batch, name)
 
@@ -326,6 +329,8 @@ class Store(Dataset[Any]):
         if self._backing.manifest is None:
             full: TensorDictBase = self.assemble_batch([tensordict_columns.all_rows(column) for column in self.columns])
             return full if self._rows is None else full[torch.from_numpy(self._rows)]
+        from tensordict import TensorDict
+
         tree = TensorDict({}, batch_size=[self._backing.row_count])
         for field, column in zip(self.schema, self.columns, strict=True):
             keys = tuple(map(decode_key, field.stem.split("/")))

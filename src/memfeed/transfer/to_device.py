@@ -6,9 +6,9 @@ import inspect
 from typing import Any
 
 import torch
-from tensordict import is_tensor_collection
 
 from memfeed.schema.containers import flatten, leaves_with_paths
+from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.transfer.packing import Allocate, allocate_page_locked, can_pack, copy_packed
 
 # A non-blocking copy to the CPU returns memory that the device has not written yet. On MPS, versions of torch read the

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import optree
 import torch
-from tensordict import NonTensorData, NonTensorStack, is_tensor_collection
 
 from memfeed.errors import FieldError, TransformError, brief, listed
 from memfeed.schema.names import Names, Path, display, find_fields
 from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 _POSITIONS = re.compile(r"(^|_)(masks?|bbox(es)?|boxes|keypoints?|label_?maps?|segmentations?)(_|\d|$)")
 On: TypeAlias = "Names | list[BatchField] | None"
@@ -139,7 +139,7 @@ def replace(batch: Any, field: BatchField, tensor: torch.Tensor | list[torch.Ten
     leaf = leaves[field.leaf_index]
     if field.key:
         leaf = leaf.clone(recurse=False)  # new nested TensorDicts, unlocked, with the same tensors
-        leaf.set(field.key, NonTensorStack(*map(NonTensorData, tensor)) if isinstance(tensor, list) else tensor)
+        leaf.set(field.key, _non_tensors(tensor) if isinstance(tensor, list) else tensor)
     else:
         leaf = tensor
     leaves[field.leaf_index] = leaf
@@ -157,7 +157,7 @@ def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]
         elif is_tensor_collection(leaf):
             for key, value in leaf.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf_of_tensordict):
                 keys = key if isinstance(key, tuple) else (key,)
-                rows: Any = value.tolist() if isinstance(value, NonTensorStack) else None
+                rows: Any = value.tolist() if is_a(value, "NonTensorStack") else None
                 tensor = RaggedList(rows) if _is_tensor_list(rows) else value
                 if isinstance(tensor, torch.Tensor | RaggedList):
                     full = names + keys
@@ -210,7 +210,15 @@ def _is_tensor_list(value: Any) -> bool:
 
 
 def _is_leaf_of_tensordict(cls: type) -> bool:
+    from tensordict import NonTensorData, NonTensorStack
+
     return issubclass(cls, NonTensorStack | NonTensorData) or not is_tensor_collection(cls)
+
+
+def _non_tensors(rows: list[Any]) -> Any:
+    from tensordict import NonTensorData, NonTensorStack
+
+    return NonTensorStack(*map(NonTensorData, rows))
 
 
 def _path(accessor: optree.PyTreeAccessor) -> tuple[Any, ...]:
