@@ -73,6 +73,7 @@ LEAVES = [
     Recipe("array", lambda i: numbers(i, (3, 2), torch.float32).numpy()),
     Recipe("big-endian array", lambda i: np.arange(i, i + 3).astype(">i4")),
     Recipe("array backwards", lambda i: np.arange(i, i + 6).reshape(2, 3)[::-1, ::-2]),
+    Recipe("part of a structured array", lambda i: np.full(3, i, np.dtype([("a", "i1"), ("b", "<f4")]))["b"]),
     Recipe("Fortran array", lambda i: np.asfortranarray(numbers(i, (2, 3), torch.uint8).numpy())),
     Recipe("array of varying size", lambda i: np.arange(i % 4, dtype=np.uint16)),
     Recipe("numpy scalar", lambda i: np.float32(i) / 3),

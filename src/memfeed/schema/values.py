@@ -75,8 +75,8 @@ def as_tensor(value: Any) -> torch.Tensor | None:
                 "convert it in the dataset"
             )
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if any(stride < 0 for stride in array.strides):
-            array = array.copy()
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+            array = array.copy()  # torch has neither; a part of a structured array has strides of the second kind
         if array.flags.writeable:
             return torch.from_numpy(array)
         if array.nbytes < _SMALL_BYTES:
