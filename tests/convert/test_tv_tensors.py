@@ -11,7 +11,8 @@ from torchvision.transforms import v2
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import FieldError, SchemaError
+from memfeed.errors import FieldError, SchemaError, TransformError
+from memfeed.transforms import RandomHorizontalFlip
 from support import Made, cache, equal
 
 N = 40
@@ -71,6 +72,22 @@ def test_a_batch_has_plain_tensors(path):
     assert type(one_size[0]) is tv_tensors.Image
     assert type(one_size[:3]) is torch.Tensor
     assert type(next(iter(Loader(one_size, 2)))) is torch.Tensor
+
+
+@pytest.mark.parametrize(("box_format", "moved"), [("XYXY", True), ("XYWH", False)])
+def test_transforms_move_boxes_of_corners_only(path, box_format, moved):
+    def sample(i):
+        boxes = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 2.0, 5.0, 6.0]]), format=box_format, canvas_size=(8, 8))
+        return {"image": tv_tensors.Image(torch.zeros(3, 8, 8, dtype=torch.uint8)), "boxes": boxes}
+
+    store = cache(Made(sample, 8), path)
+    flip = RandomHorizontalFlip(1.0, on=["image", "boxes"])
+    if moved:
+        batch = next(iter(Loader(store, 2, transform=flip)))
+        assert batch["boxes"][0].tolist() == [[3.0, 2.0, 7.0, 6.0]]
+    else:
+        with pytest.raises(TransformError, match="field boxes has boxes of the format XYWH; expected XYXY"):
+            next(iter(Loader(store, 2, transform=flip)))
 
 
 def test_names_of_fields_count_boxes_once(path):

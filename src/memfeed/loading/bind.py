@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memfeed.errors import TransformError
-from memfeed.schema.fields import Schema
+from memfeed.schema.fields import Schema, display
 from memfeed.system.buffers import Allocator
 from memfeed.transforms import Transform
 from memfeed.transforms.batch_fields import Windows, find, mark_ragged, own_ragged, replace
@@ -36,6 +36,8 @@ def bind(
         return None
     ragged = None if schema is None else schema.list_paths()
     if isinstance(transform, Transform):
+        if schema is not None:
+            _require_corners(transform, schema)
         keyed, names = transform, {} if schema is None else schema.given_names()
         options: dict[str, Any] = {"given_names": names, "windows": windows, "ragged": ragged}
         return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, **options)
@@ -61,3 +63,21 @@ def bind(
         f"found {type(transform).__name__} as transform=; expected a memfeed.transforms transform, a callable that "
         "takes a batch, or {field: callable}"
     )
+
+
+def _require_corners(transform: Transform, schema: Schema) -> None:
+    """Raise TransformError if `transform` would move boxes whose format, which the store keeps, is not XYXY."""
+    others = {
+        index
+        for step in transform._steps()
+        if isinstance(step.on, list)
+        for name in step.on[1:]
+        for index in schema.field_indices(name)  # type: ignore[arg-type]  # a step's fields are names here
+    }
+    for path, node in schema.structure.tv_tensors():
+        box_format = (node.value or {}).get("format", "XYXY")
+        if box_format != "XYXY" and any(schema.fields[index].path[: len(path)] == path for index in others):
+            raise TransformError(
+                f"field {display(path)} has boxes of the format {box_format}; expected XYXY, which transforms move: in "
+                "the dataset, write boxes = v2.functional.convert_bounding_box_format(boxes, new_format='XYXY')"
+            )

@@ -153,10 +153,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
         for key, child in self.items():
             yield from child.leaves((*path, key))
 
-    def tv_tensors(self, path: Path = ()) -> Iterator[Path]:
-        """Yield the paths of the nodes of kind tv_tensor."""
+    def tv_tensors(self, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+        """Yield the nodes of kind tv_tensor and their paths."""
         if self.kind == "tv_tensor":
-            yield path
+            yield path, self
         for key, child in self.items():
             yield from child.tv_tensors((*path, key))
 

@@ -146,7 +146,7 @@ def _by_path(
 def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
     """Return the name of each leaf. Boxes have one name: it is that of their numbers."""
     paths = list(structure.leaves())
-    sizes = {(*path, SIZED_KEYS[1]) for path in structure.tv_tensors()}
+    sizes = {(*path, SIZED_KEYS[1]) for path, _ in structure.tv_tensors()}
     names = iter(_checked_names(given, [display(path) for path in paths if path not in sizes]))
     found: list[str] = []
     for path in paths:
