@@ -39,6 +39,12 @@ def write(path, *batches, **options):
             w.extend(batch)
 
 
+def append(path, *samples):
+    with memfeed.Writer(path) as w:
+        for one in samples:
+            w.append(one)
+
+
 def apply(transform, batch):
     from memfeed.random import Keys
 
@@ -83,7 +89,7 @@ ERRORS = {
         cache(path, [Wide(*range(COUNT))] * 4),
         memfeed.open(path, types=collections.namedtuple("Wide", NAMES)).assemble_sample,
     ),
-    "other keys": lambda store, path: cache(path, [sample(), sample(FEW), *[sample()] * 38]),
+    "other keys": lambda store, path: append(path, *[sample()] * 20, sample(FEW)),
     "stale": lambda store, path: cache(store.path, [sample(OTHER)] * 4),
     "stale, one less": lambda store, path: cache(store.path, [sample(FEW)] * 4),
     "stale names": lambda store, path: cache(store.path, [sample()] * 4, fields=OTHER),

@@ -71,7 +71,8 @@ Triple = namedtuple("Triple", "a b c")
 def nest(inner):
     return st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(lambda fs: lambda i: tuple(f(i) for f in fs)),
-        st.lists(inner, min_size=1, max_size=3).map(lambda fs: lambda i: [f(i) for f in fs]),
+        # with a text at the end: a list of numbers is one column, see test_token_lists
+        st.lists(inner, min_size=1, max_size=3).map(lambda fs: lambda i: [*(f(i) for f in fs), f"s{i}"]),
         st.dictionaries(st.sampled_from("zyxab"), inner, min_size=1, max_size=3).map(
             lambda fs: lambda i: {k: f(i) for k, f in fs.items()}
         ),

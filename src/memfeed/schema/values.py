@@ -166,7 +166,9 @@ def copy_value(leaf: Any) -> Any:
             return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
         try:
             return leaf.detach().clone()
-        except NotImplementedError:  # torch cannot copy its dtype (int4, say)
+        except RuntimeError as error:  # torch cannot copy its dtype (int4, say)
+            if "not implemented" not in str(error):
+                raise
             raise SchemaError(
                 f"found a tensor of {leaf.dtype}, which torch cannot copy; expected a dtype with whole bytes: "
                 "return sample.view(torch.uint8)"
