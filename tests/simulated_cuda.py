@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import math
 import random
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter, deque
@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+from memfeed.transfer import page_locked
 
 GARBAGE = 0xA5
 ROUND_BYTES = 512  # the allocator's unit
@@ -268,7 +270,8 @@ class Machine:
         """Break a capture that forbids this call in the calling thread, and raise as CUDA does."""
         capture = self.capture
         own = capture is not None and capture.thread is threading.current_thread()
-        other = capture is not None and capture.mode == "global" and not getattr(self.local, "is_relaxed", False)
+        other = capture is not None and capture.mode == "global"
+        other = other and threading.current_thread().name != "memfeed page-locked memory"  # its captures are relaxed
         if own or other:
             self.break_capture(name)
 
@@ -524,7 +527,10 @@ def _on_device(func, args, kwargs, tensors, on_device, asked):
     others = {tensor.index for tensor in on_device}
     others |= {"cpu" for tensor in tensors if not isinstance(tensor, DeviceTensor) and tensor.dim()}
     if func is aten.index.Tensor and "cpu" in others:
-        moved = [_copied(one, index) if isinstance(one, torch.Tensor) and one.device.type == "cpu" else one for one in args[1]]
+        moved = [
+            _copied(one, index) if isinstance(one, torch.Tensor) and one.device.type == "cpu" else one
+            for one in args[1]
+        ]
         _machine.synchronize("index on the CPU", [_machine.current_stream(index)])
         return dispatch(func, (args[0], moved), kwargs)
     if len(others) > 1:
@@ -775,6 +781,9 @@ def simulated(seed=None, **options):
         with _Mode():
             yield machine
             gc.collect()
+            end = time.monotonic() + 10
+            while page_locked.retired_count() and time.monotonic() < end:
+                time.sleep(0.001)
     finally:
         for (owner, name), value in before.items():
             setattr(owner, name, value)

@@ -35,7 +35,6 @@ from memfeed.loading.settings import (
     check_padding,
     check_ranks,
     check_without_effect,
-    say_once,
     warn_about_ranks,
 )
 from memfeed.loading.sources import as_stores, join
@@ -44,6 +43,7 @@ from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.store.store import Store
+from memfeed.system.messages import say_once
 from memfeed.transfer.devices import check_device
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
