@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import os
 
-from memfeed.system.files import LIBC
+from memfeed.system.libc import LIBC
 
 HUGE_PAGES_FROM = 4 << 20
 _FAILED = ctypes.c_void_p(-1).value
