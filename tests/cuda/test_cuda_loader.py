@@ -172,4 +172,4 @@ class TestMemory:
         row = torch.zeros(1, 1 << 20, dtype=torch.uint8)
         loader = Loader(row.expand(free // (1 << 20) + 64, -1), 8, device="cuda", placement="device")
         with pytest.raises(LoaderError, match="found placement 'device' for field .* would choose"):
-            iter(loader)
+            next(iter(loader))

@@ -106,20 +106,18 @@ def _give_back_all() -> None:
     _leave_captures_alone()
     while True:
         retired = _retired.get()
-        try:
+        with suppress(RuntimeError):  # of a broken device, which says so at its next use
             _give_back(retired)
-        finally:
-            _waiting.discard(retired.address)
-            del retired
+        _waiting.discard(retired.address)
+        del retired
 
 
 def _give_back(retired: _Retired) -> None:
     with torch.cuda.device(retired.stream.device):
         try:
-            with suppress(RuntimeError):  # a broken device: it says so at its next use
-                event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-                event.record(retired.stream)
-                event.synchronize()
+            event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(retired.stream)
+            event.synchronize()
         finally:
             _runtime().cudaHostUnregister(retired.address)
             unmap_pages(retired.address, retired.nbytes)

@@ -11,6 +11,7 @@ from memfeed.transfer.packing import ALIGNMENT
 from memfeed.transfer.streams import Event, Streams
 
 SMALL_FRACTION = 4  # a column is small if its rows are smaller than those of the largest column by this factor
+GAP_BYTES = 64 * ALIGNMENT  # room between leaves
 RAGGED_ROW_BYTES = 1024  # what a row of a ragged column is taken to have
 
 
@@ -112,7 +113,7 @@ class _Region:
         start = -(-self._piece_bytes[-1] // ALIGNMENT) * ALIGNMENT
         if start + nbytes > len(self._pieces[-1]):
             # leased memory cannot move: a batch that is larger than expected takes two copies, the next ones one again
-            size = max(nbytes, expected_bytes + ALIGNMENT * ALIGNMENT, len(self._pieces[-1]))
+            size = max(nbytes, expected_bytes + (expected_bytes and GAP_BYTES), len(self._pieces[-1]))
             piece = self._streams.allocate_staging(size)
             if self._piece_bytes == [0]:
                 self._pieces = [piece]
