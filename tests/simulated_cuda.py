@@ -220,7 +220,7 @@ class Machine:
         self.lock_error, self.pins = lock_error, pins
         self.registered, self.pinned, self.errors, self.contexts = {}, [], [], set()
         self.syncs, self.waits = Counter(), Counter()
-        self.capture = None
+        self.capture, self.syncs_are_errors = None, False
         self.devices = [Device(index, total) for index in range(2)]
         self.defaults = []
 
@@ -248,8 +248,13 @@ class Machine:
         device.launches[name] += 1
         self.current_stream(device.index).push(function)
 
+    def set_sync_debug_mode(self, mode):
+        self.syncs_are_errors = mode == "error"
+
     def synchronize(self, kind, streams):
         self.unsafe_call(kind)
+        if self.syncs_are_errors:
+            raise RuntimeError("called a synchronizing CUDA operation")
         self.syncs[kind, self.line()] += 1
         for stream in streams:
             stream.run()
@@ -765,6 +770,7 @@ def simulated(seed=None, **options):
         "mem_get_info": _memory_info, "memory_reserved": _device_value("reserved"),
         "memory_allocated": _device_value("allocated"), "get_device_properties": _properties,
         "set_per_process_memory_fraction": _set_fraction, "empty_cache": _empty_cache, "cudart": _Runtime,
+        "set_sync_debug_mode": machine.set_sync_debug_mode,
         "check_error": _check_error, "synchronize": _synchronize, "CUDAGraph": Graph, "graph": _graph,
         "_sleep": lambda cycles: machine.current_stream().push(lambda: None),
     }  # fmt: skip

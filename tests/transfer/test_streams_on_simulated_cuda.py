@@ -12,6 +12,7 @@ from memfeed import Loader
 from memfeed.errors import LoaderError
 from memfeed.transfer.staging import StagingBuffer
 from memfeed.transfer.streams import CudaStreams
+from memfeed.transforms import ColorJitter, Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomRotation
 from simulated_cuda import simulated
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it")
@@ -147,7 +148,7 @@ class TestCosts:
             gpu = machine.devices[0]
             loader = Loader(DATA, BATCH, device="cuda", placement="mapped", prefetch=1)
             reserved = []
-            for epoch in range(5):
+            for _ in range(5):
                 for batch in loader:
                     del batch
                 reserved.append(gpu.reserved)
@@ -162,6 +163,18 @@ class TestCosts:
             assert len(machine.registered) == 2
             assert machine.devices[0].launches["copy to the device"] == 2
             del batches
+
+    def test_parameters_of_transforms_cross_without_synchronisation(self, monkeypatch):
+        monkeypatch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: None)  # the path without Triton
+        augment = Compose([
+            RandomCrop(12, padding=2), RandomHorizontalFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), RandomRotation(20),
+            Normalize([0.5] * 3, [0.2] * 3),
+        ])  # fmt: skip
+        with simulated() as machine:
+            loader = Loader(DATA, BATCH, seed=0, transform=augment, device="cuda", placement="mapped")
+            list(loader)
+            assert not machine.syncs
+            del loader
 
 
 class TestDevices:
