@@ -16,7 +16,7 @@ from memfeed.transforms import ColorJitter, Compose, Normalize, RandomCrop, Rand
 from simulated_cuda import simulated
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it")
-SCHEDULES = [None, *range(5)]
+SCHEDULES = [None, *range(3)]
 BATCH = 8
 
 
