@@ -782,6 +782,7 @@ def simulated(seed=None, **options):
             setattr(torch.cuda, name, value)
         torch.tensor, torch.as_tensor = _from_data(torch.tensor), _from_data(torch.as_tensor)
         threading.Thread.run = run_with_mode
+        gc.freeze()  # what was there before need not be searched at the end
         with _Mode():
             yield machine
             gc.collect()
@@ -789,6 +790,7 @@ def simulated(seed=None, **options):
             while page_locked.retired_count() and time.monotonic() < end:
                 time.sleep(0.001)
     finally:
+        gc.unfreeze()
         for (owner, name), value in before.items():
             setattr(owner, name, value)
     if machine.errors:
