@@ -57,6 +57,10 @@ class SlowDevice:
         self.locked_bytes += nbytes
         return torch.full((nbytes,), GARBAGE, dtype=torch.uint8)
 
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
+        """Return the same."""
+        return self.allocate_page_locked(nbytes)
+
     def device_view(self, host: torch.Tensor) -> torch.Tensor:
         """Return the same memory."""
         if not self.sees_host:
@@ -88,6 +92,10 @@ class SlowDevice:
     def current_stream(self) -> object:
         """Return ``stream``."""
         return self.stream
+
+    def record_use(self) -> _Event:
+        """Return an event after all work queued so far."""
+        return self.record_event()
 
     def wait_before_use(self, event: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Do the work queued before the event."""

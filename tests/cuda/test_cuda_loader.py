@@ -126,6 +126,30 @@ def test_a_graph_is_fed_from_a_loader():
     assert torch.stack(found).tolist() == [int(x.sum(dtype=torch.int64)) for x, _ in Loader(data, 8)]
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_epoch_synchronises_nowhere(placement):
+    loader = Loader(images(), 8, shuffle=True, seed=0, device="cuda", placement=placement)
+    next(iter(loader))  # places the columns
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in loader:
+            del batch
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_graph_is_captured_while_a_loader_is_paused():
+    data = images(64)
+    loader = Loader(data, 1, device="cuda", placement="mapped", prefetch=20)
+    batches, static, graph = iter(loader), torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    count = len([next(batches)])
+    with loader.paused(), torch.cuda.graph(graph):
+        static.add_(1)
+    graph.replay()
+    assert static.tolist() == [1] * 4
+    assert count + sum(1 for _ in batches) == 64
+
+
 def test_a_loader_that_is_dropped_gives_its_memory_back():
     data = images(512)
     before = torch.cuda.memory_allocated()
@@ -172,4 +196,4 @@ class TestMemory:
         row = torch.zeros(1, 1 << 20, dtype=torch.uint8)
         loader = Loader(row.expand(free // (1 << 20) + 64, -1), 8, device="cuda", placement="device")
         with pytest.raises(LoaderError, match="found placement 'device' for field .* would choose"):
-            iter(loader)
+            next(iter(loader))

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,35 @@ batch = (torch.arange(6.0).view(2, 3), torch.arange(2), torch.tensor([True, Fals
 found = converter("jax")(batch)
 assert all(type(array).__module__.startswith("jax") for array in found), found
 assert [np.asarray(array).tolist() for array in found] == [tensor.tolist() for tensor in batch], found
+assert [str(array.dtype) for array in found] == ["float32", "int32", "bool"], found
 """
+
+# A device tensor that JAX cannot hold is copied; one that it can hold goes by DLPack, without the CPU.
+JAX_DEVICE_PROGRAM = """
+import sys
+import torch
+sys.path.insert(0, "tests")
+from simulated_cuda import DeviceTensor, simulated
+import jax
+from memfeed.loading.arrays import converter
+
+with simulated() as machine:
+    tensor = torch.arange(6).to("cuda")
+    convert = converter("jax")
+    assert convert(tensor).tolist() == [0, 1, 2, 3, 4, 5]
+    handed = []
+    machine.syncs.clear()
+    jax.devices = lambda kind: ["a GPU"] if kind == "gpu" else []
+    jax.dlpack.from_dlpack = handed.append
+    convert(tensor)
+    assert type(handed[0]) is DeviceTensor and handed[0].dtype is torch.int32, handed
+    assert not machine.syncs, machine.syncs
+"""
+
+
+@pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'trainers'")
+def test_jax_takes_arrays_on_its_device():
+    subprocess.run([sys.executable, "-c", JAX_DEVICE_PROGRAM], check=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'trainers'")

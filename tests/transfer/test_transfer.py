@@ -73,25 +73,46 @@ def test_a_batch_is_garbage_before_it_is_waited_for():
 def test_a_batch_is_one_copy_and_small_leaves_get_memory_of_their_own():
     device = SlowDevice()
     transfer = StreamTransfer(device, {})
+    allocators = transfer.allocators(4, [1000, 900, 8, 8])
     for step in range(6):
         transfer.begin_batch()
-        images = transfer.allocate((8, 1000), torch.uint8).fill_(step)
-        masks = transfer.allocate((8, 900), torch.uint8).fill_(step)
-        labels = transfer.allocate((8,), torch.int64).fill_(step)
+        shapes = ((8, 1000), torch.uint8), ((8, 900), torch.uint8), ((8,), torch.int64), ((8,), torch.int64)
+        images, masks, labels, others = (
+            one.allocate(*shape).fill_(step) for one, shape in zip(allocators, shapes, strict=True)
+        )
         before = device.copies
-        sent = transfer.send_batch([images, masks, labels])
+        sent = transfer.send_batch([images, masks, labels, others])
         received = transfer.receive_batch(sent, transfer.record_event())
-        if step >= STAGING_BUFFERS:  # in the first round each buffer learns how large a batch is
-            assert device.copies - before == 2, "the buffer, and the labels from it"
-            storages = {leaf.untyped_storage().data_ptr() for leaf in received[:2]}
-            assert len(storages) == 1
-        assert received[2].untyped_storage().nbytes() == 64, "the labels do not keep the images alive"
+        assert device.copies - before == 2, "the large leaves, and the small ones"
+        assert len({leaf.untyped_storage().data_ptr() for leaf in received}) == 2
+        assert received[2].untyped_storage().nbytes() == 128, "the labels do not keep the images alive"
         assert received[2].tolist() == [step] * 8
     locked = device.locked_bytes
     for _ in range(20):
         transfer.begin_batch()
-        transfer.allocate((8, 1000), torch.uint8)
+        allocators[0].allocate((8, 1000), torch.uint8)
     assert device.locked_bytes == locked, "staging buffers are used again"
+
+
+def test_many_columns_of_one_size_are_one_copy():
+    device = SlowDevice()
+    transfer = StreamTransfer(device, {})
+    allocators = transfer.allocators(200, [24] * 200)
+    for step in range(2 * STAGING_BUFFERS):
+        transfer.begin_batch()
+        leaves = [one.allocate((16, 3), torch.float64).fill_(step + at) for at, one in enumerate(allocators)]
+        before, expected = device.copies, [leaf.clone() for leaf in leaves]
+        sent = transfer.send_batch(leaves)
+        assert device.copies - before <= (3 if step < STAGING_BUFFERS else 1)
+        assert equal(transfer.receive_batch(sent, transfer.record_event()), expected)
+
+
+def test_labels_beside_text_do_not_keep_the_text_alive():
+    transfer = StreamTransfer(SlowDevice(), {})
+    text, labels = transfer.allocators(2, [None, 8])
+    transfer.begin_batch()
+    sent = transfer.send_batch([text.allocate((10_000,), torch.uint8), labels.allocate((8,), torch.int64)])
+    assert sent[1].untyped_storage().nbytes() == 64
 
 
 def test_a_batch_larger_than_all_before_is_copied_too():

@@ -53,9 +53,23 @@ def _jax_importer() -> Callable[[torch.Tensor], Any]:
     jax: Any = import_module("jax")
 
     def to_jax(tensor: torch.Tensor) -> Any:
-        wide = tensor.dtype in (torch.int64, torch.float64, torch.complex128) and not jax.config.jax_enable_x64
-        if wide or tensor.dtype is torch.bool:  # JAX has no 64 bits without jax_enable_x64: as jnp.asarray does it
-            return jax.numpy.asarray(tensor.cpu().numpy())
+        if tensor.device.type != "cpu" and not _has_backend(jax, tensor.device.type):
+            tensor = tensor.cpu()
+        if not jax.config.jax_enable_x64:  # JAX has no 64 bits without it: as jnp.asarray does it
+            tensor = tensor.to(_NARROW.get(tensor.dtype, tensor.dtype))
+        if tensor.dtype is torch.bool:  # not every version of DLPack has it
+            return to_jax(tensor.view(torch.uint8)).astype(bool)
         return jax.dlpack.from_dlpack(tensor.contiguous())
 
     return to_jax
+
+
+_NARROW = {torch.int64: torch.int32, torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
+def _has_backend(jax: Any, device_type: str) -> bool:
+    """Return True if JAX can hold arrays on devices of this type; else they are copied to the CPU."""
+    try:
+        return bool(jax.devices("gpu" if device_type == "cuda" else device_type))
+    except RuntimeError:
+        return False

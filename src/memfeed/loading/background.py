@@ -8,8 +8,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
+from memfeed.errors import LoaderError
+from memfeed.loading.pause import Pause
+
+PAUSED = (
+    "found next() within paused(), and no batch that is ready; expected the loop to go on after the block, in which "
+    "the loader's thread makes no batches"
+)
 T = TypeVar("T")
 PATIENCE_SECONDS = 0.5  # how often a waiting side checks that the other is alive
 
@@ -35,12 +43,20 @@ class Background(Generic[T]):
     Each item counts its ``weight`` against the limit; one item is always allowed. An exception in the source is raised
     by the ``next`` that would have returned the item, with its original traceback. The thread ends with the source, on
     ``stop``, when this object is dropped, and before the interpreter exits. In a forked child it does not exist;
-    `memfeed.loading.epoch` starts new ones there.
+    `memfeed.loading.epoch` starts new ones there. Within ``pause.paused()`` the thread makes no item.
     """
 
-    def __init__(self, source: Iterator[T], limit: float, weight: Callable[[T], float] = lambda item: 1) -> None:
-        self._link, self._pid = _Link(limit), os.getpid()
-        self._thread = threading.Thread(target=_produce, args=(self._link, source, weight), name="memfeed", daemon=True)
+    def __init__(
+        self,
+        source: Iterator[T],
+        limit: float,
+        weight: Callable[[T], float] = lambda item: 1,
+        pause: Pause | None = None,
+    ) -> None:
+        self._link, self._pid, self._pause = _Link(limit), os.getpid(), pause
+        working = nullcontext if pause is None else pause.working
+        arguments = (self._link, source, weight, working)
+        self._thread = threading.Thread(target=_produce, args=arguments, name="memfeed", daemon=True)
         weakref.finalize(self, self._link.stop).atexit = False
         self._thread.start()
         _running.add(self._thread, self._link)
@@ -73,6 +89,8 @@ class Background(Generic[T]):
                     link.held -= weight
                     link.changed.notify_all()
                     return item  # type: ignore[no-any-return]
+                if not link.ended and self._pause is not None and self._pause.is_paused_by_me:
+                    raise LoaderError(PAUSED)
                 # do not wait for a thread that is gone, as in a forked child
                 if link.ended or (not link.changed.wait(PATIENCE_SECONDS) and not self._thread.is_alive()):
                     break
@@ -99,7 +117,12 @@ class Background(Generic[T]):
             self._thread.join()
 
 
-def _produce(link: _Link, source: Iterator[Any], weight: Callable[[Any], float]) -> None:
+def _produce(
+    link: _Link,
+    source: Iterator[Any],
+    weight: Callable[[Any], float],
+    working: Callable[[], AbstractContextManager[None]],
+) -> None:
     try:
         while True:
             with link.changed:
@@ -107,7 +130,8 @@ def _produce(link: _Link, source: Iterator[Any], weight: Callable[[Any], float])
                     link.changed.wait(PATIENCE_SECONDS)
             if link.stopped:
                 break
-            item = next(source)
+            with working():
+                item = next(source)
             with link.changed:
                 size = weight(item)
                 link.items.append((item, size))

@@ -16,7 +16,10 @@ from memfeed.loading.position import Position
 from memfeed.loading.stages import Arrival, Draft, Stages
 from memfeed.random import Keys
 from memfeed.store.gather import Gather, split
+from memfeed.transfer.lag import Lag
 from memfeed.transfer.transfer import Transfer
+
+LAG = 3  # batches in use: one by the caller, one that the device works on, one between them
 
 
 class BatchGroup(NamedTuple):
@@ -41,6 +44,7 @@ class BatchMaker:
         assemble: the stage that every batch goes through, for batches that need no other.
         transfer: the way to the device.
         placement: where the columns are.
+        ahead: how many batches are made ahead of the caller.
     """
 
     gather: Gather
@@ -49,12 +53,16 @@ class BatchMaker:
     assemble: Callable[[Sequence[Any]], Any]
     transfer: Transfer
     placement: Placement
+    ahead: int = 0
 
     def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
-        make = self._stream_groups if self.transfer.is_staged else self._host_groups
+        lag = self.transfer.lag(self.ahead + LAG)
         for task in tasks:
-            yield from make(task, (seed, epoch))
+            if lag is None:
+                yield from self._host_groups(task, (seed, epoch))
+            else:
+                yield from self._stream_groups(task, (seed, epoch), lag)
 
     def _host_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
         """Yield the batches of a task that the CPU gathers; a device without streams gets them from the caller."""
@@ -66,21 +74,22 @@ class BatchMaker:
             return
         yield from self._staged(leaves_of_batches, task, 0, key, None)
 
-    def _stream_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
+    def _stream_groups(self, task: GatherTask, key: tuple[int, int], lag: Lag) -> Iterator[BatchGroup]:
         """Yield the batches of a task that go to a device with streams, ``at_once`` of them in each copy."""
         count = len(task.positions) if self.at_once > 1 else 1
         for first in range(0, len(task.positions), count):
             ids = task.ids[first * task.size : (first + count) * task.size]
             with self.transfer.on_side_stream():
+                note_taken = partial(lag.take, lag.begin()) if self.stages.is_plain else None
                 self.transfer.begin_batch()
                 leaves = self.transfer.send_batch(self.gather(ids), self.placement.index(ids))
                 arrival = Arrival(leaves, self.transfer.record_event())
             leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
             if not self.stages.is_plain:
                 del leaves
-                yield from self._staged(leaves_of_batches, task, first, key, arrival)
+                yield from self._staged(leaves_of_batches, task, first, key, arrival, lag)
                 continue
-            drafts = map(partial(_plain_draft, self.assemble, arrival), leaves_of_batches)
+            drafts = map(partial(_plain_draft, self.assemble, arrival, note_taken), leaves_of_batches)
             positions = task.positions[first : first + count]
             yield BatchGroup(self.stages.finish(drafts), positions, len(ids) // len(positions))
             del leaves, leaves_of_batches, arrival, drafts  # hold nothing that the caller may have dropped
@@ -92,6 +101,7 @@ class BatchMaker:
         first: int,
         key: tuple[int, int],
         arrival: Arrival | None,
+        lag: Lag | None = None,
     ) -> Iterator[BatchGroup]:
         """Run the stages ahead of the caller's for each batch from batch ``first`` of the task on."""
         for at, leaves in enumerate(leaves_of_batches, first):
@@ -102,6 +112,8 @@ class BatchMaker:
             draft = Draft(leaves, keys, valid, rows, arrival)
             del leaves
             with self.transfer.on_side_stream():
+                if lag is not None:
+                    draft.note_taken = partial(lag.take, lag.begin())
                 self.stages.run_ahead(draft)
             yield BatchGroup(self.stages.finish([draft]), (task.positions[at],), len(task.ids[part]))
             del draft
@@ -112,6 +124,11 @@ class BatchMaker:
         return Keys(*key, torch.from_numpy(task.ids[part].astype(np.int64, copy=False)), visits)
 
 
-def _plain_draft(assemble: Callable[[Sequence[Any]], Any], arrival: Arrival, leaves: Sequence[Any]) -> Draft:
+def _plain_draft(
+    assemble: Callable[[Sequence[Any]], Any],
+    arrival: Arrival,
+    note_taken: Callable[[], None] | None,
+    leaves: Sequence[Any],
+) -> Draft:
     # a function of its own, without a reference to the columns: they may have to make room
-    return Draft(assemble(leaves), None, None, arrival=arrival)
+    return Draft(assemble(leaves), None, None, arrival=arrival, note_taken=note_taken)

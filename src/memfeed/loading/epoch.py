@@ -12,6 +12,7 @@ from typing import Any
 
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.system import forks
@@ -77,12 +78,13 @@ def run_epoch(
     begin: Callable[[EpochProgress], Callable[[Position | None], Iterator[BatchGroup]]],
     policy_now: Callable[[], PrefetchPolicy],
     prefetch: int,
+    pause: Pause,
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
     ``begin`` is called when the first batch is asked for. It sets the epoch and its position, and returns what makes
     the batches after a position; that is called again after a move, and in a forked child. A thread makes up to
-    ``prefetch`` groups ahead if the policy finds one worth it.
+    ``prefetch`` groups ahead if the policy finds one worth it, except while ``pause`` is paused.
     """
     start = begin(progress)
     policy = policy_now()
@@ -94,7 +96,7 @@ def run_epoch(
         groups = start(progress.position)
         if forks.is_child():
             groups = _on_one_thread(groups)
-        source: Iterator[BatchGroup] = _ahead(groups, prefetch) if policy.threaded else groups
+        source: Iterator[BatchGroup] = _ahead(groups, prefetch, pause) if policy.threaded else groups
         while True:
             entered = perf_counter()
             for group in source:
@@ -125,13 +127,13 @@ def run_epoch(
                     continue
             if progress.moved or progress.finished:
                 break
-            source = _ahead(groups, prefetch)
+            source = _ahead(groups, prefetch, pause)
 
 
-def _ahead(groups: Iterator[BatchGroup], prefetch: int) -> Iterator[BatchGroup]:
+def _ahead(groups: Iterator[BatchGroup], prefetch: int, pause: Pause) -> Iterator[BatchGroup]:
     """Iterate in a thread of its own; in the caller's if the system gives no more threads."""
     try:
-        return Background(groups, prefetch)
+        return Background(groups, prefetch, pause=pause)
     except RuntimeError as error:
         if not has_no_thread(error):
             raise

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from memfeed.errors import LoaderError
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.document_order import DocumentOrder
 from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_batches, tasks_of_order, tasks_of_sampler
 from memfeed.loading.index_samplers import RowOrder
-from memfeed.loading.placement import ColumnPlacement, fallback, is_out_of_memory
+from memfeed.loading.placement import ColumnPlacement, fallback
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
@@ -23,9 +24,14 @@ from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
 from memfeed.order.shards import RankShards
 from memfeed.store.store import Store
+from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
 
 COLD_PROBES = 64  # rows from which those are chosen that tell whether a store is in the page cache
+CAPTURED = (
+    "found a CUDA graph capture while the loader's thread used the device, which CUDA forbids; expected the thread to "
+    "be parked during the capture: with loader.paused(): ... # capture the graph here"
+)
 FIELDS_SHOWN = 4  # fields of one placement that are named one by one
 
 
@@ -103,7 +109,9 @@ class EpochReader:
                     yield group
                     position = group.positions[-1]
                 return
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, OSError) as error:
+                if "captur" in str(error) and "stream" in str(error):
+                    raise LoaderError(CAPTURED) from error
                 placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
                 if placements is None or self._fell_back:
                     raise

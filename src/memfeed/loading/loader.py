@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
 from memfeed.loading.padding import padded_fields
+from memfeed.loading.pause import Pause
 from memfeed.loading.placement import PlacementOption, placement_requests
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -35,7 +37,6 @@ from memfeed.loading.settings import (
     check_padding,
     check_ranks,
     check_without_effect,
-    say_once,
     warn_about_ranks,
 )
 from memfeed.loading.sources import as_stores, join
@@ -44,6 +45,7 @@ from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.store.store import Store
+from memfeed.system.messages import say_once
 from memfeed.transfer.devices import check_device
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -66,6 +68,7 @@ class _Run:
         world_size: of the newest epoch.
         samplers: the user's samplers, whose epoch is set.
         policy: who makes batches, the caller or a thread.
+        pause: parks the threads that make batches.
     """
 
     policy: PrefetchPolicy
@@ -73,6 +76,7 @@ class _Run:
     progress: EpochProgress | None = None
     gathered_before: int = 0
     world_size: int | None = None
+    pause: Pause = dataclasses.field(default_factory=Pause)
 
 
 class Loader(DataLoader[T_co]):
@@ -362,7 +366,9 @@ class Loader(DataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         progress, run = EpochProgress(), self._run
         run.progress = None
-        iterator = EpochIterator(run_epoch(progress, self._begin, lambda: run.policy, self._settings.prefetch))
+        iterator = EpochIterator(
+            run_epoch(progress, self._begin, lambda: run.policy, self._settings.prefetch, run.pause)
+        )
         iterator.length = self.__len__
         progress.iterator = weakref.ref(iterator)
         return iterator
@@ -403,6 +409,19 @@ class Loader(DataLoader[T_co]):
         """
         self._clock.set_epoch(epoch)
         self._run.progress = None
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which the loader's threads do nothing: no call to the device, no reading.
+
+        Capture a CUDA graph in it, if the loader has a device and its loop runs. It waits until the batch that is being
+        made is done. Within the block ``next`` gives batches that are ready; without one it raises LoaderError.
+
+        Example::
+
+            with loader.paused(), torch.cuda.graph(graph):
+                loss = step(static_batch)
+        """
+        return self._run.pause.paused()
 
     # --- resume and edit
 

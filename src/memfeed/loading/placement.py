@@ -26,6 +26,7 @@ from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
+from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import TableRows
 
@@ -236,10 +237,14 @@ def place(
                 try:
                     copy, table = _load(placed, placements[field_index].where, here, is_whole, streams, bar)
                     break
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
+                except (RuntimeError, MemoryError, OSError) as error:
+                    if is_out_of_memory(error):
+                        placements[field_index] = fall_back(placements[field_index])
+                    elif placements[field_index].where == "pinned" and isinstance(error, RuntimeError):
+                        # CUDA cannot lock memory here
+                        placements[field_index] = ColumnPlacement("mapped", f"cannot be page-locked: {error}"[:200])
+                    else:
                         raise
-                placements[field_index] = fall_back(placements[field_index])
             else:
                 continue
             there[field_index] = column.over(copy) if isinstance(column, WindowColumn) else copy
@@ -293,10 +298,3 @@ def fallback(placements: Sequence[ColumnPlacement]) -> list[ColumnPlacement] | N
         if any(one.where == where for one in placements):
             return [fall_back(one) if one.where == where else one for one in placements]
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out, of the device or for page-locking."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
-    )

@@ -33,6 +33,7 @@ TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
 # memory; batches that came together keep each other's memory
 COPY_BYTES, PICK_BYTES = 16 << 20, 256 << 20
+LENGTH_BYTES = 8  # a row of the lengths beside a padded field
 PICK_SHARE = 64  # the part of a small device's memory that one group of batches may take
 # kind and rank of columns that may hold images, masks or volumes of several sizes
 IMAGE_COLUMNS = {("list", 2), ("list", 3), ("list", 4), ("jagged", 3), ("jagged", 4)}
@@ -80,7 +81,11 @@ def make_plan(
         placement = Placement(placements, store.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     pad = {one.field_index: one.value for one in settings.padded}
-    allocators = transfer.allocators(len(store.columns) + len(pad))
+    row_bytes = [
+        0 if index in placement.tables else column.field.row_bytes if column.field.kind == "fixed" else None
+        for index, column in enumerate(placement.columns)
+    ]
+    allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
     views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
     gather = Gather(placement.columns, allocators, placement.tables, pad, views)
     at_once = (
@@ -99,7 +104,7 @@ def make_plan(
     return LoadPlan(
         placement=placement,
         reader=_reader(store, placement),
-        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement),
+        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, settings.prefetch),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
     )
 

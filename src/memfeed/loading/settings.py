@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +19,7 @@ from memfeed.loading.padding import PaddedField
 from memfeed.loading.placement import PlacementRequest
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
+from memfeed.system.messages import say_once
 
 ArrayKind = Literal["torch", "numpy", "jax"]
 LARGEST_BATCH = 2**31 - 1
@@ -109,12 +108,6 @@ def _launched_ranks() -> tuple[int, int]:
             "launcher's RANK and WORLD_SIZE say. rank=0, world_size=1 reads all rows"
         )
     return int(rank), int(world_size)
-
-
-@cache
-def say_once(text: str) -> None:
-    """Print a message to stderr, once in a process."""
-    print(text, file=sys.stderr)
 
 
 def check_arguments(

@@ -54,9 +54,10 @@ class Draft:
         valid: which rows count, bool [k]; None where all do.
         rows: the row numbers, int64 [k]; None where the batch does not give them.
         arrival: the transfer that brings it; None where there is none.
+        note_taken: called when the caller takes it; see `memfeed.transfer.lag`. None where there is no transfer.
     """
 
-    __slots__ = ("arrival", "keys", "rows", "valid", "value")
+    __slots__ = ("arrival", "keys", "note_taken", "rows", "valid", "value")
 
     def __init__(
         self,
@@ -65,8 +66,10 @@ class Draft:
         valid: torch.Tensor | None,
         rows: torch.Tensor | None = None,
         arrival: Arrival | None = None,
+        note_taken: Callable[[], None] | None = None,
     ) -> None:
         self.value, self.keys, self.valid, self.rows, self.arrival = value, keys, valid, rows, arrival
+        self.note_taken = note_taken
 
 
 class Stage(NamedTuple):
@@ -211,6 +214,8 @@ def _wait(receive_batch: ReceiveBatch, current_stream: Callable[[], object]) -> 
     def run(draft: Draft) -> None:
         assert draft.arrival is not None
         draft.arrival.wait(receive_batch, current_stream)
+        if draft.note_taken is not None:
+            draft.note_taken()
 
     return run
 

@@ -30,6 +30,17 @@ def allocate_page_locked(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
+def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return ``values`` of the CPU on ``device``; to a CUDA device through page-locked memory, without waiting.
+
+    Use it for parameters: a copy from ordinary memory waits for all work of the stream.
+    """
+    if device.type != "cuda" or not values.is_cpu:
+        return values.to(device)
+    locked = allocate_page_locked(values.nbytes).view(values.dtype).view(values.shape) if values.numel() else values
+    return locked.copy_(values).to(device, non_blocking=True)
+
+
 def can_pack(tensor: torch.Tensor) -> bool:
     """Return True if a copy through a buffer gives what ``tensor.to`` gives: small, contiguous and without autograd."""
     return (

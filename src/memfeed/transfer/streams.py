@@ -5,15 +5,14 @@ docs/notes/streams.md describes the races that this code prevents, and how.
 
 from __future__ import annotations
 
-import mmap
-import os
-import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-import numpy as np
 import torch
+
+from memfeed.system.messages import say_once
+from memfeed.transfer.page_locked import is_out_of_memory, lock_pages
 
 
 class Event(Protocol):
@@ -41,6 +40,9 @@ class Streams(Protocol):
     def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
         """Return CPU memory, uint8 [nbytes], that the device copies from by itself; ``nbytes`` is 1 or more."""
 
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
+        """Return CPU memory, uint8 [nbytes], to copy batches from: page-locked where the system can do that."""
+
     def device_view(self, host: torch.Tensor) -> torch.Tensor:
         """Return memory from ``allocate_page_locked`` as a tensor of the device, which reads it over the bus.
 
@@ -61,6 +63,9 @@ class Streams(Protocol):
 
     def current_stream(self) -> object:
         """Return the stream that is current in the calling thread."""
+
+    def record_use(self) -> Event:
+        """Return an event after all work queued so far on the calling thread's current stream."""
 
     def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
         """Make the calling thread's current stream wait for ``event``, after which it may use ``tensors``.
@@ -85,22 +90,28 @@ class CudaStreams:
         return torch.cuda.device_count()
 
     def allocate_page_locked(self, nbytes: int) -> torch.Tensor:
-        """Return page-locked memory, uint8 [nbytes]. Raises RuntimeError where the system locks no more."""
-        # torch's own page-locked memory comes in powers of two: a column of 40 GB would take 64
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_DONTFORK"):  # after a fork this process would have other pages than the locked ones
-            pages.madvise(mmap.MADV_DONTFORK)
-        memory = np.frombuffer(pages, np.uint8)
-        address = memory.ctypes.data
-        with torch.cuda.device(self.device):
-            error_code = _runtime().cudaHostRegister(address, nbytes, 0)
-            if int(error_code):
-                with suppress(RuntimeError):  # CUDA reports the error again at the next kernel: let that be this one
-                    torch.empty(1, device=self.device).add_(1)
-                torch.cuda.check_error(error_code)
-        # tensors over this memory keep the array alive, and so the lock
-        weakref.finalize(memory, _unlock, address, self.device, os.getpid()).atexit = False
-        return torch.from_numpy(memory)
+        """Return page-locked memory, uint8 [nbytes]; see `lock_pages` for what is raised."""
+        return lock_pages(nbytes, self._side)
+
+    def allocate_staging(self, nbytes: int) -> torch.Tensor:
+        """Return memory to copy batches from; see `Streams.allocate_staging`.
+
+        Where CUDA cannot lock memory of ours, it is torch's page-locked memory, then memory that is not locked.
+        """
+        try:
+            return lock_pages(nbytes, self._side)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise  # columns may make room
+        try:
+            with torch.cuda.device(self.device):
+                memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            kind = "torch's page-locked memory, in powers of two"
+        except RuntimeError:
+            memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+            kind = "memory that is not page-locked, from which copies are slower and wait"
+        say_once(f"memfeed: CUDA cannot page-lock memory that is there already (cudaHostRegister); batches use {kind}")
+        return memory
 
     def device_view(self, host: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory as a tensor of the device; see `Streams.device_view`."""
@@ -139,6 +150,12 @@ class CudaStreams:
         event.record(self._side)  # type: ignore[attr-defined]
         return event
 
+    def record_use(self) -> Event:
+        """Return an event after all work queued so far on the calling thread's current stream."""
+        event: Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))  # type: ignore[attr-defined]
+        return event
+
     def wait_before_use(self, event: Event, tensors: Iterable[torch.Tensor]) -> None:
         """Make the calling thread's current stream wait for ``event``; see `Streams.wait_before_use`."""
         stream = torch.cuda.current_stream(self.device)
@@ -163,16 +180,6 @@ class _CudaArray:
             "data": (host.data_ptr(), False),
             "version": 3,
         }
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _unlock(address: int, device: torch.device, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has neither the pages nor CUDA
-        torch.cuda.synchronize(device)  # a kernel may still read rows
-        _runtime().cudaHostUnregister(address)
 
 
 def memory_info(device: torch.device) -> tuple[int, int]:

@@ -15,12 +15,12 @@ import torch
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.jagged import jagged_tensor
 from memfeed.system.buffers import Allocator, Pool
-from memfeed.transfer.packing import ALIGNMENT
+from memfeed.transfer.lag import Lag
+from memfeed.transfer.staging import StagingBuffer, small_columns
 from memfeed.transfer.streams import Event, Streams
 from memfeed.transfer.to_device import to_device
 
 STAGING_BUFFERS = 3  # one is being filled, one is being copied, one is for a copy that is late
-SMALL_LEAF_FRACTION = 4  # a leaf smaller than its staging buffer by this factor gets its own memory on the device
 _ROW_DTYPES = (torch.complex128, torch.int64, torch.int32, torch.int16, torch.uint8)  # the widest first
 
 
@@ -44,8 +44,14 @@ class Transfer(Protocol):
     def device(self) -> torch.device | None:
         """The device that batches are moved to; None if they stay where they are."""
 
-    def allocators(self, column_count: int) -> list[Allocator]:
-        """Return the memory to gather into, one allocator for each column."""
+    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
+        """Return the memory to gather into, one allocator for each column.
+
+        ``row_bytes`` says how many bytes a row of each column has, None where they differ; 0 if it is not gathered.
+        """
+
+    def lag(self, batches: int) -> Lag | None:
+        """Return what keeps the device at most so many batches behind the caller; None where it cannot be behind."""
 
     def begin_batch(self) -> None:
         """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
@@ -88,9 +94,12 @@ class SyncTransfer:
         self.device = device
         self.can_transform_ahead = device is None or device.type == "cpu"
 
-    def allocators(self, column_count: int) -> list[Allocator]:
+    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
         """Return pools, whose memory is reused after the batch has been deleted."""
         return [Pool() for _ in range(column_count)]
+
+    def lag(self, batches: int) -> None:
+        """Return None: batches are moved when the caller asks for them."""
 
     def begin_batch(self) -> None:
         """Do nothing: memory is always free."""
@@ -131,21 +140,29 @@ class StreamTransfer:
     ) -> None:
         self._streams, self.device = streams, streams.device
         self._tables = {field_index: (_as_wide_rows(table), table) for field_index, table in tables.items()}
-        self._free = deque(_StagingBuffer(streams) for _ in range(staging_buffers))
+        self._free = deque(StagingBuffer(streams) for _ in range(staging_buffers))
         self._local = threading.local()  # the buffer in use: several iterators may read one loader
         # functions of the streams alone, which keep no column alive
         self.on_side_stream, self.record_event = streams.on_side_stream, streams.record_event
         self.current_stream = streams.current_stream
         self.receive_batch: ReceiveBatch = partial(_receive_batch, streams)
 
-    def allocators(self, column_count: int) -> list[Allocator]:
-        """Return this object for each column: see ``allocate``."""
-        return [self] * column_count
+    def allocators(self, column_count: int, row_bytes: Sequence[int | None] | None = None) -> list[Allocator]:
+        """Return memory in the staging buffer of the batch that the calling thread gathers; see `StagingBuffer`."""
+        sizes = [None] * column_count if row_bytes is None else row_bytes
+        is_small = small_columns(sizes)
+        region_bytes = [0, 0]  # of a row, in the region of large leaves and in that of small ones
+        for small, size in zip(is_small, sizes, strict=True):
+            region_bytes[small] += size or 0
+        return [_ColumnAllocator(self._local, small, region_bytes[small]) for small in is_small]
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory in the staging buffer of the batch that this thread gathers."""
-        leased: torch.Tensor = self._local.buffer.allocate(shape, dtype)
-        return leased
+        return _ColumnAllocator(self._local, False, 0).allocate(shape, dtype)
+
+    def lag(self, batches: int) -> Lag:
+        """Return what keeps the device at most so many batches behind the caller."""
+        return Lag(self._streams.record_use, batches)
 
     def begin_batch(self) -> None:
         """Take the oldest staging buffer and block until its copy is done."""
@@ -154,14 +171,14 @@ class StreamTransfer:
             try:
                 buffer = self._free.popleft()
             except IndexError:  # the threads of other iterators use all of them
-                buffer = _StagingBuffer(self._streams)
+                buffer = StagingBuffer(self._streams)
         self._local.buffer = buffer
         buffer.begin()
 
     def send_batch(self, leaves: Sequence[Any], index: TableRows | None = None) -> list[Any]:
         """Queue the copy of the leaves and return them on the device; leaves that are no tensors stay as they are."""
         parts = [part for leaf in leaves for part in _dense_parts(leaf)]
-        buffer: _StagingBuffer = self._local.buffer
+        buffer: StagingBuffer = self._local.buffer
         copies = iter(buffer.copy_to_device([*parts, *(index or {}).values()]))
         sent = [_with_parts(leaf, copies) for leaf in leaves]
         for field_index, device_index in zip(index or {}, copies, strict=True):
@@ -174,72 +191,17 @@ class StreamTransfer:
         return sent
 
 
-class _StagingBuffer:
-    """Page-locked memory for all leaves of one batch, used again when its copy is done."""
+class _ColumnAllocator:
+    """Memory for one column, in the staging buffer of the batch that the calling thread gathers."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-        self._pieces = [
-            torch.empty(0, dtype=torch.uint8, device="cpu")
-        ]  # more than one if a batch is larger than all before
-        self._used_bytes = [0]  # of each piece
-        self._copied: Event | None = None
-
-    def begin(self) -> None:
-        """Block until the last copy has read the buffer, then clear it."""
-        if self._copied is not None:
-            self._copied.synchronize()
-            self._copied = None
-        if len(self._pieces) > 1:
-            self._pieces = [self._streams.allocate_page_locked(sum(map(len, self._pieces)))]
-        self._used_bytes = [0]
+    def __init__(self, local: threading.local, is_small: bool, region_row_bytes: int) -> None:
+        self._local, self._is_small, self._region_row_bytes = local, is_small, region_row_bytes
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return uninitialised memory for one tensor of the batch."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes == 0:
-            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-        start = -(-self._used_bytes[-1] // ALIGNMENT) * ALIGNMENT
-        if start + nbytes > len(self._pieces[-1]):
-            # leased memory cannot move, so this batch takes two copies; the next ones will take one again
-            self._pieces.append(self._streams.allocate_page_locked(max(nbytes, len(self._pieces[-1]) // 2)))
-            self._used_bytes.append(0)
-            start = 0
-        self._used_bytes[-1] = start + nbytes
-        return self._pieces[-1][start : start + nbytes].view(dtype).view(tuple(shape))
-
-    def copy_to_device(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Queue the copy of these tensors and return them on the device; tensors outside the buffer are added first."""
-        by_id = {id(part): part for part in parts}  # jagged leaves of equal lengths share their offsets
-        places = {key: self._place(part) for key, part in by_id.items()}
-        copies = [
-            self._streams.copy(piece[:used_bytes]) if used_bytes else None
-            for piece, used_bytes in zip(self._pieces, self._used_bytes, strict=True)
-        ]
-        sent = {}
-        for key, (piece_index, start) in places.items():
-            part, copied = by_id[key], copies[piece_index]
-            if copied is None:  # no bytes to copy
-                sent[key] = torch.empty_like(part, device=self._streams.device)
-                continue
-            flat = copied[start : start + part.nbytes]
-            # a caller who keeps the labels of an epoch must not keep its images alive
-            flat = self._streams.copy(flat) if 0 < part.nbytes * SMALL_LEAF_FRACTION < len(copied) else flat
-            # .data: views share a version counter, and a write to one leaf would forbid the backward of another
-            sent[key] = flat.view(part.dtype).view(part.shape).data
-        self._copied = self._streams.record_event()
-        return [sent[id(part)] for part in parts]
-
-    def _place(self, part: torch.Tensor) -> tuple[int, int]:
-        """Return the piece in which a tensor is stored, and its first byte there; copy it into the last one if none."""
-        if not part.nbytes:
-            return 0, 0
-        for piece_index, piece in enumerate(self._pieces):
-            start = part.data_ptr() - piece.data_ptr()
-            if 0 <= start < len(piece) and part.is_contiguous():
-                return piece_index, start
-        leased = self.allocate(part.shape, part.dtype).copy_(part)
-        return len(self._pieces) - 1, leased.data_ptr() - self._pieces[-1].data_ptr()
+        """See ``Allocator.allocate``."""
+        buffer: StagingBuffer = self._local.buffer
+        expected = shape[0] * self._region_row_bytes if len(shape) else 0
+        return buffer.allocate(shape, dtype, is_small=self._is_small, expected_bytes=expected)
 
 
 def _as_wide_rows(table: torch.Tensor) -> torch.Tensor:

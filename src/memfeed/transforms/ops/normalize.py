@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from memfeed.errors import TransformError
+from memfeed.transfer.packing import upload
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
 from memfeed.transforms.params.values import Affine
@@ -108,8 +109,8 @@ class Normalize(Transform):
         largest = _largest(image.dtype)
         image = image.to(params.dtype) / largest
         ones = [1] * (image.ndim - 2)
-        mean = torch.tensor(self.mean, dtype=image.dtype, device=image.device).view(-1, *ones)
-        std = torch.tensor(self.std, dtype=image.dtype, device=image.device).view(-1, *ones)
+        mean = upload(torch.tensor(self.mean, dtype=image.dtype, device="cpu"), image.device).view(-1, *ones)
+        std = upload(torch.tensor(self.std, dtype=image.dtype, device="cpu"), image.device).view(-1, *ones)
         return (image - mean) / std
 
 

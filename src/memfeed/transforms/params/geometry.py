@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import torch
 
+from memfeed.transfer.packing import upload
+
 Fill: TypeAlias = "float | Sequence[float]"
 
 
@@ -52,5 +54,7 @@ class Geometry(Imagewise):
 
 def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """Return a tensor [c, ...] of one number, or one per channel, with the dtype and device of `like`."""
-    values = torch.as_tensor(fill, device=like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
+    values = (
+        upload(torch.as_tensor(fill, device="cpu"), like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
+    )
     return values.expand(*shape).clone()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Imagewise
 
 
@@ -39,8 +40,8 @@ class Jitter(Imagewise):
             for index, (name, factors) in enumerate(self.factors.items()):
                 (samples,) = np.nonzero(turn == index)
                 if len(samples):
-                    at = torch.from_numpy(samples).to(image.device)
-                    factor = torch.from_numpy(factors[samples]).to(image.device).view(-1, 1, 1, 1)
+                    at = upload(torch.from_numpy(samples), image.device)
+                    factor = upload(torch.from_numpy(factors[samples]), image.device).view(-1, 1, 1, 1)
                     changed = changed.index_copy(0, at, CHANGES[name](image[at], factor))
             image = changed
         return image
@@ -58,7 +59,7 @@ class Gray(Imagewise):
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Turn the chosen images of [n, c, h, w] gray, on any device."""
-        chosen = torch.from_numpy(self.chosen).to(image.device)[:, None, None, None]
+        chosen = upload(torch.from_numpy(self.chosen), image.device)[:, None, None, None]
         return torch.where(chosen, _like(_gray(image), image), image)
 
 
@@ -86,7 +87,7 @@ def _hue(image: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     hue = torch.where(
         value == r, ((g - b) / safe) % 6, torch.where(value == g, (b - r) / safe + 2, (r - g) / safe + 4)
     )  # in sixths of the circle
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=image.device).view(3, 1, 1)
+    offsets = upload(torch.tensor([5.0, 3.0, 1.0], device="cpu"), image.device).view(3, 1, 1)
     k = (offsets + hue + 6 * factor) % 6
     turned = value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
     if image.dtype.is_floating_point:

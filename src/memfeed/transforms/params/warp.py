@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import grid_sample
 
+from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Fill, Geometry, filled
 
 MODES = ("nearest", "bilinear")
@@ -70,7 +71,7 @@ class Warped(Geometry):
         device = image.device
         x = torch.arange(w, dtype=dtype, device=device) - (w - 1) / 2
         y = torch.arange(h, dtype=dtype, device=device) - (h - 1) / 2
-        m = torch.from_numpy(matrix).to(device, dtype)[:, :, :, None, None]
+        m = upload(torch.from_numpy(matrix).to(dtype), device)[:, :, :, None, None]
         points = m[:, :, 0] * x + m[:, :, 1] * y[:, None] + m[:, :, 2]  # [n, 2, h, w]: x, y
         if self.mode == "nearest":  # by index, so that values of any dtype stay exact
             column, row = ((points[:, i] + (size - 1) / 2).round().long() for i, size in ((0, w), (1, h)))

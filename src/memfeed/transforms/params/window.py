@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Fill, Geometry, filled
 
 
@@ -101,12 +102,12 @@ class Window(Geometry):
         columns = _line_indices(self.left, self.width, self.hflip)
         is_inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
         rows, columns = (a.clip(0, size - 1) for a, size in ((rows, h), (columns, w)))
-        index = [torch.from_numpy(a).to(image.device) for a in (rows, columns)]
+        index = [upload(torch.from_numpy(a), image.device) for a in (rows, columns)]
         image = image.gather(2, index[0][:, None, :, None].expand(n, c, self.height, w))
         image = image.gather(3, index[1][:, None, None, :].expand(n, c, self.height, self.width))
         if is_inside.all():
             return image
-        is_inside_there = torch.from_numpy(is_inside)[:, None].to(image.device)
+        is_inside_there = upload(torch.from_numpy(is_inside)[:, None], image.device)
         return torch.where(is_inside_there, image, filled(self.fill, (c, 1, 1), image))
 
     def nearest(self) -> Window:

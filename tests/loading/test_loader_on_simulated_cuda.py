@@ -1,0 +1,42 @@
+"""The tests of tests/cuda/test_cuda_loader.py on a simulated device, under a late schedule and several random ones.
+
+A random schedule has the seed of its test, so the tests together see many schedules.
+"""
+
+import zlib
+
+import pytest
+import torch
+
+import test_cuda_loader
+from simulated_cuda import simulated
+from test_cuda_loader import *  # noqa: F403
+from test_cuda_loader import _few_batches_at_a_time, sources  # noqa: F401
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it")
+
+
+@pytest.fixture(autouse=True)
+def _cannot_be_simulated(request, monkeypatch):
+    if "backward" in request.node.name:
+        pytest.skip("autograd's threads ask the driver for the device, which is not simulated")
+    monkeypatch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: None)  # Triton needs a real device
+
+
+def seed_of(test):
+    return zlib.crc32(test.name.encode())
+
+
+@pytest.fixture(autouse=True, params=["late", "random"])
+def machine(request):
+    with simulated(seed_of(request.node) if request.param == "random" else None) as made:
+        yield made
+
+
+class TestPlacements(test_cuda_loader.TestPlacements):
+    @pytest.fixture(autouse=True)
+    def machine(self, request):
+        """Run each of the many combinations under one schedule: half of them late."""
+        seed = seed_of(request.node)
+        with simulated(seed if seed % 2 else None) as made:
+            yield made
