@@ -255,14 +255,14 @@ def waiting(path, dataset):
 
 def test_who_waits_opens_what_was_made_and_checks_it(path):
     stderr, log = path.with_name("stderr"), path.with_name("log")
-    first = start(stderr, convert, path, Logged(150, log, 0, 0.01), 1, 0.1)
+    first = start(stderr, convert, path, Logged(150, log, 0, 0.04), 1, 0.1)
     wait_for(lambda: np.count_nonzero(presence(path)) > 20)
     second = start(path.with_name("stderr2"), waiting, path, Logged(150, log, 1, 0.0))
     assert ended(first)
     assert ended(second)
     assert (first.exitcode, second.exitcode) == (0, 0)
     told = path.with_name("stderr2").read_text()
-    assert 1 < told.count(f"memfeed: process {first.pid} on ") < 20, "once in a while"
+    assert 1 < told.count(f"memfeed: process {first.pid} on ") < 60, "once in a while"
     assert f"is building {path}; waiting for it\n" in told
     assert f"is building {path}; waiting for it (0 min so far)\n" in told
     assert len([run for run, _, _ in reads(log) if run == 1]) <= 16, "compared once, not probed"
