@@ -13,7 +13,12 @@ from simulated_cuda import simulated
 from test_cuda_loader import *  # noqa: F403
 from test_cuda_loader import _few_batches_at_a_time, sources  # noqa: F401
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it"),
+    pytest.mark.skipif(
+        not hasattr(torch._C, "_ensureCUDADeviceGuardSet"), reason="this torch cannot have tensors on a simulated GPU"
+    ),
+]
 
 
 @pytest.fixture(autouse=True)
