@@ -26,15 +26,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import tensordict  # noqa: F401  # before a store is used: what it imports lies outside the store
 import xxhash
 
 import memfeed
 from memfeed.cli.inspect_command import _fields_table, _values_table, inspect
 from memfeed.errors import MemfeedError, StoreError
-from memfeed.schema.fields import DTYPES
+from memfeed.schema.fields import DTYPES, NodeKind
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CORPUS = FIXTURES / "hostile"
@@ -180,19 +181,7 @@ WORDS += [
     "memfeed",
     "-",
 ]
-WORDS += [
-    "leaf",
-    "none",
-    "shared",
-    "tuple",
-    "list",
-    "dict",
-    "namedtuple",
-    "dataclass",
-    "tensordict",
-    "tensorclass",
-    "graph",
-]
+WORDS += get_args(NodeKind)
 WORDS += ["fixed", "jagged", "str", "bytes", "json", "tensor", "scalar", *DTYPES]
 WORDS += [
     "<class 'tensordict._td.TensorDict'>",

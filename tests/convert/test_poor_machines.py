@@ -1,6 +1,7 @@
 """Errors of ours where the machine or the sample would raise an exception of Python's or torch's own."""
 
 import errno
+import multiprocessing.synchronize
 import os
 import resource
 import threading
@@ -11,6 +12,7 @@ import torch
 import memfeed
 from memfeed.convert import jobs
 from memfeed.errors import BuildError, LoaderError, SchemaError, SpaceError
+from memfeed.system.buffers import shared_number
 
 
 class Ones(list):
@@ -96,12 +98,41 @@ def test_a_loader_needs_no_threads(monkeypatch, path):
 
 
 def test_a_full_dev_shm_is_named(path, monkeypatch):
-    def full(*arguments):
+    def full(*arguments, **settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(jobs.torch.multiprocessing, "Value", full)
     with pytest.raises(SpaceError, match=r"found no room in /dev/shm.*workers=0"):
         memfeed.cache(Ones(), path, workers=2, progress=False)
+
+
+def test_one_process_needs_no_dev_shm(path, monkeypatch):
+    def full(*arguments, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_for_torch(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full_for_torch)
+    store = memfeed.cache(Ones(), path, workers=0, progress=False)
+    loader = memfeed.Loader(store, 10, shuffle=True)
+    assert sorted(torch.cat(list(loader))[:, 0].tolist()) == list(range(200))
+
+
+def test_forked_processes_share_a_number_where_dev_shm_is_full(monkeypatch):
+    def full(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    number = shared_number(7)
+    assert int(number) == 7
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+    else:
+        number.fill_(8)
+        os._exit(0)
+    assert int(number) == 8
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ class MapJob:
     def __init__(self, dataset: Any, build: Build, plan: WritePlan, ranges: Sequence[range], worker_count: int) -> None:
         self.dataset, self.build, self.plan, self.ranges = dataset, build, plan, list(ranges)
         self.watchdog = Watchdog(worker_count)
-        self._taken = _shared_counter()
+        self._taken = _shared_counter(worker_count)
         self._reads_singly = False  # True once __getitems__ has returned samples in the same memory
 
     def run(self, worker: int | None) -> Iterator[Report]:
@@ -189,10 +190,12 @@ class StreamJob:
         return block
 
 
-def _shared_counter() -> Any:
+def _shared_counter(worker_count: int) -> Any:
     """Return an int64 that all workers share, with a lock. Raise SpaceError if /dev/shm has no room for the lock."""
+    # a lock between processes is a file in /dev/shm, which one process alone does not need
+    lock: Any = True if worker_count else threading.RLock()
     try:
-        return torch.multiprocessing.Value("q", 0)
+        return torch.multiprocessing.Value("q", 0, lock=lock)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

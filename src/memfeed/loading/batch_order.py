@@ -43,7 +43,7 @@ class BatchOrder:
 
     @property
     def name(self) -> str:
-        """What makes the batches, for people and for states."""
+        """The settings that make the batches, as text for messages and states."""
         cut = f"batch_size={self.batch_size}" if self.batch_tokens is None else f"batch_tokens={self.batch_tokens}"
         return f"{cut}, bucket_by={self.store.schema.fields[self.field_index].name!r}"
 

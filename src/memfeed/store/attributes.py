@@ -26,7 +26,7 @@ ClassName = str | int | tuple[str, ...]
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where the targets of all rows are: in the column of ``field``, or, if that is None, in targets.bin."""
+    """A reference to the targets of all rows: in the column of ``field``, or, if that is None, in targets.bin."""
 
     form: TargetsForm
     field: int | None = None
@@ -41,7 +41,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Kept(NamedTuple):
-    """What a new store is to keep. ``targets`` are those of all samples of the dataset, int64 [samples]."""
+    """Attributes that a new store is to keep. ``targets`` are those of all samples of the dataset, int64 [samples]."""
 
     metadata: Mapping[str, Any] = {}
     classes: tuple[ClassName, ...] | None = None

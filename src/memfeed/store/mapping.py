@@ -24,7 +24,7 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 
 
 class Place(NamedTuple):
-    """Where bytes begin: a file, and the byte in it; more than 0 in an archive."""
+    """A position in a file: the path, and the byte in it, which is more than 0 in an archive."""
 
     path: Path
     offset: int = 0

@@ -21,7 +21,7 @@ _UNZIP = "unzip the archive and open the directory, or save it again with Tensor
 
 
 class Files(Protocol):
-    """Where the files are. Paths begin with the path of the directory or archive."""
+    """Files of a directory, or of an archive. Paths begin with the path of the directory or archive."""
 
     def size(self, path: Path) -> int | None:
         """Return the bytes of a file, None if nothing is there. Raises CorruptStoreError for anything but a file."""

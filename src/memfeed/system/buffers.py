@@ -7,6 +7,7 @@ used again; but memory that a user can still see is never written.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import weakref
 from collections import deque
@@ -40,9 +41,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @torch.inference_mode(False)  # it outlives the caller's block
 def shared_number(value: int) -> torch.Tensor:
-    """Return an int64 [] in memory that worker processes share."""
+    """Return an int64 [] in memory that worker processes share.
+
+    Where /dev/shm is full, only forked processes share it; to send it to another process raises what torch raises.
+    """
     number = torch.full((), value, dtype=torch.int64, device="cpu")
-    number.share_memory_()  # type: ignore[no-untyped-call]
+    try:
+        number.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        number = torch.frombuffer(mmap.mmap(-1, number.nbytes), dtype=torch.int64)[0].fill_(value)
     return number
 
 
