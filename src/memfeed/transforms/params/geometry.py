@@ -6,7 +6,9 @@ import abc
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memfeed.transfer.packing import upload
 
@@ -58,3 +60,12 @@ def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor
         upload(torch.as_tensor(fill, device="cpu"), like.device).to(like.dtype).reshape(-1, *[1] * (len(shape) - 1))
     )
     return values.expand(*shape).clone()
+
+
+def take_lines(image: torch.Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> torch.Tensor:
+    """Pick rows [n, height], then columns [n, width], of images [n, c, h, w], on any device."""
+    n, c, _, w = image.shape
+    (height, width), at = (rows.shape[1], columns.shape[1]), image.device
+    index = upload(torch.from_numpy(np.concatenate([rows, columns], 1)), at)
+    image = image.gather(2, index[:, None, :height, None].expand(n, c, height, w))
+    return image.gather(3, index[:, None, None, height:].expand(n, c, height, width))

@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 
 from memfeed.errors import TransformError
 from memfeed.transforms.params.geometry import Geometry
+from memfeed.transforms.params.resample_batch import Axis, resample
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -71,6 +72,17 @@ class Resampled(Geometry):
             limits = torch.iinfo(piece.dtype)
             resized = resized.clamp(limits.min, limits.max)
         return resized if dtype is piece.dtype else resized.round().to(piece.dtype)
+
+    def all(self, image: torch.Tensor) -> torch.Tensor:
+        """Resize the boxes of all images [n, c, h, w]; on a device in calls whose number does not depend on n."""
+        if image.is_cpu or not image.numel():
+            return super().all(image)
+        return resample(image, *self.axes, self.mode, antialias=self.antialias)
+
+    @property
+    def axes(self) -> tuple[Axis, Axis]:
+        """Return the rows and the columns of the boxes."""
+        return Axis(self.top, self.box_height, self.height), Axis(self.left, self.box_width, self.width)
 
     def nearest(self) -> Resampled:
         """Return this change for masks: by nearest neighbour."""

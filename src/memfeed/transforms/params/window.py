@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.transfer.packing import upload
-from memfeed.transforms.params.geometry import Fill, Geometry, filled
+from memfeed.transforms.params.geometry import Fill, Geometry, filled, take_lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +97,12 @@ class Window(Geometry):
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Cut the windows out of images [n, c, h, w], on any device: pick rows, then columns."""
-        n, c, h, w = image.shape
+        _, c, h, w = image.shape
         rows = _line_indices(self.top, self.height, self.vflip)
         columns = _line_indices(self.left, self.width, self.hflip)
         is_inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
         rows, columns = (a.clip(0, size - 1) for a, size in ((rows, h), (columns, w)))
-        index = [upload(torch.from_numpy(a), image.device) for a in (rows, columns)]
-        image = image.gather(2, index[0][:, None, :, None].expand(n, c, self.height, w))
-        image = image.gather(3, index[1][:, None, None, :].expand(n, c, self.height, self.width))
+        image = take_lines(image, rows, columns)
         if is_inside.all():
             return image
         is_inside_there = upload(torch.from_numpy(is_inside)[:, None], image.device)
