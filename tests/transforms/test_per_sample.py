@@ -107,8 +107,10 @@ class _Threaded:
 def test_wrong_functions():
     with pytest.raises(TransformError, match="PerSample got a int"):
         PerSample(3)
-    with pytest.raises(TransformError, match=r"the function gave str for the fields 'image'"):
+    with pytest.raises(TransformError, match=r"function returned str for the fields 'image'"):
         PerSample(lambda image: ("text",)).apply({"image": batch()["image"]}, keys())
+    with pytest.raises(TransformError, match=r"function returned int for the fields 'image'"):
+        PerSample(lambda image: 3).apply({"image": batch()["image"]}, keys())
     with pytest.raises(TransformError, match=r"found results of shapes \[\(3, 0, 10\), \(3, 1, 10\)"):
         sizes = iter(range(N))
         PerSample(lambda image: image[:, : next(sizes)]).apply(batch()["image"], keys())

@@ -84,11 +84,11 @@ class PerSample(Transform):
             if hasattr(error, "add_note"):
                 error.add_note(f"in PerSample, on row {row} of the store")
             raise
-        found = (results,) if isinstance(results, torch.Tensor) else tuple(results)
+        found = tuple(results) if isinstance(results, tuple | list) else (results,)
         if len(found) != len(fields) or not all(isinstance(result, torch.Tensor) for result in found):
             kinds = ", ".join(type(result).__name__ for result in found)
             raise TransformError(
-                f"the function gave {kinds or 'nothing'} for the fields {listed(fields, 120)}; expected a "
+                f"PerSample's function returned {kinds or 'nothing'} for the fields {listed(fields, 120)}; expected a "
                 "tensor for each"
             )
         return found
