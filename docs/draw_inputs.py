@@ -44,6 +44,8 @@ INPUTS = {
     "a map-style dataset": "Squares()",
     "an iterable": "({'x': torch.rand(3)} for _ in range(9))",
     "a tensor or array": "torch.rand(9, 3)",
+    "a dict of lists": "{'text': ['a', 'bc'], 'label': [0, 1]}",
+    "an array of objects": "np.array([{'a': 1}, {'a': 2}], dtype=object)",
     "a tuple or dict of columns": "{'x': torch.rand(9, 3), 'y': (np.arange(9), pd.Series(range(9)))}",
     "`TensorDataset`": "TensorDataset(torch.rand(9, 3), torch.arange(9))",
     "`TensorDict`, tensorclass": "TensorDict({'x': torch.rand(9, 3)}, [9])",

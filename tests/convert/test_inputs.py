@@ -1,5 +1,6 @@
 """Kinds of datasets: which are read, and how, and which are refused."""
 
+import enum
 from collections import namedtuple
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_hugging_face_datasets(path):
         (torch.zeros(0, 3), r"found an empty dataset"),
         (iter([]), r"the iterable is empty"),
         ("folder", r"found 'folder'; expected a dataset, a Parquet file"),
-        ({"a": [1, 2]}, r"found a dict; expected a dataset"),
+        ({"a": "bc"}, r"found a dict; expected a dataset"),
         (3, r"found int, which has neither len and \[\] nor iter"),
         ((torch.zeros(3), torch.zeros(4)), r"found columns of different lengths \(0: 3, 1: 4\)"),
         (Made([lambda: 1]), r"found an object of builtins.function, which no column holds"),
@@ -153,3 +154,44 @@ def test_numpy_text_of_hugging_face(path):
     dataset = datasets.Dataset.from_dict({"t": ["a", "bé"], "x": [1, 2]}).with_format("numpy")
     store = cache(dataset, path)
     assert [row["t"] for row in store] == ["a", "bé"]
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 300
+
+
+def test_a_dict_of_lists_is_columns(path):
+    store = memfeed.cache({"text": ["a", "", "ccc"], "tokens": [[1], [], [2, 3]], "x": torch.arange(3)}, path)
+    assert list(store) == [
+        {"text": "a", "tokens": [1], "x": 0},
+        {"text": "", "tokens": [], "x": 1},
+        {"text": "ccc", "tokens": [2, 3], "x": 2},
+    ]
+    with pytest.raises(SchemaError, match=r"different lengths \(a: 2, b: 1\)"):
+        memfeed.cache({"a": [1, 2], "b": [1]}, path, overwrite=True)
+
+
+def test_an_array_of_objects_is_samples(path):
+    assert list(memfeed.cache(np.array([{"a": 1}, {"a": 2}], dtype=object), path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_numbers_of_a_derived_class(path):
+    samples = [{"level": level} for level in (Level.LOW, Level.HIGH)]
+    store = memfeed.cache(samples, path, progress=False)
+    assert [type(sample["level"]) for sample in store] == [int, int]
+    (batch,) = memfeed.Loader(store, 2)
+    assert batch["level"].equal(torch.tensor([1, 300]))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Level, r"found the class Level itself; expected .*: memfeed.cache\(Level\(...\), path\)"),
+        (torch.tensor(3), "found one value of dtype torch.int64, without a dim for rows"),
+        (np.array(3.0), "found one value of dtype float64, without a dim for rows"),
+    ],
+)
+def test_no_dataset(path, dataset, message):
+    with pytest.raises(SchemaError, match=message):
+        memfeed.cache(dataset, path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -57,6 +58,15 @@ def classify_input(dataset: Any) -> Input:
         raise SchemaError(
             f"found a {dataset.__class__.__name__}; expected a dataset with len and [], an iterable of samples, "
             "or tensors, arrays or tables (or a tuple or dict of them) with one row per sample"
+        )
+    elif isinstance(dataset, type):
+        raise SchemaError(
+            f"found the class {dataset.__name__} itself; expected a dataset, an instance of it: "
+            f"memfeed.cache({dataset.__name__}(...), path)"
+        )
+    elif isinstance(dataset, torch.Tensor | np.ndarray | np.generic) and dataset.ndim == 0:
+        raise SchemaError(
+            f"found one value of dtype {dataset.dtype}, without a dim for rows; expected a tensor or array [rows, ...]"
         )
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
         given = Input(dataset, "map", len(dataset))

@@ -23,6 +23,7 @@ from memfeed.schema.values import (
     bytes_of,
     cast_exactly,
     number_list_dtype,
+    scalar_dtype,
 )
 
 Int64Array = npt.NDArray[np.int64]
@@ -67,8 +68,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def _to_tensor(field: Field, value: Any) -> torch.Tensor:
-    if type(value) in SCALAR_DTYPES:
-        return torch.tensor(value, dtype=DTYPES[SCALAR_DTYPES[type(value)]], device="cpu")
+    if (name := scalar_dtype(value)) is not None:
+        return torch.tensor(value, dtype=DTYPES[name], device="cpu")
     if type(value) is list:
         dtype = number_list_dtype(value) or ("" if value else field.dtype)
         if not dtype:

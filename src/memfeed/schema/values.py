@@ -89,6 +89,14 @@ def as_tensor(value: Any) -> torch.Tensor | None:
     return None
 
 
+def scalar_dtype(value: Any) -> str | None:
+    """Return the dtype of a Python number, also of one of a derived class, as an IntEnum; None for any other value."""
+    name = SCALAR_DTYPES.get(type(value))
+    if name is not None or isinstance(value, np.generic):
+        return name
+    return next((SCALAR_DTYPES[cls] for cls in (int, float, complex) if isinstance(value, cls)), None)
+
+
 def number_list_dtype(value: Any) -> str | None:
     """Return the dtype of a list of Python numbers that all have one type; None for any other value."""
     if type(value) is not list or not value:
@@ -102,8 +110,8 @@ def describe(value: Any) -> ValueSpec | None:
 
     Raises SchemaError for a value that no column can hold.
     """
-    if type(value) in SCALAR_DTYPES:
-        name = SCALAR_DTYPES[type(value)]
+    name = scalar_dtype(value)
+    if name is not None:
         if name == "int64" and not -(2**63) <= value < 2**63:
             raise SchemaError(f"found the int {value}; expected one that fits int64: return a tensor or a float")
         return ValueSpec("array", name, (), "scalar")

@@ -23,15 +23,22 @@ def open_table(data: Any) -> Any:
 
 
 def _open_parts(data: Any) -> Any:
-    if type(data) is not dict and not isinstance(data, tuple):
+    if type(data) is dict:
+        return {key: _open_column(str(key), part) for key, part in data.items()}
+    if not isinstance(data, tuple):
         return data
-    old = list(data.values()) if isinstance(data, dict) else list(data)
-    new: list[Any] = [_Samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in old]
-    if all(one is other for one, other in zip(new, old, strict=True)):
+    new: list[Any] = [_Samples(part) if is_a(part, "datasets", "Dataset") else open_table(part) for part in data]
+    if all(one is other for one, other in zip(new, data, strict=True)):
         return data
-    if isinstance(data, dict):
-        return dict(zip(data, new, strict=True))
     return type(data)(*new) if hasattr(data, "_fields") else tuple(new)
+
+
+def _open_column(name: str, part: Any) -> Any:
+    """Return one value of a dict as a column, or as several. In a tuple, lists stay: they may be samples."""
+    if is_a(part, "datasets", "Dataset"):
+        return _Samples(part)
+    opened = open_table(part)
+    return TableColumn(name, [len(opened)], lambda _: opened, list, is_plain=False) if type(opened) is list else opened
 
 
 def _open(data: Any) -> Any:
@@ -56,6 +63,8 @@ def _open(data: Any) -> Any:
         return files.parquet(data)
     if is_a(data, "h5py", "Group", "Dataset"):  # a File is a Group
         return files.hdf5_columns(data)
+    if isinstance(data, np.ndarray) and data.dtype.hasobject and data.dtype.names is None and data.ndim:
+        return list(data)
     if isinstance(data, np.ndarray) and data.dtype.names is not None and data.ndim:
         return {name: _structured_field(name, data[name]) for name in data.dtype.names}
     if is_a(data, "scipy.sparse", "spmatrix", "sparray"):
