@@ -53,7 +53,7 @@ READ_ONLY = frozenset(
     (
         "shuffle", "seed", "pad_last", "uneven", "weights", "block_rows", "device", "transform", "placement",
         "prefetch", "rank", "world_size", "return_rows", "as_", "pad",
-        "batch_tokens", "bucket_by",
+        "batch_tokens", "bucket_by", "threads",
     )
 )  # fmt: skip
 
@@ -153,6 +153,9 @@ class Loader(DataLoader[T_co]):
             beginning, or as ``drop_last``, ``uneven`` or ``pad_last`` (no row of such a batch is valid) say.
         bucket_by: the field of varying length whose lengths count; None for the only one. With ``batch_size`` in place
             of ``batch_tokens`` batches have so many rows, of like length.
+        threads: how many threads gather and transform, the one that makes the batches among them. None takes as many as
+            are measured to be worthwhile while the loop runs, at most `torch.get_num_threads()` and the cores: one that
+            gains little, or whose core others use, rests until it gains more (see ``stats``).
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind.
@@ -201,6 +204,7 @@ class Loader(DataLoader[T_co]):
         pad: Mapping[Any, float] | None = None,
         batch_tokens: int | None = None,
         bucket_by: Any = None,
+        threads: int | None = None,
     ) -> None:
         given = dict(locals())
         check_without_effect({name: given[name] for name in WITHOUT_EFFECT})
@@ -252,6 +256,7 @@ class Loader(DataLoader[T_co]):
             world_size=own_world_size,
             padded=padded_fields(pad, self.store.schema),
             by_length=by_length,
+            threads=None if threads is None else as_int("threads", threads, 1),
         )
         check_padding(self._settings)
         shown_batches = batch_sampler if batches is None else LengthBatchSampler(batches, clock)
@@ -269,7 +274,7 @@ class Loader(DataLoader[T_co]):
         self.weights, self.block_rows, self.device, self.transform = weights, block_rows, device, transform
         self.placement, self.prefetch, self.rank, self.world_size = placement, prefetch, rank, world_size
         self.return_rows, self.as_, self.pad = return_rows, as_, pad
-        self.batch_tokens, self.bucket_by = batch_tokens, bucket_by
+        self.batch_tokens, self.bucket_by, self.threads = batch_tokens, bucket_by, threads
         self._clock, self._rows, self._batches = clock, rows, batches
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._reader = EpochReader(self.store, self._settings, rows, batches)
@@ -350,8 +355,8 @@ class Loader(DataLoader[T_co]):
         ``samples_per_second`` and ``bytes_per_second``; ``wait_share``, the part of that time the caller waited for
         data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
         there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
-        made: when asked for or ahead in a thread, how many small batches by one gather, and whether rows are read
-        ahead.
+        made: when asked for or ahead in a thread, how many small batches by one gather, whether rows are read ahead,
+        and ``threads``: the ``most`` there may be, and how many gather and transform at present.
         """
         run = self._run
         return stats(run.progress, run.gathered_before, self.store, self._reader, run.policy)
@@ -390,7 +395,9 @@ class Loader(DataLoader[T_co]):
             one.set_epoch(progress.epoch, was_set=was_set)
         if not settings.has_own_order and wraps_own_sampler(settings.batch_sampler or settings.sampler):
             clock.lend()
-        run.gathered_before = reader.prepare().maker.gather.bytes
+        plan = reader.prepare()
+        plan.threads.allow_those_of_torch()
+        run.gathered_before = plan.maker.gather.bytes
         run.progress, run.world_size = progress, shards.world_size
         epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
         samplers = run.samplers

@@ -11,7 +11,7 @@ from torch.utils.data import default_convert
 
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
-from memfeed.loading.bind import bind
+from memfeed.loading.bind import Bound, bind
 from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
@@ -25,6 +25,7 @@ from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Samples, Store
 from memfeed.store.windows import MaskColumn
 from memfeed.system.buffers import Pool
+from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
 from memfeed.transforms import Transform
@@ -48,12 +49,14 @@ class LoadPlan:
         reader: announces rows of their files.
         maker: gather tasks to batches.
         batches_a_task: how many batches are planned at once.
+        threads: that gather and transform.
     """
 
     placement: Placement
     reader: ReadAhead
     maker: BatchMaker
     batches_a_task: int
+    threads: Threads
 
 
 def choose_placements(store: Store, settings: Settings, streams: Streams | None) -> list[ColumnPlacement]:
@@ -87,7 +90,8 @@ def make_plan(
     ]
     allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
     views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
-    gather = Gather(placement.columns, allocators, placement.tables, pad, views)
+    threads = Threads(settings.threads)
+    gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)
     at_once = (
         1
         if settings.by_length
@@ -100,12 +104,13 @@ def make_plan(
     # the rows of several batches are planned together, also where each batch has a gather of its own
     planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)
     assemble = _assembler(store, settings)
-    stages = build_stages(assemble, _user_stages(store, settings), transfer, store.schema.structure)
+    stages = build_stages(assemble, _user_stages(store, settings, threads), transfer, store.schema.structure)
     return LoadPlan(
         placement=placement,
         reader=_reader(store, placement),
         maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, settings.prefetch),
         batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
+        threads=threads,
     )
 
 
@@ -148,11 +153,11 @@ def _rows_read(store: Store) -> Int64Array:
     return rows if store.has_all_rows else np.unique(rows)
 
 
-def _user_stages(store: Store, settings: Settings) -> UserStages:
+def _user_stages(store: Store, settings: Settings, threads: Threads) -> UserStages:
     transform = settings.transform
     keyed = transform if isinstance(transform, Transform) else None
     return UserStages(
-        keyed=bind(keyed, store.schema, Pool(), store.window_paths),
+        keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths), threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
         plain=bind(None if keyed is not None else transform, store.schema),
         pads=settings.last == "pad",
@@ -160,6 +165,18 @@ def _user_stages(store: Store, settings: Settings) -> UserStages:
         collate=_collate(store, settings),
         convert=converter(settings.as_),
     )
+
+
+def _with_threads(keyed: Bound | None, threads: Threads) -> Bound | None:
+    """Return a transform that shares its work among ``threads``."""
+    if keyed is None:
+        return None
+
+    def transform(batch: Any, keys: Any) -> Any:
+        with threads.in_use():
+            return keyed(batch, keys)
+
+    return transform
 
 
 def _collate(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any] | None:

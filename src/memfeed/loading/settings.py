@@ -49,6 +49,7 @@ class Settings:
         collate_fn: the user's; None makes batches from the gathered leaves.
         padded: the jagged fields that come padded, with a mask.
         by_length: batches are drawn by the lengths of their rows, and differ in size.
+        threads: that gather and transform; None measures.
     """
 
     batch_size: int | None
@@ -67,6 +68,7 @@ class Settings:
     world_size: int | None
     padded: Sequence[PaddedField] = ()
     by_length: bool = False
+    threads: int | None = None
 
     @property
     def has_own_order(self) -> bool:

@@ -50,6 +50,7 @@ def stats(
             "batches": str(policy),
             "batches_per_gather": 0 if plan is None else plan.maker.at_once,
             "read_ahead": "off" if not reader.is_cold else "on",
+            "threads": {} if plan is None else plan.threads.describe(),
         },
     }
 

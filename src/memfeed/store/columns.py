@@ -21,6 +21,7 @@ from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
+from memfeed.store.copied_rows import select_rows
 from memfeed.store.mapping import Place, map_checked, read_file
 from memfeed.store.ragged import INT64_BYTES, RaggedFiles, consecutive_starts, dims_width, element_counts
 from memfeed.store.separate_rows import SeparateRowsColumn
@@ -263,7 +264,7 @@ class ComputedColumn:
 def gather_rows(column: Any, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
     """Copy ``rows`` (int [k]) of any column of kind "fixed" into ``out``, [k, *shape], and return it."""
     if isinstance(column, FixedColumn):
-        return torch.index_select(column.data, 0, torch.from_numpy(rows), out=out)
+        return select_rows(column.data, torch.from_numpy(rows), out)
     if isinstance(column, SeparateRowsColumn):
         starts, lengths, _ = column.locate(rows)
         column.copy(starts, lengths, out.view(-1).view(torch.uint8).numpy())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches, jagged_rows
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.copied_rows import copy_run, select_rows
 from memfeed.store.padding import pad_rows
 from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system.buffers import Allocator, Fresh
+from memfeed.system.share import Threads
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
 SMALL_BYTES = 256 * 1024
@@ -126,6 +129,8 @@ class Gather:
 
     Jagged columns in ``pad``, by field index, give a tensor [k, longest, ...] filled up with their value. Then there
     are more leaves, and more allocators, than columns: the mask of each of them, bool [k, longest], in their order.
+
+    Large columns are copied by ``threads``; without them as the calling thread has it.
     """
 
     def __init__(
@@ -135,7 +140,9 @@ class Gather:
         on_device: Collection[int] = (),
         pad: Mapping[int, Any] | None = None,
         as_views: Collection[int] = (),
+        threads: Threads | None = None,
     ) -> None:
+        self._in_use: Callable[[], AbstractContextManager[None]] = nullcontext if threads is None else threads.in_use
         self._as_views = as_views
         self._columns, self._allocators = list(columns), list(allocators)
         self._pad = dict(pad or {})
@@ -206,10 +213,13 @@ class Gather:
         most = NARROW_BYTES // batch_size if len(sizes) > 1 else -1
         narrow = [column for column in self._fixed if column.row_bytes <= most]
         wide = [column for column in self._fixed if column.row_bytes > most]
+        with self._in_use():
+            gathered = self._gather_fixed(narrow, rows)
         split_leaves = [
             (column.field_index, torch.unsafe_split_with_sizes(leaf, sizes))
-            for column, leaf in zip(narrow, self._gather_fixed(narrow, rows), strict=True)
+            for column, leaf in zip(narrow, gathered, strict=True)
         ]
+        del gathered
         for batch_index, start in enumerate(range(0, max(k, 1), batch_size)):
             part = slice(start, start + batch_size)
             leaves = self._gather(rows[part], [(a[part], b[part], c[part]) for a, b, c in located], None, wide)
@@ -233,9 +243,9 @@ class Gather:
         # consecutive rows are copied as one piece, almost twice as fast
         if size >= RUN_BYTES and rows[-1] - rows[0] == k - 1 and (rows[1:] - rows[:-1] == 1).all():
             run = slice(int(rows[0]), int(rows[-1]) + 1)
-            return [out.copy_(data[run]) for data, out in targets]
+            return [copy_run(data[run], out) for data, out in targets]
         index = torch.from_numpy(rows)
-        return [torch.index_select(data, 0, index, out=out) for data, out in targets]
+        return [select_rows(data, index, out) for data, out in targets]
 
     def _gather(
         self, rows: Int64Array, located: Sequence[Located], batch_size: int | None, fixed: Sequence[_Fixed]
@@ -244,6 +254,12 @@ class Gather:
 
         A jagged leaf is one nested tensor, or with ``batch_size`` a list of nested tensors of so many rows each.
         """
+        with self._in_use():
+            return self._gather_here(rows, located, batch_size, fixed)
+
+    def _gather_here(
+        self, rows: Int64Array, located: Sequence[Located], batch_size: int | None, fixed: Sequence[_Fixed]
+    ) -> list[Any]:
         leaves: list[Any] = [None] * (len(self._columns) + len(self._pad))
         self.bytes += len(rows) * self._bytes_on_device
         for column, gathered in zip(fixed, self._gather_fixed(fixed, rows), strict=True):

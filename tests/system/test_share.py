@@ -1,0 +1,179 @@
+"""Rows of a batch are shared among threads: each once, on at most so many threads, with the caller's modes."""
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memfeed.system import openmp
+from memfeed.system.share import Threads, share
+
+pytestmark = pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.integers(0, 300), least=st.integers(1, 50), threads=st.integers(1, 5))
+def test_each_row_is_done_once(rows, least, threads):
+    done, sizes = torch.zeros(rows, dtype=torch.int64), []
+
+    def add(begin, end):
+        sizes.append(end - begin)
+        done[begin:end] += 1
+
+    with Threads(threads).in_use():
+        share(rows, add, least=least)
+    assert bool((done == 1).all())
+    assert min(sizes) >= min(least, rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_so_many_threads_work_at_the_same_time(threads):
+    working, most, lock = set(), [0], threading.Lock()
+
+    def work(begin, end):
+        with lock:
+            working.add(threading.get_ident())
+            most[0] = max(most[0], len(working))
+        deadline = time.monotonic() + 10
+        while most[0] < threads and time.monotonic() < deadline:  # the others come
+            time.sleep(0.001)
+        with lock:
+            working.discard(threading.get_ident())
+
+    with Threads(threads).in_use():
+        share(40, work)
+    assert most[0] == threads
+
+
+def test_parts_use_one_thread_of_torch_and_the_callers_modes():
+    found = set()
+
+    def look(begin, end):
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        found.add((threading.get_ident(), torch.get_num_threads(), *modes))
+        time.sleep(0.002)
+
+    before = torch.get_num_threads()
+    for _ in range(20):
+        with Threads(3).in_use(), torch.inference_mode():
+            share(30, look)
+        if len(found) > 1:
+            break
+    assert {seen[1:] for seen in found} == {(1, True, False)}
+    assert len(found) > 1
+    assert torch.get_num_threads() == before
+    others = []
+    thread = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert others == [before]  # what torch gives to new threads is left alone
+
+
+def test_an_exception_is_raised_in_the_caller_after_all_parts():
+    begun, ended = [], []
+
+    def work(begin, end):
+        begun.append(begin)
+        time.sleep(0.002)
+        if begin >= 4:
+            raise ValueError(f"row {begin}")
+        ended.append(begin)
+
+    with Threads(2).in_use(), pytest.raises(ValueError, match="row "):
+        share(16, work)
+    count = len(begun)
+    assert count < 8
+    time.sleep(0.05)
+    assert len(begun) == count  # nobody goes on
+
+
+def test_a_part_shares_nothing_further():
+    callers = []
+
+    def inner(begin, end):
+        callers.append((begin, end))
+
+    with Threads(2).in_use():
+        share(8, lambda begin, end: share(5, inner))
+    assert callers
+    assert set(callers) == {(0, 5)}
+
+
+def test_nothing_is_kept_alive():
+    class Buffer:
+        pass
+
+    for _ in range(20):
+        buffer = Buffer()
+        gone = weakref.ref(buffer)
+        with Threads(3).in_use():
+            share(12, lambda begin, end, held=buffer: time.sleep(0.0002))
+        del buffer
+        deadline = time.monotonic() + 10
+        while gone() is not None and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.001)
+        assert gone() is None
+
+
+def test_several_threads_share_at_the_same_time():
+    totals = [torch.zeros(500, dtype=torch.int64) for _ in range(6)]
+    threads = Threads(3)
+
+    def run(total):
+        with threads.in_use():
+            for _ in range(30):
+                share(len(total), lambda begin, end: total[begin:end].add_(1))
+
+    runners = [threading.Thread(target=run, args=(total,)) for total in totals]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+    assert all(bool((total == 30).all()) for total in totals)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_helpers_of_its_own():
+    with Threads(2).in_use():
+        share(8, lambda begin, end: time.sleep(0.001))
+        pid = os.fork()
+        if not pid:
+            done = [0] * 8
+
+            def mark(begin, end):
+                done[begin:end] = [1] * (end - begin)
+                time.sleep(0.01)
+
+            share(8, mark)
+            os._exit(0 if all(done) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_measured_work_says_what_was_chosen():
+    threads = Threads()
+    threads.allow_those_of_torch()
+    with threads.in_use():
+        for _ in range(4):
+            share(8, lambda begin, end: None, kind="gather")
+    described = threads.describe()
+    assert set(described) == {"most", "gather"}
+    assert 1 <= described["gather"] <= described["most"] <= torch.get_num_threads()
+
+
+def test_one_thread_of_torch_means_one_of_ours():
+    before = torch.get_num_threads()
+    threads = Threads()
+    torch.set_num_threads(1)
+    try:
+        threads.allow_those_of_torch()
+        assert threads.describe() == {"most": 1}
+    finally:
+        torch.set_num_threads(before)
