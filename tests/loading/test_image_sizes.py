@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed.errors import TransformError
 from memfeed.random import Keys
-from memfeed.store.gather import Gather
+from memfeed.store.ragged_gather import gather_list
 from memfeed.transforms import (
     CenterCrop,
     Compose,
@@ -117,11 +117,9 @@ def test_evaluation(store):
 
 def test_a_crop_reads_its_own_pixels(store, monkeypatch):
     gathered = []
-    gather = Gather._gather_ragged
     monkeypatch.setattr(
-        Gather,
-        "_gather_ragged",
-        lambda self, column, *rest: gathered.append(column.field.name) or gather(self, column, *rest),
+        "memfeed.store.gather.gather_list",
+        lambda column, *rest: gathered.append(column.field.name) or gather_list(column, *rest),
     )
     check(by_row(memfeed.Loader(store, 5, transform=TRAIN, seed=0)), expected())
     assert "image" not in gathered

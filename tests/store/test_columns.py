@@ -18,8 +18,8 @@ from memfeed.store.columns import (
     InMemoryColumn,
     RowSubsetColumn,
 )
-from memfeed.store.gather import read_row
 from memfeed.store.mapping import Place, map_checked, map_file
+from memfeed.store.row_views import read_row
 from memfeed.store.separate_rows import FilePerRowColumn
 from support import Made, equal
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 import memfeed
 from memfeed.errors import RowError
-from memfeed.store.gather import Gather, RaggedView, reference, sample_leaves
+from memfeed.store.gather import Gather
+from memfeed.store.row_views import RaggedView, reference, sample_leaves
 from memfeed.system.buffers import Fresh, Pool
 from support import Made, equal, rich_sample
 

@@ -19,7 +19,7 @@ from memfeed.cli.user_code import load_transform
 from memfeed.errors import StoreError, brief, listed
 from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
-from memfeed.store.gather import read_row
+from memfeed.store.row_views import read_row
 from memfeed.store.store import Store, field_bytes
 from memfeed.system.files import local_path
 from memfeed.system.units import format_bytes, printable

@@ -11,7 +11,7 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.schema.fields import Field
-from memfeed.store.gather import read_row
+from memfeed.store.row_views import read_row
 from memfeed.store.store import Store
 from memfeed.system.extras import require
 

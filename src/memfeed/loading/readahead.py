@@ -218,7 +218,8 @@ class _OnDisk:
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return where rows start in the file, and how long they are, both in bytes."""
         if isinstance(self.column, RaggedColumn):
-            return self.column.locate(rows)[:2]
+            located = self.column.locate(rows)
+            return located.starts, located.lengths
         if isinstance(self.column, TokenColumn):
             return self.column.places(self.column.packing.cut(rows))
         size = self.column.field.row_bytes

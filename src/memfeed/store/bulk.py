@@ -142,8 +142,8 @@ def _jagged(
 ) -> torch.Tensor:
     """Return ``rows`` as one nested tensor. Fields of equal lengths share their offsets through ``shared``."""
     field = column.field
-    _, sizes, dims = column.locate(rows)
-    along, dim = dims[:, field.ragged_dim], field.ragged_dim
+    located, dim = column.locate(rows), field.ragged_dim
+    along, sizes = located.dims[:, dim], located.lengths
     ends = torch.from_numpy(np.concatenate([[0], along.cumsum()]))
     values = torch.empty(batch_shape(field, int(ends[-1])), dtype=field.torch_dtype, device=target)
     gather = Gather([column], [Fresh()])
@@ -165,7 +165,7 @@ def _jagged(
 def _bytes(column: Column, rows: Int64Array) -> int:
     if isinstance(column, Dense):
         return math.prod(_shape(column, rows)) * column.field.itemsize
-    return int(column.locate(rows)[1].clip(0).sum()) if isinstance(column, RaggedColumn) else 0
+    return column.locate(rows).nbytes if isinstance(column, RaggedColumn) else 0
 
 
 def _check_free_memory(title: str, needed: int, target: torch.device) -> None:

@@ -23,7 +23,7 @@ from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.copied_rows import select_rows
 from memfeed.store.mapping import Place, map_checked, read_file
-from memfeed.store.ragged import INT64_BYTES, RaggedFiles, consecutive_starts, dims_width, element_counts
+from memfeed.store.ragged import INT64_BYTES, Located, RaggedFiles, consecutive_starts, dims_width, element_counts
 from memfeed.store.separate_rows import SeparateRowsColumn
 
 LONG_BYTES = 8192  # average row size from which rows of varying length are copied by NumPy
@@ -96,8 +96,8 @@ class RaggedRows(Protocol):
 
     field: Field
 
-    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return start [k] and length [k] in bytes, and dims [k, dims_width]; the length of a None is -1."""
+    def locate(self, rows: Int64Array) -> Located:
+        """Return where rows lie. Raises CorruptStoreError for a row outside the column's file."""
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """Copy those bytes one after another into ``out``, which has exactly their size."""
@@ -148,7 +148,7 @@ class RaggedColumn:
     def _arrays(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint8]]:
         return self.start.numpy(), self.dims.numpy(), self.heap.numpy()
 
-    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``. Raises CorruptStoreError for a row outside the heap."""
         all_starts, all_dims, _ = self._arrays
         if self._step and len(rows):
@@ -162,10 +162,10 @@ class RaggedColumn:
                 and (starts + steps * self._step).max() <= elements
                 and (not self._others or (dims[:, self._others] == self._fixed_dims).all())
             ):
-                return starts * item, steps * (self._step * item), dims
+                return Located(starts * item, steps * (self._step * item), dims)
         return self._locate_checked(rows)
 
-    def _locate_checked(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _locate_checked(self, rows: Int64Array) -> Located:
         """Locate rows of any field, and name the first damaged one in the error."""
         all_starts, all_dims, _ = self._arrays
         dims = all_dims[rows]
@@ -191,7 +191,7 @@ class RaggedColumn:
             )
         lengths = lengths.astype(np.int64)
         lengths[is_none] = -1
-        return starts, lengths, dims
+        return Located(starts, lengths, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """See ``RaggedRows.copy``."""
@@ -266,8 +266,8 @@ def gather_rows(column: Any, rows: Int64Array, out: torch.Tensor) -> torch.Tenso
     if isinstance(column, FixedColumn):
         return select_rows(column.data, torch.from_numpy(rows), out)
     if isinstance(column, SeparateRowsColumn):
-        starts, lengths, _ = column.locate(rows)
-        column.copy(starts, lengths, out.view(-1).view(torch.uint8).numpy())
+        located = column.locate(rows)
+        column.copy(located.starts, located.lengths, out.view(-1).view(torch.uint8).numpy())
         return out
     gathered: torch.Tensor = column.gather_into(rows, out)
     return gathered
@@ -305,14 +305,14 @@ class ConcatRaggedColumn(_ConcatColumn):
         super().__init__(field, parts)
         self._span = (1 << 62) // len(self.parts)  # more than any start: bytes of a heap, or numbers of files
 
-    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``; a start also tells in which part the row is."""
         starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         dims = np.empty((len(rows), dims_width(self.field)), np.int64)
         for part, positions, part_rows in self.by_part(rows):
             starts[positions], lengths[positions], dims[positions] = part.locate(part_rows)
             starts[positions] += self.parts.index(part) * self._span
-        return starts, lengths, dims
+        return Located(starts, lengths, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """See ``RaggedRows.copy``; consecutive rows of one part are copied together."""

@@ -1,31 +1,26 @@
-"""Read rows of columns: one by one, as views of the map, or those of one batch into one buffer per column.
+"""Gather the rows of one or more batches into one buffer per column.
 
-``reference`` is the slow, obviously right way; ``Gather`` is the fast one, and a property test compares them.
+``row_views.reference`` is the slow, obviously right way; a property test compares them.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from memfeed.errors import RowError
-from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches, jagged_rows
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import SharedOffsets
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.store.copied_rows import copy_run, select_rows
-from memfeed.store.padding import pad_rows
+from memfeed.store.ragged import Located
+from memfeed.store.ragged_gather import gather_jagged, gather_list, gather_padded, view_rows
 from memfeed.store.windows import MaskColumn, WindowColumn
-from memfeed.system.buffers import Allocator, Fresh
+from memfeed.system.buffers import Allocator
 from memfeed.system.share import Threads
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
@@ -34,11 +29,6 @@ SMALL_RAGGED_BYTES = 4 << 20  # Python makes a nested tensor slower than it is f
 MOST_AT_ONCE = 64
 NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gathered for all batches of a task
 RUN_BYTES = 64 * 1024  # below this size, finding out that rows are consecutive takes longer than it saves
-
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-
-Located = tuple[Int64Array, Int64Array, Int64Array]
-"""Starts, lengths and dims of rows; see ``RaggedRows.locate``."""
 
 
 class _Fixed(NamedTuple):
@@ -50,73 +40,6 @@ class _Fixed(NamedTuple):
     dtype: torch.dtype
     row_shape: tuple[int, ...]
     row_bytes: int
-
-
-def read_row(column: Column, row: int) -> Any:
-    """Return one row of a column as the sample had it, in new memory."""
-    field = column.field
-    if isinstance(column, FixedColumn):
-        return codec.unpack(field, column.data[row].clone())
-    if isinstance(column, JsonColumn):
-        return column.values[row]
-    if isinstance(column, ComputedColumn):
-        out = torch.empty((1, *field.row_shape), dtype=field.torch_dtype)
-        return codec.unpack(field, column.gather_into(np.array([row]), out)[0])
-    value = _view_row(column, row)
-    return codec.unpack(field, value.clone()) if isinstance(value, torch.Tensor) else value
-
-
-def _view_row(column: RaggedRows, row: int) -> Any:
-    """Return one row of a ragged column: a tensor that shares the memory of a map, or a decoded value, or None."""
-    field = column.field
-    starts, lengths, dims = column.locate(np.array([row]))
-    if lengths[0] < 0:
-        return None
-    raw = column.view(int(starts[0]), int(lengths[0]))
-    if field.kind in HEAP_OF_BYTES:
-        return codec.decode_bytes(field, raw.numpy().tobytes())
-    return raw.view(field.torch_dtype).view(dims[0, : len(field.shape)].tolist())
-
-
-def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
-    """Read each column's rows one by one: every batch must equal this before it is stacked."""
-    return [[read_row(column, row) for row in rows] for column in columns]
-
-
-class RaggedView(Sequence[Any]):
-    """The rows of a ragged column, each a view of the map (str, bytes and json: decoded)."""
-
-    def __init__(self, column: Column, rows: Int64Array, owner: object) -> None:
-        self._column, self._rows, self._owner = column, rows, owner  # a temporary store lives as long as its views
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, slice):
-            return RaggedView(self._column, self._rows[which], self._owner)
-        try:
-            row = int(self._rows[which])
-        except IndexError:
-            raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
-        column = self._column
-        if isinstance(column, FixedColumn | ComputedColumn | JsonColumn):
-            return read_row(column, row)
-        return _view_row(column, row)
-
-
-def sample_leaves(column: Column, leaf: Any) -> Iterable[Any]:
-    """Split a batch's leaf of ``column`` into one value per sample."""
-    form = column.field.form
-    if isinstance(leaf, list):
-        if form == "tensor":
-            return leaf
-        return [None if value is None else (value.item() if form == "scalar" else value.tolist()) for value in leaf]
-    if form == "scalar":
-        numbers: list[Any] = leaf.tolist()
-        return numbers
-    rows = jagged_rows(leaf) if leaf.is_nested else list(leaf.unbind(0))
-    return rows if form == "tensor" else [row.tolist() for row in rows]
 
 
 class Gather:
@@ -222,7 +145,7 @@ class Gather:
         del gathered
         for batch_index, start in enumerate(range(0, max(k, 1), batch_size)):
             part = slice(start, start + batch_size)
-            leaves = self._gather(rows[part], [(a[part], b[part], c[part]) for a, b, c in located], None, wide)
+            leaves = self._gather(rows[part], [where.part(part) for where in located], None, wide)
             for index, parts in split_leaves:
                 leaves[index] = parts[batch_index]
             yield leaves
@@ -273,138 +196,34 @@ class Gather:
                     rows, self._allocators[index].allocate(shape, other.field.torch_dtype)
                 )
                 self.bytes += leaves[index].nbytes
-        if located:
-            shared: SharedOffsets = {}
-            for (index, ragged), (starts, lengths, dims) in zip(self._ragged, located, strict=True):
-                where, size = (starts, lengths, dims), batch_size or len(rows)
-                if index in self._pad:
-                    leaves[index], leaves[self._mask_of[index]] = self._padded(index, ragged, *where, batch_size)
-                    continue
-                gather = partial(self._gather_located, index, ragged, *where, size, shared, batch_size is None)
-                leaves[index] = self._views(ragged, starts, dims, gather) if index in self._as_views else gather()
+        shared: SharedOffsets = {}
+        for (index, ragged), where in zip(self._ragged, located, strict=True):
+            self.bytes += where.nbytes
+            self._gather_ragged(leaves, index, ragged, where, batch_size, shared)
         return leaves
 
-    def _padded(
-        self,
-        index: int,
-        column: RaggedRows,
-        starts: Int64Array,
-        lengths: Int64Array,
-        dims: Int64Array,
-        batch_size: int | None,
-    ) -> tuple[Any, Any]:
-        """Return the located rows as one padded tensor and its mask; with ``batch_size`` as two lists of them."""
-        field, size = column.field, batch_size or len(starts)
-        flat = self._gather_flat(column, starts, lengths, dims, Fresh(), size)
-        of_batches = dims[:, field.ragged_dim].reshape(-1, size) if size else np.empty((1, 0), np.int64)
-        shapes = [batch_shape(field, total) for total in of_batches.sum(axis=1).tolist()]
-        parts = zip(torch.split(flat, [*map(math.prod, shapes)]), shapes, of_batches, strict=True)
-        memory = self._allocators[index], self._allocators[self._mask_of[index]]
-        found = [
-            pad_rows(part.view(shape), of_batch, self._pad[index], *memory, field.ragged_dim)
-            for part, shape, of_batch in parts
-        ]
-        return found[0] if batch_size is None else tuple(map(list, zip(*found, strict=True)))  # type: ignore[return-value]
-
-    def _views(self, column: RaggedRows, starts: Int64Array, dims: Int64Array, own: Callable[[], Any]) -> RaggedList:
-        """Return the located rows of a column, all present, as views of the map; ``own`` returns them copied."""
-        field = column.field
-        lengths = dims.prod(axis=1) * field.itemsize
-        located = zip(starts.tolist(), lengths.tolist(), dims.tolist(), strict=True)
-        total = int(lengths.sum())
-        self.bytes += total
-
-        def gather() -> Any:
-            self.bytes -= total  # the gather counts them again
-            return own()
-
-        return RaggedList(
-            (column.view(start, length).view(field.torch_dtype).view(shape) for start, length, shape in located), gather
-        )
-
-    def _gather_located(
-        self,
-        index: int,
-        column: RaggedRows,
-        starts: Int64Array,
-        lengths: Int64Array,
-        dims: Int64Array,
-        size: int,
-        shared: SharedOffsets,
-        is_one: bool,
-    ) -> Any:
-        """Return the located rows of a column; of a jagged one a list of batches of ``size`` rows, or the one batch."""
-        if index not in self._jagged:
-            return self._gather_ragged(column, starts, lengths, dims, self._allocators[index])
-        flat = self._gather_flat(column, starts, lengths, dims, self._allocators[index], size)
-        batches = jagged_batches(flat, dims[:, column.field.ragged_dim], size, column.field, shared)
-        return batches[0] if is_one else batches
-
     def _gather_ragged(
-        self, column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, allocator: Allocator
-    ) -> Any:
-        """Return the located rows of a column as a list; rows of one shape as a tensor."""
-        field = column.field
-        if field.kind in HEAP_OF_BYTES:
-            encoded = [
-                None if length < 0 else column.view(start, length).numpy().tobytes()
-                for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-            ]
-            self.bytes += int(lengths.clip(0).sum())
-            return [None if data is None else codec.decode_bytes(field, data) for data in encoded]
-        if field.optional:
-            present = lengths >= 0
-            starts, sizes = starts[present], lengths[present]
-        else:
-            present, sizes = None, lengths
-        total = int(sizes.sum())
-        self.bytes += total
-        flat = allocator.allocate((total // field.itemsize,), field.torch_dtype)
-        if total:
-            column.copy(starts, sizes, flat.view(torch.uint8).numpy())
-        if field.kind == "fixed":  # rows of one shape, each in a file of its own
-            return flat.view(len(lengths), *field.row_shape)
-        parts = iter(torch.split(flat, (sizes // field.itemsize).tolist()))
-        shapes = dims[:, : len(field.shape)].tolist()
-        is_present = [True] * len(shapes) if present is None else present.tolist()
-        return [next(parts).view(shape) if here else None for shape, here in zip(shapes, is_present, strict=True)]
-
-    def _gather_flat(
         self,
+        leaves: list[Any],
+        index: int,
         column: RaggedRows,
-        starts: Int64Array,
-        lengths: Int64Array,
-        dims: Int64Array,
-        allocator: Allocator,
-        batch_size: int,
-    ) -> torch.Tensor:
-        """Return the located rows of a jagged column in one flat tensor: batches in turn, as `batch_shape` says."""
-        field, total = column.field, int(lengths.sum())
-        self.bytes += total
-        flat = allocator.allocate((total // field.itemsize,), field.torch_dtype)
-        if total and math.prod(batch_shape(field, 1)[: field.ragged_dim]) == 1:
-            column.copy(starts, lengths, flat.view(torch.uint8).numpy())
-        elif total:
-            _copy_side_by_side(column, starts, lengths, dims, batch_size, flat)
-        return flat
-
-
-def _copy_side_by_side(
-    column: RaggedRows, starts: Int64Array, lengths: Int64Array, dims: Int64Array, batch_size: int, flat: torch.Tensor
-) -> None:
-    """Copy rows into ``flat``, batch by batch; the rows of a batch are side by side along the dim that varies."""
-    field, end = column.field, 0
-    dtype = _SAME_SIZE[field.itemsize]  # torch joins tensors of a few dtypes only
-    for first in range(0, len(starts), batch_size):
-        part = slice(first, first + batch_size)
-        shape = batch_shape(field, int(dims[part, field.ragged_dim].sum()))
-        begin, end = end, end + math.prod(shape)
-        # not views of the column: one with a file per row would map each of them
-        read = torch.empty(end - begin, dtype=dtype, device="cpu")
-        column.copy(starts[part], lengths[part], read.view(torch.uint8).numpy())
-        rows = torch.split(read, (lengths[part] // field.itemsize).tolist())
-        shaped = [row.view(shape) for row, shape in zip(rows, dims[part].tolist(), strict=True)]
-        torch.cat(shaped, dim=field.ragged_dim, out=flat[begin:end].view(dtype).view(shape))
+        located: Located,
+        batch_size: int | None,
+        shared: SharedOffsets,
+    ) -> None:
+        """Set the leaf of a ragged column, and that of its mask; see ``_gather``."""
+        size, memory = batch_size or len(located.starts), self._allocators[index]
+        if index in self._pad:
+            mask = self._mask_of[index]
+            found = gather_padded(column, located, size, self._pad[index], memory, self._allocators[mask])
+            leaves[index], leaves[mask] = found if batch_size else (found[0][0], found[1][0])
+            return
+        if index not in self._jagged:
+            own = partial(gather_list, column, located, memory)
+            leaves[index] = view_rows(column, located, own) if index in self._as_views else own()
+            return
+        batches = gather_jagged(column, located, size, memory, shared)
+        leaves[index] = batches if batch_size else batches[0]
 
 
 def split(

@@ -30,7 +30,7 @@ def row_lengths(column: Column, rows: Int64Array) -> Int64Array:
     lengths = np.empty(len(rows), np.int64)
     for first in range(0, len(rows), ROWS_AT_ONCE):
         part = slice(first, first + ROWS_AT_ONCE)
-        lengths[part] = column.locate(rows[part])[2][:, column.field.ragged_dim]
+        lengths[part] = column.locate(rows[part]).dims[:, column.field.ragged_dim]
     return lengths
 
 

@@ -154,7 +154,7 @@ class TokenColumn(PackedColumn):
         if self._end is not None or self._fill is not None:
             kept = stored > 0
             document, skipped, stored = document[kept], skipped[kept], stored[kept]
-        return self.source.locate(document)[0] + skipped * self._token_bytes, stored * self._token_bytes
+        return self.source.locate(document).starts + skipped * self._token_bytes, stored * self._token_bytes
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""

@@ -32,6 +32,29 @@ class RaggedFiles(NamedTuple):
     heap: Path
 
 
+class Located(NamedTuple):
+    """Where rows lie in their column.
+
+    Args:
+        starts: the first byte of each row, int64 [k]; where rows have files of their own, the number of the file.
+        lengths: the bytes of each row, int64 [k]; -1 for None.
+        dims: the dims of each row, int64 [k, dims_width].
+    """
+
+    starts: Int64Array
+    lengths: Int64Array
+    dims: Int64Array
+
+    def part(self, which: slice | npt.NDArray[np.bool_]) -> Located:
+        """Return where some of the rows lie: those of a slice or of a mask, bool [k]."""
+        return Located(self.starts[which], self.lengths[which], self.dims[which])
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows together."""
+        return int(self.lengths.clip(0).sum())
+
+
 def fixed_file(root: Path, field: Field) -> Path:
     """Return the path of the file that has all rows of a fixed column, of the store or build at ``root``."""
     return root / f"{field.stem}.memmap"

@@ -13,7 +13,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.mapping import Place, map_file
-from memfeed.store.ragged import dims_width
+from memfeed.store.ragged import Located, dims_width
 
 
 class SeparateRowsColumn:
@@ -29,10 +29,10 @@ class SeparateRowsColumn:
         dims = torch.tensor([shape or (1,) for shape in shapes], dtype=torch.int64, device="cpu")
         self.dims = dims.view(self.row_count, dims_width(field))
 
-    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``; here the start is the row's number."""
         dims = self.dims.numpy()[rows]
-        return rows, dims.prod(axis=1) * self.field.itemsize, dims
+        return Located(rows, dims.prod(axis=1) * self.field.itemsize, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """See ``RaggedRows.copy``."""

@@ -31,11 +31,12 @@ from memfeed.store.attributes import in_form, targets_column
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.checksums import verify
 from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
-from memfeed.store.gather import Gather, RaggedView, read_row, sample_leaves
+from memfeed.store.gather import Gather
 from memfeed.store.lengths import row_lengths
 from memfeed.store.manifest import Manifest
 from memfeed.store.packed import Fill, packed_backing
 from memfeed.store.ragged import column_files
+from memfeed.store.row_views import RaggedView, read_row, sample_leaves
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.store.window_view import complete_rows, window_backing
 from memfeed.store.windows import WindowColumn

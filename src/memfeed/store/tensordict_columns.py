@@ -63,7 +63,7 @@ def column_bytes(column: Column) -> int:
         return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
     if isinstance(column, JsonColumn):
         return 0
-    return int(column.locate(np.arange(column.row_count))[1].sum())
+    return column.locate(np.arange(column.row_count)).nbytes
 
 
 def all_rows(column: Column) -> Any:

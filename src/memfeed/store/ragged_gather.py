@@ -1,0 +1,109 @@
+"""Gather located rows of one column whose rows differ in size, in the form that a batch has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memfeed.schema import codec
+from memfeed.schema.fields import HEAP_OF_BYTES
+from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches
+from memfeed.schema.ragged_list import RaggedList
+from memfeed.store.columns import RaggedRows
+from memfeed.store.padding import pad_rows
+from memfeed.store.ragged import Located
+from memfeed.system.buffers import Allocator, Fresh
+
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def gather_jagged(
+    column: RaggedRows, located: Located, batch_size: int, allocator: Allocator, shared: SharedOffsets
+) -> list[torch.Tensor]:
+    """Return rows as nested tensors of ``batch_size`` rows each; see ``jagged_batches``."""
+    flat = _gather_flat(column, located, batch_size, allocator)
+    return jagged_batches(flat, located.dims[:, column.field.ragged_dim], batch_size, column.field, shared)
+
+
+def gather_padded(
+    column: RaggedRows, located: Located, batch_size: int, value: Any, allocator: Allocator, mask_allocator: Allocator
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return rows as padded tensors of ``batch_size`` rows each, and their masks; see ``pad_rows``."""
+    field = column.field
+    flat = _gather_flat(column, located, batch_size, Fresh())
+    lengths = located.dims[:, field.ragged_dim].reshape(-1 if batch_size else 1, batch_size)
+    shapes = [batch_shape(field, total) for total in lengths.sum(axis=1).tolist()]
+    parts = zip(torch.split(flat, [*map(math.prod, shapes)]), shapes, lengths, strict=True)
+    padded, masks = zip(
+        *(
+            pad_rows(part.view(shape), of_batch, value, allocator, mask_allocator, field.ragged_dim)
+            for part, shape, of_batch in parts
+        ),
+        strict=True,
+    )
+    return list(padded), list(masks)
+
+
+def gather_list(column: RaggedRows, located: Located, allocator: Allocator) -> Any:
+    """Return rows as a list, with None for those that are None; rows of one shape as a tensor [k, *shape]."""
+    field = column.field
+    if field.kind in HEAP_OF_BYTES:
+        ranges = zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
+        encoded = [None if length < 0 else column.view(start, length).numpy().tobytes() for start, length in ranges]
+        return [None if data is None else codec.decode_bytes(field, data) for data in encoded]
+    present = located.part(located.lengths >= 0) if field.optional else located
+    flat = _gather_in_turn(column, present, allocator)
+    if field.kind == "fixed":  # rows of one shape, each in a file of its own
+        return flat.view(len(located.lengths), *field.row_shape)
+    rows = iter(torch.split(flat, (present.lengths // field.itemsize).tolist()))
+    shapes = located.dims[:, : len(field.shape)].tolist()
+    return [
+        next(rows).view(shape) if length >= 0 else None
+        for shape, length in zip(shapes, located.lengths.tolist(), strict=True)
+    ]
+
+
+def view_rows(column: RaggedRows, located: Located, own: Callable[[], Any]) -> RaggedList:
+    """Return rows, all present, as views of the map; ``own`` returns them copied."""
+    dtype = column.field.torch_dtype
+    ranges = zip(located.starts.tolist(), located.lengths.tolist(), located.dims.tolist(), strict=True)
+    return RaggedList((column.view(start, length).view(dtype).view(shape) for start, length, shape in ranges), own)
+
+
+def _gather_in_turn(column: RaggedRows, located: Located, allocator: Allocator) -> torch.Tensor:
+    """Return rows, all present, one after another in one flat tensor."""
+    field, total = column.field, located.nbytes
+    flat = allocator.allocate((total // field.itemsize,), field.torch_dtype)
+    if total:
+        column.copy(located.starts, located.lengths, flat.view(torch.uint8).numpy())
+    return flat
+
+
+def _gather_flat(column: RaggedRows, located: Located, batch_size: int, allocator: Allocator) -> torch.Tensor:
+    """Return rows of a jagged column in one flat tensor: batches in turn, as ``batch_shape`` says."""
+    field = column.field
+    if math.prod(batch_shape(field, 1)[: field.ragged_dim]) == 1:
+        return _gather_in_turn(column, located, allocator)
+    flat = allocator.allocate((located.nbytes // field.itemsize,), field.torch_dtype)
+    if located.nbytes:
+        _copy_side_by_side(column, located, batch_size, flat)
+    return flat
+
+
+def _copy_side_by_side(column: RaggedRows, located: Located, batch_size: int, flat: torch.Tensor) -> None:
+    """Copy rows into ``flat``, batch by batch; the rows of a batch are side by side along the dim that varies."""
+    field, end = column.field, 0
+    dtype = _SAME_SIZE[field.itemsize]  # torch joins tensors of a few dtypes only
+    for first in range(0, len(located.starts), batch_size):
+        batch = located.part(slice(first, first + batch_size))
+        shape = batch_shape(field, int(batch.dims[:, field.ragged_dim].sum()))
+        begin, end = end, end + math.prod(shape)
+        # not views of the column: one with a file per row would map each of them
+        read = torch.empty(end - begin, dtype=dtype, device="cpu")
+        column.copy(batch.starts, batch.lengths, read.view(torch.uint8).numpy())
+        rows = torch.split(read, (batch.lengths // field.itemsize).tolist())
+        shaped = [row.view(shape) for row, shape in zip(rows, batch.dims.tolist(), strict=True)]
+        torch.cat(shaped, dim=field.ragged_dim, out=flat[begin:end].view(dtype).view(shape))
