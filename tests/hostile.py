@@ -33,7 +33,7 @@ import tensordict  # noqa: F401  # before a store is used: what it imports lies 
 import xxhash
 
 import memfeed
-from memfeed.cli.inspect_command import _fields_table, _values_table, inspect
+from memfeed.cli.store_summary import _fields_table, _values_table, summarise
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.fields import DTYPES, NodeKind
 
@@ -601,7 +601,7 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     def show() -> None:
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")) as out:
-            inspect(root, rows=2, pictures=None, augment=None, epochs=1)
+            summarise(root, rows=2, pictures=None, augment=None, epochs=1)
             out.flush()
             shown = out.buffer.getvalue().decode().replace("\n", "")  # type: ignore[attr-defined]
         assert shown.isprintable(), f"control characters in {shown!r}"

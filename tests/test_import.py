@@ -1,16 +1,28 @@
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import memfeed
+
+HEAVY = {"tensordict", "torch._dynamo", "typer", "rich", "sympy", "pandas", "torchvision"}
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def run(code: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_import_loads_no_extra_and_starts_no_thread():
     out = run(
-        "import sys, threading, memfeed; "
+        "import sys, threading; from memfeed import *; "
         "extras = 'torchvision PIL matplotlib datasets pandas polars pyarrow h5py scipy torch_geometric'.split(); "
         "print([m for m in extras if m in sys.modules], "
         "threading.active_count())"
@@ -18,15 +30,83 @@ def test_import_loads_no_extra_and_starts_no_thread():
     assert out.split() == ["[]", "1"]
 
 
+def new_modules(code: str, *arguments: object) -> set[str]:
+    """Return the modules that `code` imports beyond torch's."""
+    report = "print('new:', *sorted(set(sys.modules) - before))"
+    before = "import sys, torch, torch.utils.data; before = set(sys.modules)"
+    out = run(f"{before}\n{code}\n{report}", *arguments)
+    return set(out.splitlines()[-1].split()[1:])
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "s.mf"
+    memfeed.cache(TensorDataset(torch.arange(20)), path, progress=False)
+    return path
+
+
 def test_import_is_light():
-    out = run(
-        "import sys, torch, torch.utils.data; before = set(sys.modules); import memfeed; "
-        "heavy = 'tensordict torch._dynamo typer rich sympy'.split(); "
-        "print(sorted({m for m in heavy if m in set(sys.modules) - before}), len(set(sys.modules) - before))"
+    """Each public name imports what it needs when it is first used."""
+    assert new_modules("import memfeed") == {"memfeed"}
+
+
+def test_a_training_imports_no_conversion_transform_or_table(small_store):
+    new = new_modules(
+        "import memfeed; next(iter(memfeed.Loader(memfeed.open(sys.argv[1]), 4, shuffle=True)))", small_store
     )
-    heavy, count = out.rsplit(maxsplit=1)
-    assert heavy == "[]"
-    assert int(count) < 260, "modules that are new after import torch"
+    rooms = {name.split(".")[1] for name in new if name.startswith("memfeed.")}
+    assert rooms == {"errors", "loading", "order", "random", "schema", "store", "system", "transfer"}
+    assert not new & HEAVY
+    assert len(new) < 170
+
+
+def test_a_conversion_imports_no_loader(tmp_path):
+    code = "import memfeed; memfeed.cache([(torch.ones(2), 1)] * 9, sys.argv[1], progress=False, workers=0)"
+    new = new_modules(code, tmp_path / "s.mf")
+    assert not any(name.startswith(("memfeed.loading", "memfeed.transforms")) for name in new)
+    assert not new & (HEAVY - {"tensordict", "torch._dynamo", "sympy"})  # tensordict writes the metadata of the commit
+
+
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "--help"], ["cache", "--help"], ["--version"]])
+def test_help_does_not_import_torch(words):
+    out = run(
+        f"import sys; from memfeed.cli import main; status = main({words}); print(status, 'torch' in sys.modules)"
+    )
+    assert out.splitlines()[-1] == "0 False"
+
+
+def test_inspect_imports_no_transform_and_no_conversion(small_store):
+    new = new_modules("from memfeed.cli import main; main(['inspect', sys.argv[1]])", small_store)
+    assert not any(name.startswith(("memfeed.convert", "memfeed.transforms", "memfeed.loading")) for name in new)
+    assert "tensordict" not in new
+
+
+def test_public_names_are_those_of_their_modules():
+    for name in memfeed.__all__:
+        assert name in dir(memfeed)
+        assert getattr(memfeed, name) is not None
+    assert memfeed.open is memfeed.store.store.open
+    assert memfeed.transforms.Compose.__module__ == "memfeed.transforms.compose"
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        memfeed.opne  # noqa: B018
+
+
+def test_lazy_modules_are_imported_by_their_module_below_the_list():
+    """Python 3.15 reads the list at each import statement, and knows a module by its full name."""
+    found = 0
+    for path in Path(memfeed.__file__).parent.rglob("*.py"):
+        names: list[str] = []
+        imported = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__lazy_modules__":
+                names = ast.literal_eval(node.value)
+            elif names and isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+            elif names and isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+        assert set(names) <= imported, path
+        found += len(names)
+    assert found
 
 
 STORE_AND_LOADER = """
@@ -62,8 +142,6 @@ def test_tensordict_is_imported_only_where_it_is_met(tmp_path):
 
 
 def test_public_names_are_few_and_documented():
-    import memfeed
-
     public = set(memfeed.__all__) - {"__version__"}
     assert len(public) <= 12
     for name in public:

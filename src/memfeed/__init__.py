@@ -7,20 +7,21 @@ for images, labels in loader:
 """
 
 import sys as _sys
-from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
 if _sys.platform == "win32":  # a store renames and maps open files, which Windows does not allow
     raise ImportError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
-from memfeed import errors, transforms
-from memfeed.convert.cache import cache
-from memfeed.convert.writer import Writer
-from memfeed.loading.collate import Collate
-from memfeed.loading.loader import Loader
-from memfeed.store.store import Store, open
-from memfeed.transfer.to_device import to_device
+if TYPE_CHECKING:
+    from memfeed import errors, transforms
+    from memfeed.convert.cache import cache
+    from memfeed.convert.writer import Writer
+    from memfeed.loading.collate import Collate
+    from memfeed.loading.loader import Loader
+    from memfeed.store.store import Store, open
+    from memfeed.transfer.to_device import to_device
 
-__version__ = _version("memfeed")
+    __version__: str
 
 __all__ = [
     "Collate",
@@ -34,3 +35,35 @@ __all__ = [
     "to_device",
     "transforms",
 ]
+
+_MODULES = {
+    "Collate": "memfeed.loading.collate",
+    "Loader": "memfeed.loading.loader",
+    "Store": "memfeed.store.store",
+    "Writer": "memfeed.convert.writer",
+    "cache": "memfeed.convert.cache",
+    "open": "memfeed.store.store",
+    "to_device": "memfeed.transfer.to_device",
+}
+
+
+if not TYPE_CHECKING:  # type checkers know the names from above, and report all others
+
+    def __getattr__(name: str) -> object:
+        """Import what a public name needs when it is first used: a training imports no conversion (PEP 562)."""
+        from importlib import import_module, metadata
+
+        if name in ("errors", "transforms"):
+            return import_module(f"memfeed.{name}")
+        if name == "__version__":
+            value: object = metadata.version("memfeed")
+        elif name in _MODULES:
+            value = getattr(import_module(_MODULES[name]), name)
+        else:
+            raise AttributeError(f"module 'memfeed' has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 import memfeed
 from memfeed.cli.messages import UsageError
-from memfeed.cli.user_code import load_classes, load_dataset
-from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
-from memfeed.schema.fields import DTYPES
 from memfeed.system.units import printable
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_CLASSES = 20
 
@@ -61,6 +60,9 @@ def cache(
 
     MODULE is in the current directory or installed. FACTORY is the dataset, or a function that returns it.
     """
+    from memfeed.cli.user_code import load_classes, load_dataset
+    from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
+
     if len(places) != (2 if images is None else 1):
         raise UsageError(
             f"found {' '.join(places)!r}; expected `memfeed cache module:factory OUT`, "
@@ -95,6 +97,8 @@ def cache(
 
 
 def _parse_dtype(text: str) -> tuple[str, torch.dtype]:
+    from memfeed.schema.fields import DTYPES
+
     field, _, name = text.rpartition("=")
     if not field or name not in DTYPES:
         raise UsageError(

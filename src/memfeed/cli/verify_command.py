@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.system.progress import Progress
 from memfeed.system.units import format_bytes, printable
 
 
@@ -18,6 +17,8 @@ def verify(
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
 ) -> None:
     """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
+    from memfeed.system.progress import Progress
+
     opened = memfeed.open(store)
     total_bytes = sum(opened.manifest.files.values()) if opened.manifest is not None else 0
     started = time.perf_counter()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import TypeIs
 
 from memfeed.errors import TransformError
 from memfeed.schema.fields import Schema, display
 from memfeed.system.buffers import Allocator
-from memfeed.transforms import Transform
-from memfeed.transforms.batch_fields import Windows, find, mark_ragged, own_ragged, replace
-from memfeed.transforms.call import call_on_field
+
+if TYPE_CHECKING:
+    from memfeed.transforms import Transform
+    from memfeed.transforms.batch_fields import Windows
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
 Bound = Callable[[Any, Any], Any]
+
+
+def is_keyed(transform: object) -> TypeIs[Transform]:
+    """Return True for a ``memfeed.transforms`` transform: one exists only where somebody imported them."""
+    transforms = sys.modules.get("memfeed.transforms.transform")
+    return transforms is not None and isinstance(transform, transforms.Transform)
 
 
 def bind(
@@ -35,13 +44,16 @@ def bind(
     if transform is None:
         return None
     ragged = None if schema is None else schema.list_paths()
-    if isinstance(transform, Transform):
+    if is_keyed(transform):
         if schema is not None:
             _require_corners(transform, schema)
         keyed, names = transform, {} if schema is None else schema.given_names()
         options: dict[str, Any] = {"given_names": names, "windows": windows, "ragged": ragged}
         return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, **options)
     if isinstance(transform, Mapping):
+        from memfeed.transforms.batch_fields import find, mark_ragged, own_ragged, replace
+        from memfeed.transforms.call import call_on_field
+
         functions = []
         for name, function in transform.items():
             if not callable(function):

@@ -11,7 +11,7 @@ from torch.utils.data import default_convert
 
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
-from memfeed.loading.bind import Bound, bind
+from memfeed.loading.bind import Bound, bind, is_keyed
 from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
@@ -28,7 +28,6 @@ from memfeed.system.buffers import Pool
 from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
-from memfeed.transforms import Transform
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
@@ -134,7 +133,7 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
     """
     transform, is_batch = settings.transform, settings.batch_size is not None or settings.batch_sampler is not None
     on_cpu = settings.device is None or settings.device.type == "cpu"
-    if not isinstance(transform, Transform) or not transform.takes_views or settings.collate_fn is not None:
+    if not is_keyed(transform) or not transform.takes_views or settings.collate_fn is not None:
         return []
     if not is_batch or not on_cpu or holds(structure, "tensordict", "tensorclass"):
         return []
@@ -155,7 +154,7 @@ def _rows_read(store: Store) -> Int64Array:
 
 def _user_stages(store: Store, settings: Settings, threads: Threads) -> UserStages:
     transform = settings.transform
-    keyed = transform if isinstance(transform, Transform) else None
+    keyed = transform if is_keyed(transform) else None
     return UserStages(
         keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths), threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,

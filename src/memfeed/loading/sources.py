@@ -13,7 +13,6 @@ from torch.utils.data import ConcatDataset, Subset
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.tensordicts import is_tensordict
-from memfeed.store import in_memory
 from memfeed.store.backing import Backing
 from memfeed.store.columns import (
     Column,
@@ -60,6 +59,8 @@ def _as_store(source: Any) -> Store:
         contents, types = tensordict_memory.read(source)
         backing = Backing(None, contents.schema, contents.row_count, "", contents.columns.__getitem__)
         return Store(backing, types=types)
+    from memfeed.store import in_memory  # it imports all that tables need
+
     columns = in_memory.as_columns(source)
     if columns is None:
         raise LoaderError(

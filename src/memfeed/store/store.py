@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+__lazy_modules__ = [  # Python 3.15 imports these at their first use (PEP 810)
+    "memfeed.store.checksums",
+    "memfeed.store.lengths",
+    "memfeed.store.packed",
+    "memfeed.store.torchrl_dir",
+    "memfeed.store.window_view",
+]
+
 import copy
 import hashlib
 import operator

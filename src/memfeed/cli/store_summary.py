@@ -1,0 +1,144 @@
+"""What ``memfeed inspect`` prints: the fields of a store, its first rows, and pictures of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import memfeed
+from memfeed.cli.messages import UsageError
+from memfeed.errors import StoreError, brief, listed
+from memfeed.schema import values
+from memfeed.schema.fields import HEAP_OF_BYTES, Field
+from memfeed.store.row_views import read_row
+from memfeed.store.store import Store, field_bytes
+from memfeed.system.files import local_path
+from memfeed.system.units import format_bytes, printable
+
+PIPE_WIDTH = 200
+"""Characters per line of a table that is not printed to a terminal; rich would cut it to 80."""
+MOST_SKIPPED = 20
+CELL_WIDTH = 60
+LINE_WIDTH = 160
+MOST_KEYS = 20
+
+
+def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None, epochs: int) -> None:
+    """Print what a store holds; ``memfeed inspect --help`` explains the arguments."""
+    pictures = None if pictures is None else local_path(pictures)
+    transform = None
+    if augment is not None:
+        from memfeed.cli.user_code import load_transform
+
+        transform = load_transform(augment)
+    opened = memfeed.open(store)
+    row_count = _row_count(opened)
+    shown = range(min(rows, row_count or 0))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_WIDTH)
+    size = "no rows (a TensorDict of batch_size [])" if row_count is None else f"{row_count:,} rows"
+    typer.echo(f"{printable(store)}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
+    if opened.skipped:
+        indices = ", ".join(map(str, opened.skipped[:MOST_SKIPPED]))
+        more = ", ..." if len(opened.skipped) > MOST_SKIPPED else ""
+        typer.echo(f"samples skipped: {len(opened.skipped):,}, dataset indices {indices}{more}")
+    for line in _kept_lines(opened):
+        typer.echo(printable(line))
+    console.print(_fields_table(opened))
+    if shown or row_count is None:
+        console.print(_values_table(opened, None if row_count is None else shown))
+    if augment is not None:
+        if not shown:
+            raise UsageError(f"found --augment and no rows to show of {store}; expected at least one row: see --rows")
+        from memfeed.cli.contact_sheet import write_contact_sheet
+
+        path = (pictures or Path()) / f"{store.stem}-augmented.png"
+        write_contact_sheet(opened, shown, transform, epochs, path)
+        typer.echo(printable(path))
+    elif pictures is not None:
+        from memfeed.cli.pictures import write_pictures
+
+        for path in write_pictures(opened, shown, pictures):
+            typer.echo(printable(path))
+
+
+def _kept_lines(store: Store) -> list[str]:
+    """Return lines with what the store keeps beside its columns."""
+    lines = []
+    if hasattr(store, "classes"):
+        lines.append(f"classes: {len(store.classes):,}: {listed(store.classes, LINE_WIDTH)}")
+    if hasattr(store, "targets"):
+        lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_SKIPPED]))}")
+    lines += [f"metadata {key}: {brief(value, LINE_WIDTH)}" for key, value in list(store.metadata.items())[:MOST_KEYS]]
+    more = len(store.metadata) - MOST_KEYS
+    return [*lines, f"metadata: {more:,} more keys"] if more > 0 else lines
+
+
+def _row_count(store: Store) -> int | None:
+    """Return the number of rows; None for a TensorDict without rows, such as the weights of a model."""
+    try:
+        return len(store)
+    except StoreError:
+        return None
+
+
+def _fields_table(store: Store) -> Table:
+    table = Table("field", "kind", "dtype", "shape", "optional", title="Fields", title_justify="left")
+    table.add_column("bytes", justify="right")
+    table.add_column("share", justify="right")
+    sizes = field_bytes(store)
+    total = max(sum(sizes), 1)
+    for field, size in zip(store.schema, sizes, strict=True):
+        dtype, shape = _dtype_and_shape(field)
+        optional = "yes" if field.optional else ""
+        cells = [printable(field.name), field.kind, dtype, shape, optional, format_bytes(size), f"{size / total:.1%}"]
+        table.add_row(*map(Text, cells))  # Text: a field's name may look like rich's markup
+    return table
+
+
+def _dtype_and_shape(field: Field) -> tuple[str, str]:
+    if field.kind in HEAP_OF_BYTES:
+        return "", ""
+    return field.dtype, "[" + ", ".join("*" if dim is None else str(dim) for dim in field.shape) + "]"
+
+
+def _values_table(store: Store, rows: range | None) -> Table:
+    """Return the given rows side by side; with None, the one value of each field of a store without rows."""
+    headings = ["value"] if rows is None else [f"row {row}" for row in rows]
+    table = Table("field", *headings, title="First rows" if rows is not None else "Values", title_justify="left")
+    for field, column in zip(store.schema, store.columns, strict=True):
+        found = [store.column(field.path)] if rows is None else [read_row(column, row) for row in rows]
+        table.add_row(*map(Text, [printable(field.name), *map(summary, found)]))
+    return table
+
+
+def summary(value: Any) -> str:
+    """Return a value in at most 60 characters: up to six numbers as they are, more by shape, range and mean."""
+    tensor = values.as_tensor(value)
+    if isinstance(value, bytes):
+        return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
+    if tensor is None:
+        try:
+            return _cut(printable(repr(value)))
+        except RecursionError:
+            return f"a deeply nested {type(value).__name__}"
+    shape = f"[{', '.join(map(str, tensor.shape))}]"
+    if tensor.numel() == 0 and tensor.ndim > 1:  # its list of lists could be long
+        return f"{shape} empty"
+    if tensor.numel() <= 6:
+        return _cut(repr(tensor.tolist()))
+    if tensor.is_complex() or tensor.dtype is torch.bool:
+        return shape if tensor.is_complex() else f"{shape} {int(tensor.sum()):,} true"
+    wide = tensor.double()
+    return f"{shape} {wide.min().item():.4g} to {wide.max().item():.4g}, mean {wide.mean().item():.4g}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 3] + "..."
