@@ -81,11 +81,16 @@ class Pool:
 
     A buffer comes back by one ``deque.append`` in a weak reference's callback: a lock there would deadlock when the
     garbage collector runs while it is held.
+
+    Args:
+        most_idle: buffers that are kept while nobody uses them.
+        least_bytes: of a buffer. One of this size serves all smaller requests; pages that nobody touches cost nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_idle: int = MOST_IDLE, least_bytes: int = 0) -> None:
+        self._most_idle, self._least_bytes = most_idle, least_bytes
         self._fork_count = _fork_count
-        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=MOST_IDLE)
+        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=most_idle)
         self._in_use: dict[int, tuple[Any, npt.NDArray[np.uint8]]] = {}
         idle, in_use = self._idle, self._in_use
 
@@ -100,14 +105,14 @@ class Pool:
         if size == 0:
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         if self._fork_count != _fork_count:  # a forked child shares no buffers with its parent's pool
-            self.__init__()  # type: ignore[misc]
+            self.__init__(self._most_idle, self._least_bytes)  # type: ignore[misc]
         try:
             # most often the buffer that came back last fits
             buffer = self._idle.pop() if self._idle[-1].size == size else self._take_fitting(size)
         except IndexError:
             buffer = None
         if buffer is None:  # ragged batches differ in size: a buffer serves sizes near its own
-            buffer = np.empty(size + size // 8 if self._idle else size, np.uint8)
+            buffer = np.empty(max(size + size // 8 if self._idle else size, self._least_bytes), np.uint8)
         known = _NUMPY.get(dtype)
         array: npt.NDArray[Any] = buffer[:size] if known is None else np.ndarray(shape, known, buffer)
         # every tensor that shares the memory keeps the array alive; weakref.finalize takes three times as long
@@ -117,7 +122,7 @@ class Pool:
         return tensor if known is not None else tensor.view(dtype).view(tuple(shape))
 
     def _take_fitting(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """Take an idle buffer of at least ``size`` and at most twice ``size`` bytes; return None if there is none.
+        """Take an idle buffer of ``size`` to twice ``size`` bytes, or of the least size; return None if there is none.
 
         Buffers of other sizes stay, as the first to be dropped when there are too many. The last batch of an epoch is
         smaller: if it dropped them, the first batch of each epoch would pay for page faults again.
@@ -127,7 +132,7 @@ class Pool:
                 buffer = self._idle.pop()
             except IndexError:  # another thread took it
                 return None
-            if size <= buffer.size <= 2 * size:
+            if size <= buffer.size <= max(2 * size, self._least_bytes):
                 return buffer
             self._idle.appendleft(buffer)
         return None

@@ -99,7 +99,8 @@ class Transform(Operation):
         Args:
             batch: a batch of a loader: a tensor, or any nesting of containers, TensorDicts and tensorclasses.
             keys: one key per sample; the same key always draws the same parameters.
-            allocator: gives the memory of the output on the CPU; None for fresh memory, which the caller owns.
+            allocator: gives the memory of the output on the CPU. None for memory that is used again by a later call
+                once no tensor or array shares it any more. So the caller may keep an output as long as it likes.
             given_names: `{path: name}`, more names that `on=` may use: those that ``fields=`` gave.
             windows: the paths of fields that are windows, [n, steps, ...]: all steps of a sample get its parameters.
             ragged: the paths of the fields that are lists of tensors; None to tell such lists from containers by their
@@ -135,7 +136,8 @@ class Transform(Operation):
     def forward(self, image: Any) -> Any:
         """Transform images, a tensor or a list of them, with parameters from torch's global generator.
 
-        What `on` says does not matter.
+        What `on` says does not matter. On the CPU the memory of the output is used again by a later call once no tensor
+        or array shares it any more.
 
         Raises:
             TransformError: not images, or the parts of a Compose work on different fields.

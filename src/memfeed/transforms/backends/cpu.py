@@ -1,16 +1,33 @@
-"""The fused CPU path: read each needed pixel once, and write it once more to normalise it."""
+"""The fused CPU path: each image goes through all changes, and into the output, while it is in the cache of one core.
+
+Images are shared among threads; see `memfeed.system.share`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from memfeed.system.buffers import Allocator, Fresh
+from memfeed.system.buffers import Allocator, Pool
+from memfeed.system.share import RowsFunction, share
+from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Imagewise
+from memfeed.transforms.params.jitter import Gray, Jitter
+from memfeed.transforms.params.pixels import copy_image, has_pixels, to_planes
+from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import BySize, Images, ImagewiseBySize
 from memfeed.transforms.params.values import Affine, Scaled, scale_and_shift
+from memfeed.transforms.params.volume import VolumeWindow
+from memfeed.transforms.params.warp import Warped
+from memfeed.transforms.params.window import Window
+
+OURS = {Erased, Gray, Jitter, Resampled, Scaled, VolumeWindow, Warped, Window}
+PART_BYTES = 256 << 10  # of the output, at least, that a thread takes at a time
+CACHED_BYTES = 512 << 10  # of the output that is normalised at once: what the cache of a core still has
+_lent = Pool(2)  # for calls by hand, images and masks: new memory costs its page faults, a quarter of the time
 
 
 def fused(
@@ -27,40 +44,71 @@ def fused(
         changes: to carry out first, in order.
         affine: to apply then.
         memory_format: of the output: `torch.contiguous_format` or `torch.channels_last`.
-        allocator: gives the memory of the output; None for fresh memory, which the caller owns.
+        allocator: gives the memory of the output; None for memory that is used again when no tensor shares it any more.
     """
     dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
     if not changes and (affine is None or (affine.dtype == dtype and affine.scale is None)):
         return image
-    allocator = Fresh() if allocator is None else allocator
+    allocator = _lent if allocator is None else allocator
     if isinstance(image, list) and not any(isinstance(c, BySize) and c.makes_one_size for c in changes):
         return _fused_list(image, changes if affine is None else [*changes, Scaled(affine)], memory_format, allocator)
     # A subclass (MemoryMappedTensor, tv_tensors.Image) would run its __torch_function__ for every slice.
     image = image.as_subclass(torch.Tensor) if isinstance(image, torch.Tensor) else image
     shape, dtype = _output(image, changes)
     output = _allocate(shape, dtype if affine is None else affine.dtype, memory_format, allocator)
-    source = output
-    # Computing in 16 bits would round three times. So compute each image in float32, in one buffer that stays in cache.
-    scratch = torch.empty(1, *shape[1:], device="cpu") if affine is not None and affine.is_half else None
-    if changes or scratch is not None:
-        # One image fits in the cache between two changes. The changes come before the cast, which makes uint8 four
-        # times as large.
-        for sample, (piece, target) in enumerate(zip(image, output, strict=True)):
-            for change in changes:
-                piece = change.one(piece, sample)
-            if scratch is not None:
-                scratch.copy_(piece)
-                _apply(affine, scratch, scratch)
-                piece = scratch[0]
-            target.copy_(piece)
-        if scratch is not None:
-            return output
-    elif output.dtype != dtype:
-        output.copy_(image)  # type: ignore[arg-type]  # a list has changes
-    else:
-        source = image  # type: ignore[assignment]  # float images that do not move are normalised straight from input
-    _apply(affine, source, output)
+    if not output.numel():
+        return output
+    image_bytes = math.prod(shape[1:]) * output.element_size()
+    fill = partial(_fill, image, changes, affine, output, max(1, CACHED_BYTES // image_bytes))
+    _share(len(output), fill, changes, output.nbytes)
     return output
+
+
+def _share(count: int, fill: RowsFunction, changes: Sequence[Imagewise], size: int) -> None:
+    """Fill `count` outputs of together `size` bytes, on several threads if the changes are ours alone."""
+    parts = (part for change in changes for part in (change.parts if isinstance(change, BySize) else [change]))
+    if any(type(part) not in OURS for part in parts):  # a user's code may rely on one thread
+        fill(0, count)
+        return
+    share(count, fill, least=max(1, PART_BYTES * count // max(size, 1)), work=size)
+
+
+def _fill(
+    images: Images, changes: Sequence[Imagewise], affine: Affine | None, output: torch.Tensor, at_once: int,
+    begin: int, end: int,
+) -> None:  # fmt: skip
+    """Fill rows `begin` to `end` of the output, `at_once` at a time."""
+    # Computing in 16 bits would round three times. So compute in float32, in one buffer that stays in the cache.
+    is_half = affine is not None and affine.is_half
+    scratch = torch.empty(min(at_once, end - begin), *output.shape[1:], device="cpu") if is_half else None
+    for first in range(begin, end, at_once):
+        rows = slice(first, min(first + at_once, end))
+        output_rows = output[rows]
+        target = output_rows if scratch is None else scratch[: len(output_rows)]
+        source = target
+        if changes or not isinstance(images, torch.Tensor):
+            _change(images[rows], changes, target, first)
+        elif target.dtype != images.dtype:
+            target.copy_(images[rows])
+        else:  # float images that do not move are normalised straight from the input
+            source = images[rows]
+        if affine is not None and affine.scale is not None and affine.shift is not None:
+            scale_and_shift(source, affine.scale, affine.shift, target)
+        if target is not output_rows:
+            output_rows.copy_(target)
+
+
+def _change(images: Images, changes: Sequence[Imagewise], targets: torch.Tensor, first: int) -> None:
+    """Carry out the changes of each image, and copy it into its target. `first` is the sample of the first image."""
+    has_planes = targets.stride(-1) == 1
+    # One image fits in the cache between two changes. The changes come before the cast, which makes uint8 four times as
+    # large.
+    for sample, (piece, target) in enumerate(zip(images, targets, strict=True), first):
+        for at, change in enumerate(changes):
+            if at and has_planes and has_pixels(piece):
+                piece = to_planes(piece)
+            piece = change.one(piece, sample)
+        copy_image(piece, target)
 
 
 def _fused_list(
@@ -74,13 +122,16 @@ def _fused_list(
     sizes = [math.prod(shape) for shape, _ in outputs]
     flat = allocator.allocate((sum(sizes),), outputs[0][1])
     targets = []
-    for sample, (image, part) in enumerate(zip(images, torch.split(flat, sizes), strict=True)):
-        for change in changes:
-            image = change.one(image, sample)
-        c, *size = image.shape
+    for (shape, _), part in zip(outputs, torch.split(flat, sizes), strict=True):
+        c, *size = shape[1:]
         is_last = memory_format is torch.channels_last
-        target = part.view(*size, c).movedim(-1, 0) if is_last else part.view(c, *size)
-        targets.append(target.copy_(image))
+        targets.append(part.view(*size, c).movedim(-1, 0) if is_last else part.view(c, *size))
+
+    def fill(begin: int, end: int) -> None:
+        for sample in range(begin, end):
+            _change([images[sample]], changes, targets[sample][None], sample)
+
+    _share(len(images), fill, changes, flat.nbytes)
     return targets
 
 
@@ -104,8 +155,3 @@ def _allocate(
         return allocator.allocate(shape, dtype)
     n, c, *size = shape
     return allocator.allocate((n, *size, c), dtype).movedim(-1, 1)
-
-
-def _apply(affine: Affine | None, source: torch.Tensor, output: torch.Tensor) -> None:
-    if affine is not None and affine.scale is not None and affine.shift is not None:
-        scale_and_shift(source, affine.scale, affine.shift, output)

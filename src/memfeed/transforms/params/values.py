@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -104,10 +105,16 @@ class Mapped(Imagewise):
 def scale_and_shift(
     source: torch.Tensor, scale: tuple[float, ...], shift: tuple[float, ...], output: torch.Tensor
 ) -> None:
-    """Write source * scale + shift per channel, in one pass.
+    """Write source * scale + shift per channel [n, c, ...], in one pass.
 
     A scalar add with alpha took 0.6 ms for [64, 3, 224, 224], mul_ then add_ 1.4 ms, a broadcast addcmul 2.6 ms.
     """
-    for channel in range(output.shape[1]):
-        offset = torch.tensor(shift[channel], dtype=output.dtype, device="cpu")
-        torch.add(offset, source[:, channel], alpha=scale[channel], out=output[:, channel])
+    values = zip(_numbers(shift, output.dtype), source.unbind(1), scale, output.unbind(1), strict=True)
+    for offset, channel, factor, target in values:
+        torch.add(offset, channel, alpha=factor, out=target)
+
+
+@lru_cache(64)
+@torch.inference_mode(False)  # they outlive the caller's block
+def _numbers(values: tuple[float, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(value, dtype=dtype, device="cpu") for value in values)
