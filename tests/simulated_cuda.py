@@ -766,6 +766,7 @@ def simulated(seed=None, **options):
         "_lazy_init": lambda: None, "is_available": lambda: True, "is_initialized": lambda: bool(machine.contexts),
         "Stream": Stream, "Event": Event, "current_stream": machine.current_stream, "stream": _UseStream,
         "default_stream": lambda device=None: machine.defaults[_index(device)], "device": _UseDevice,
+        "device_of": lambda tensor: _UseDevice(tensor.device),
         "device_count": lambda: 2, "current_device": machine.current_device, "set_device": _set_device,
         "mem_get_info": _memory_info, "memory_reserved": _device_value("reserved"),
         "memory_allocated": _device_value("allocated"), "get_device_properties": _properties,

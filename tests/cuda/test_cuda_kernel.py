@@ -8,6 +8,7 @@ import memfeed.transforms as T
 from kernel_cases import LAYOUTS, cases, check, images
 from memfeed.random import Keys
 from memfeed.transforms.backends.gpu import gpu_kernel
+from resample_cases import sampled_cases, share_apart
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 GPU = torch.device("cuda", 0)
@@ -70,6 +71,27 @@ def test_the_usual_sequence(dtype, layout):
     assert got.is_contiguous(memory_format=layout)
     atol = {torch.float16: 1e-2, torch.bfloat16: 6e-2}.get(dtype, 3e-6)
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_usual_sequence_with_resized_crops(kernel, dtype, layout):
+    parts = [T.RandomResizedCrop(96), T.RandomHorizontalFlip(), T.ToDtype(dtype, scale=True), T.Normalize(MEAN, STD)]
+    transform = T.Compose(parts, memory_format=layout)
+    got, expected = transform.apply(photos().to(GPU), keys()), transform.reference(photos(), keys())
+    assert got.is_contiguous(memory_format=layout)
+    atol = 1.01 / 255 / min(STD) + (0.02 if dtype is torch.bfloat16 else 0)
+    torch.testing.assert_close(got.cpu().float(), expected.float(), rtol=0, atol=atol)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=sampled_cases(200, 150, 60))
+def test_resizes_and_warps_are_those_of_torch(kernel, case):
+    image, sampled, window, affine, layout = case
+    there = image.to(GPU)
+    if kernel.sampling.fits(there, sampled, affine):
+        got = kernel.sampling.launch(there, sampled, window, affine, layout)
+        assert share_apart(got, *case) <= (0.05 if sampled.mode == "nearest" else 0.001)
 
 
 FLOATS = T.ToDtype(torch.float32, scale=True)

@@ -3,6 +3,7 @@
 import torch
 
 from memfeed.random import Keys
+from resample_cases import smooth_images
 
 
 def photos(n=6, c=3, h=12, w=10, dtype=torch.uint8):
@@ -13,9 +14,7 @@ def photos(n=6, c=3, h=12, w=10, dtype=torch.uint8):
 
 def pictures(n=6, c=3, h=24, w=20, dtype=torch.uint8, seed=0):
     """Smooth images: a coordinate that two paths round apart hardly changes a value."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(n, c, 4, 4, generator=generator)
-    smooth = torch.nn.functional.interpolate(coarse, (h, w), mode="bicubic", align_corners=False).clamp(0, 1)
+    smooth = smooth_images(n, c, h, w, seed)
     return smooth.to(dtype) if dtype.is_floating_point else (smooth * 255).round().to(dtype)
 
 

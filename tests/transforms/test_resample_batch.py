@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_batches import keys, pictures
-from resample_cases import batches, resized, tolerance
 
 from memfeed.transforms import (
     CenterCrop,
@@ -20,6 +19,7 @@ from memfeed.transforms import (
     Resize,
 )
 from memfeed.transforms.params.resample_batch import resample
+from resample_cases import batches, resized, tolerance
 from simulated_cuda import simulated
 
 needs_simulation = pytest.mark.skipif(

@@ -55,6 +55,14 @@ def test_resized_to_one_pixel(channels, size, dtype):
     assert torch.equal(Resize(size).apply(layout, keys(2)), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_floats_of_16_bits_are_computed_in_float32(mode, dtype):
+    images = pictures(2, 3, 40, 33).to(dtype) / 255
+    transform = RandomResizedCrop(16, interpolation=mode)
+    assert torch.equal(transform.apply(images, keys(2)), transform.apply(images.float(), keys(2)).to(dtype))
+
+
 def test_boxes_of_resized_crops():
     drawn = params(RandomResizedCrop(8), pictures(500, 1, 64, 48))
     h, w = drawn.box_height.astype(float), drawn.box_width.astype(float)

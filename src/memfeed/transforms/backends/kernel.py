@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from memfeed.transforms.backends import sampling
 from memfeed.transforms.params.geometry import Imagewise, filled
 from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.window import Window
@@ -32,8 +33,8 @@ def fused(
 ) -> torch.Tensor:
     """Change images [n, c, h, w], then apply `affine`. Return `image` itself if there is nothing to do.
 
-    A window and the Affine after it take one kernel run, as does either alone. It reads each needed pixel once and
-    writes each pixel of the output once. Torch carries out the other changes, each in its plain form.
+    A resize or a warp, the window within it that follows and the Affine after them take one kernel run, as does each
+    alone. A kernel writes each pixel of the output once. Torch carries out the other changes, each in its plain form.
 
     Args:
         image: GPU images of any strides. They are only read.
@@ -41,29 +42,46 @@ def fused(
         affine: to apply then.
         memory_format: of the kernel's output: `torch.contiguous_format` or `torch.channels_last`.
     """
+    sampled: sampling.Sampled | None = None
     window: Window | None = None
+
+    def run(affine: Affine | None) -> torch.Tensor:
+        return _run_or_fall_back(image, sampled, window, affine, memory_format)
+
     for change in [*changes, *([] if affine is None else [Scaled(affine)])]:
         if isinstance(change, Scaled):
-            image, window = _run_or_fall_back(image, window, change.affine, memory_format), None
-            continue
-        if window is not None:
-            image, window = _run_or_fall_back(image, window, None, memory_format), None
-        if isinstance(change, Window):
+            image, sampled, window = run(change.affine), None, None
+        elif isinstance(change, Window) and window is None and sampling.takes_window(sampled, change):
             window = change
         else:
-            image = change.all(image)
-    return image if window is None else _run_or_fall_back(image, window, None, memory_format)
+            image, sampled, window = run(None), None, None
+            if isinstance(change, Window):
+                window = change
+            elif isinstance(change, sampling.Sampled):
+                sampled = change
+            else:
+                image = change.all(image)
+    return run(None)
 
 
 def _run_or_fall_back(
-    image: torch.Tensor, window: Window | None, affine: Affine | None, memory_format: torch.memory_format
+    image: torch.Tensor,
+    sampled: sampling.Sampled | None,
+    window: Window | None,
+    affine: Affine | None,
+    memory_format: torch.memory_format,
 ) -> torch.Tensor:
     """Run the kernel if it fits, else torch."""
     if affine == Affine(image.dtype):
         affine = None
-    if window is None and affine is None:
+    if sampled is None and window is None and affine is None:
         return image
     image = image.as_subclass(torch.Tensor)
+    if sampled is not None:
+        if sampling.fits(image, sampled, affine):
+            return sampling.launch(image, sampled, window, affine, memory_format)
+        image = sampled.all(image)
+        return _run_or_fall_back(image, None, window, affine, memory_format)
     if fits(image, window, affine):
         return launch(image, window, affine, memory_format)
     image = image if window is None else window.all(image)

@@ -16,7 +16,7 @@ from memfeed.transforms.params.pixels import borrow, has_pixels, to_pixels
 from memfeed.transforms.params.resample_batch import Axis, resample
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
-_TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64}  # not 16-bit floats: no antialiasing on the CPU
 # what `interpolate` calls, which takes no `out`
 _PIXEL_KERNELS = {
     "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
@@ -94,7 +94,9 @@ class Resampled(Geometry):
         if self.mode == "bicubic" and not piece.dtype.is_floating_point and dtype.is_floating_point:
             limits = torch.iinfo(piece.dtype)
             resized = resized.clamp(limits.min, limits.max)
-        return resized if dtype is piece.dtype else resized.round().to(piece.dtype)
+        if dtype is piece.dtype or piece.dtype.is_floating_point:
+            return resized.to(piece.dtype)
+        return resized.round().to(piece.dtype)
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Resize the boxes of all images [n, c, h, w]; on a device in calls whose number does not depend on n."""

@@ -1,0 +1,112 @@
+"""The kernels that resize and warp, in Triton's interpreter, on the CPU; see interpreted_kernel."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from image_batches import keys, pictures
+from interpreted_kernel import Negative
+
+from memfeed.transforms import (
+    CenterCrop,
+    Compose,
+    Normalize,
+    RandomAffine,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Resize,
+    ToDtype,
+)
+from memfeed.transforms.backends import kernel, sampling, sampling_kernels
+from resample_cases import LAYOUTS, sampled_cases, share_apart
+from simulated_cuda import reference, simulated
+
+needs_simulation = pytest.mark.skipif(
+    not hasattr(torch._C, "_ensureCUDADeviceGuardSet"), reason="this torch cannot have tensors on a simulated GPU"
+)
+SLOW = settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+
+
+def check(case, allowed):
+    image, sampled, _, affine, _ = case
+    if sampling.fits(image, sampled, affine):
+        before = image.clone()
+        assert share_apart(sampling.launch(*case), *case) <= allowed
+        assert torch.equal(image, before)
+
+
+@SLOW
+@given(sampled_cases(12, 14, 2, kinds=("resize",)))
+def test_boxes_are_resized_as_torch_does(case):
+    check(case, 0)
+
+
+@SLOW
+@given(sampled_cases(12, 14, 2, kinds=("warp",)))
+def test_images_are_warped_as_torch_does(case):
+    check(case, 0.05 if case[1].mode == "nearest" else 0)  # a point between two pixels may be rounded to either
+
+
+class Queued:
+    """A kernel whose runs are queued on the simulated device, as launches."""
+
+    def __init__(self, kernel, machine):
+        self.kernel, self.machine = kernel, machine
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            later = [reference(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            self.machine.launch(
+                "Triton",
+                self.machine.devices[args[0].device.index],
+                lambda: self.kernel[grid](*[arg() if callable(arg) else arg for arg in later], **options),
+            )
+
+        return launch
+
+
+NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@needs_simulation
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("parts", "launches"),
+    [
+        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
+        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE, ToDtype(torch.bfloat16)], 2),
+        ([Resize(12), CenterCrop(9), ToDtype(torch.float16, scale=True)], 2),
+        ([Resize(12), RandomCrop(14, padding=2)], 4),
+        ([RandomRotation(30), RandomVerticalFlip(), NORMALIZE], 2),
+        ([RandomAffine(30, interpolation="bilinear", fill=3), RandomCrop(9), Negative()], 3),
+    ],
+    ids=lambda value: " ".join(type(part).__name__ for part in value) if isinstance(value, list) else "",
+)
+def test_launches(monkeypatch, parts, launches, layout, seed):
+    """The copy of the parameters, and one kernel, whatever the number of images; and nothing waits."""
+    transform = Compose(parts, memory_format=layout)
+    for n in (1, 5):
+        images = pictures(n, 3, 16, 14)
+        with simulated(seed) as machine, monkeypatch.context() as patch:
+            patch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: kernel)
+            for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
+                patch.setattr(owner, name, Queued(getattr(owner, name), machine))
+            there = images.to("cuda")
+            before, syncs = machine.devices[0].launches.copy(), machine.syncs.total()
+            got = transform.apply(there, keys(n))
+            assert (machine.devices[0].launches - before).total() == launches
+            assert machine.syncs.total() == syncs, machine.syncs
+            got = got.cpu()
+            assert not machine.errors
+        expected = transform.reference(images, keys(n))
+        assert got.is_contiguous(memory_format=layout)
+        assert got.dtype == expected.dtype
+        steps = 1.01 if got.dtype == torch.uint8 else 1.01 / 255 / 0.224 + 4 * torch.finfo(got.dtype).eps
+        assert ((got.double() - expected.double()).abs() <= steps).double().mean() > 0.98
