@@ -119,4 +119,7 @@ def test_sequences(parts, layout):
     transform = Interpreted(parts, memory_format=layout)
     got, expected = transform.apply(batch, keys), transform.reference(batch, keys)
     assert got.is_contiguous(memory_format=layout)
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 if got.dtype != torch.float16 else 2e-3)
+    atol = 1e-5 if got.dtype != torch.float16 else 2e-3
+    if isinstance(parts[0], RandomResizedCrop):  # bytes: the CPU rounds them between rows and columns
+        atol = 1.01 / 255
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from image_batches import keys, pictures
-from interpreted_kernel import Negative
 
 from memfeed.transforms import (
     CenterCrop,
@@ -30,7 +29,7 @@ from simulated_cuda import reference, simulated
 needs_simulation = pytest.mark.skipif(
     not hasattr(torch._C, "_ensureCUDADeviceGuardSet"), reason="this torch cannot have tensors on a simulated GPU"
 )
-SLOW = settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+SLOW = settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
 
 
 def check(case, allowed):
@@ -85,7 +84,7 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         ([Resize(12), CenterCrop(9), ToDtype(torch.float16, scale=True)], 2),
         ([Resize(12), RandomCrop(14, padding=2)], 4),
         ([RandomRotation(30), RandomVerticalFlip(), NORMALIZE], 2),
-        ([RandomAffine(30, interpolation="bilinear", fill=3), RandomCrop(9), Negative()], 3),
+        ([RandomAffine(30, interpolation="bilinear", fill=3), RandomCrop(9)], 2),
     ],
     ids=lambda value: " ".join(type(part).__name__ for part in value) if isinstance(value, list) else "",
 )

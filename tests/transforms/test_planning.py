@@ -88,6 +88,26 @@ def test_fused_equals_plain(sequence, seed):
         assert torch.equal(fast, slow)
 
 
+@pytest.mark.parametrize("target", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("source", "passes"), [(torch.uint8, 1), (torch.int16, 2), (torch.float32, 2)])
+def test_a_cast_of_normalised_bytes_is_no_pass_of_its_own(source, passes, target):
+    affines = []
+
+    class Counted(Compose):
+        def _fused_pass(self, image, allocator):
+            fused_pass = super()._fused_pass(image, allocator)
+            return lambda image, changes, affine: fused_pass(image, changes, affines.append(affine) or affine)
+
+    transform = Counted([RandomCrop(8), Normalize(MEAN, STD), ToDtype(target)])
+    images = photos(dtype=source)
+    got = transform.apply(images, keys())
+    assert len(affines) == passes
+    assert got.dtype == target
+    expected = transform.reference(images, keys())
+    rtol = torch.finfo(target).eps  # what lies between two values may be rounded to either
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=1e-6)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_usual_sequence(layout):
     images = photos(32, 3, 40, 36).contiguous(memory_format=layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from memfeed.transforms.operation import DrawFromStream, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import BySize, GeometryBySize, Images, ImageShape, Sizes
-from memfeed.transforms.params.values import Affine, Scaled
+from memfeed.transforms.params.values import HALVES, Affine, Scaled
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 
@@ -64,6 +65,7 @@ def run_fused(
     done: list[Imagewise] = []
     pending: list[Imagewise] = []
     affine: Affine | None = None
+    affine_of = dtype  # of the images that it is applied to
     for step in steps:
         params = step.make_params(shape, dtype, uniform)
         if isinstance(params, Imagewise):
@@ -73,13 +75,15 @@ def run_fused(
             pending = [*pending, params] if joined is None else [*pending[:-1], joined]
             shape, dtype = params.output_shape(shape), params.output_dtype(dtype)  # type: ignore[arg-type]
         elif isinstance(params, Affine) and (affine is None or affine.dtype == params.dtype):
-            affine = params if affine is None else affine.then(params)
+            affine, affine_of = (params, dtype) if affine is None else (affine.then(params), affine_of)
             dtype = affine.dtype
+        elif isinstance(params, Affine) and affine is not None and _folds_cast(affine_of, affine, params):
+            affine, dtype = replace(affine, dtype=params.dtype), params.dtype
         else:  # a second cast rounds, and other parameters need all values: both end the pass
             image = fused_pass(image, pending, affine)
             done, pending, affine = done + pending, [], None
             if isinstance(params, Affine):
-                affine, dtype = params, params.dtype
+                affine, affine_of, dtype = params, dtype, params.dtype
             else:
                 image, shape = step.transform(image, shape, params)
                 dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
@@ -91,6 +95,15 @@ def _commutes_with_affine(params: Imagewise, shape: ImageShape) -> bool:
     if isinstance(params, BySize) and isinstance(shape, Sizes):
         return all(map(_commutes_with_affine, params.parts, shape.shapes))
     return isinstance(params, Window) and params.lies_within(*shape[2:])  # type: ignore[index]
+
+
+def _folds_cast(dtype: torch.dtype, affine: Affine, cast: Affine) -> bool:
+    """Return True if a `cast` to 16 bits after a float32 `affine` of images of `dtype` may be part of it.
+
+    An Affine of 16 bits casts first, computes in float32 and rounds once. So its first cast must not change a value.
+    """
+    is_exact = dtype in (torch.uint8, torch.int8)
+    return is_exact and affine.dtype is torch.float32 and cast.scale is None and cast.dtype in HALVES
 
 
 def _is_warp(params: Any) -> bool:

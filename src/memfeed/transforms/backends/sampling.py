@@ -144,8 +144,10 @@ def _parameters(image: torch.Tensor, sampled: Sampled, window: Window, affine: A
 
 def _fill(image: torch.Tensor, sampled: Sampled) -> torch.Tensor:
     """Return the fill of each channel, [c], on the CPU, in the dtype that torch fills with."""
-    fill = sampled.fill if isinstance(sampled, Warped) else 0
-    return filled(fill, (image.shape[1],), torch.empty(0, dtype=image.dtype if _picks(sampled) else torch.float32))
+    like = torch.empty(0, dtype=image.dtype if _picks(sampled) else torch.float32, device="cpu")
+    if isinstance(sampled, Resampled) or not np.any(sampled.fill):
+        return like.new_zeros(image.shape[1])
+    return filled(sampled.fill, (image.shape[1],), like)
 
 
 def _picks(sampled: Sampled) -> bool:

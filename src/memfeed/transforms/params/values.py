@@ -10,6 +10,8 @@ import torch
 
 from memfeed.transforms.params.geometry import Imagewise
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -28,7 +30,7 @@ class Affine:
     @property
     def is_half(self) -> bool:
         """True if it computes values of 16 bits. These are computed in float32 and rounded once."""
-        return self.scale is not None and self.dtype in (torch.float16, torch.bfloat16)
+        return self.scale is not None and self.dtype in HALVES
 
     def then(self, after: Affine) -> Affine:
         """Join this one and `after`, of the same dtype, into one."""
