@@ -46,4 +46,6 @@ def test_interpreted():
 def test_they_compile_for_a_gpu(architecture, tmp_path):
     source = COMPILE.replace("ARCHITECTURE", str(architecture))
     done = python("-c", source, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    if "is not defined for option 'gpu-name'" in done.stderr:
+        pytest.skip(f"this Triton does not know sm_{architecture}")
     assert done.stdout == "compiled\n", done.stderr
