@@ -5,6 +5,9 @@ of which the last dim goes to neighbouring threads. Tables in `parameters` say w
 them.
 """
 
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# Triton reads the types.
+
 from __future__ import annotations
 
 import triton
@@ -15,7 +18,7 @@ WINDOW = tl.constexpr(4)  # rows of `parameters` that say which window is shown;
 
 
 @triton.jit
-def _block(parameters, n, height, width, c, channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]
+def _block(parameters, n, height, width, c, channels: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
     """Return the sample, channels and pixels of a program's tile, and which pixels these show: a window, mirrored."""
     across = (width + columns - 1) // columns
     tiles = across * ((height + rows - 1) // rows)
@@ -33,13 +36,13 @@ def _block(parameters, n, height, width, c, channels: tl.constexpr, rows: tl.con
 
 
 @triton.jit
-def _float(address):  # type: ignore[no-untyped-def]
+def _float(address):
     """Return the float32 whose bits are in the int32 at `address`."""
     return tl.load(address).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _rounded(values, low: tl.constexpr, high: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rounded(values, low: tl.constexpr, high: tl.constexpr):
     """Round float32 values to integers, halves to even as torch does, and cut them off at the limits."""
     near = tl.floor(values + 0.5)
     is_odd_half = (near - values == 0.5) & (tl.floor(near * 0.5) * 2 != near)
@@ -47,7 +50,7 @@ def _rounded(values, low: tl.constexpr, high: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _store(  # type: ignore[no-untyped-def]
+def _store(
     values,
     output,
     floats,
@@ -82,7 +85,7 @@ def _store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight(line, center, shrunk, box, cubic: tl.constexpr, antialias: tl.constexpr):  # type: ignore[no-untyped-def]
+def _weight(line, center, shrunk, box, cubic: tl.constexpr, antialias: tl.constexpr):
     """Return the weight of the pixels `line` for outputs whose middle is at `center`; all in pixels of the box."""
     distance = tl.abs(line.to(tl.float32) - center) / shrunk
     if cubic:
@@ -98,7 +101,7 @@ def _weight(line, center, shrunk, box, cubic: tl.constexpr, antialias: tl.conste
 
 
 @triton.jit
-def _taps(at, scale, radius: tl.constexpr, antialias: tl.constexpr):  # type: ignore[no-untyped-def]
+def _taps(at, scale, radius: tl.constexpr, antialias: tl.constexpr):
     """Return where outputs lie in the box, by how much it shrinks, the first pixels they see, and how many."""
     center = (at.to(tl.float32) + 0.5) * scale - 0.5
     shrunk = scale * 0 + 1
@@ -109,7 +112,7 @@ def _taps(at, scale, radius: tl.constexpr, antialias: tl.constexpr):  # type: ig
 
 
 @triton.jit
-def _total(center, shrunk, first, taps, box, cubic: tl.constexpr):  # type: ignore[no-untyped-def]
+def _total(center, shrunk, first, taps, box, cubic: tl.constexpr):
     """Return the sum of all weights of each output; 1 beyond the output, where there are none."""
     total = tl.zeros_like(center)
     for tap in range(taps):
@@ -117,8 +120,8 @@ def _total(center, shrunk, first, taps, box, cubic: tl.constexpr):  # type: igno
     return tl.where(total == 0, 1.0, total)
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def resize(  # type: ignore[no-untyped-def]  # Triton reads the types
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def resize(
     image,
     output,
     parameters,
@@ -185,8 +188,8 @@ def resize(  # type: ignore[no-untyped-def]  # Triton reads the types
     _store(values, output, floats, sample, channel, row, column, height, width, c, cast, rounded, scaled, last)
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)  # type: ignore[untyped-decorator]
-def warp(  # type: ignore[no-untyped-def]  # Triton reads the types
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def warp(
     image,
     output,
     parameters,
