@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Run the tests with the given python. First those that need a GPU, one at a time, because each fills its memory; without a
 # GPU they are skipped. Then all others, two files at a time, so that the last line counts the tests that ran.
+# Bytecode is kept even where the environment says no: the tests start some 200 processes.
 define run-tests
-	$(1) -m pytest tests/cuda
-	$(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
+	PYTHONDONTWRITEBYTECODE= $(1) -m pytest tests/cuda
+	PYTHONDONTWRITEBYTECODE= $(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
 endef
 
 .PHONY: demo test test-cuda torture lint types contract rooms inputs check bench test-oldest clean

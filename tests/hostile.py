@@ -10,6 +10,7 @@ import argparse
 import base64
 import contextlib
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -29,13 +30,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import tensordict  # noqa: F401  # before a store is used: what it imports lies outside the store
 import xxhash
 
 import memfeed
 from memfeed.cli.store_summary import _fields_table, _values_table, summarise
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.fields import DTYPES, NodeKind
+from memfeed.system.openmp import can_limit
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CORPUS = FIXTURES / "hostile"
@@ -658,6 +659,10 @@ def _where(error: BaseException) -> str:
 def run(seed: str, seconds: float, cases: int, out: Path) -> dict[str, int]:
     """Cases until the time is over, in this process; those that fail are saved in ``out``, with what was wrong."""
     out.mkdir(parents=True, exist_ok=True)
+    for name in ("tensordict", "torchvision.tv_tensors", "torch_geometric.data"):  # what they open is no store's doing
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    can_limit()  # opens torch's library
     sys.addaudithook(_audit)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))

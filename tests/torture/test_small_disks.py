@@ -15,6 +15,7 @@ from disk.mounts import mounted, run
 from memfeed.errors import BuildError, SpaceError
 from memfeed.system import files
 from support import Made, equal
+from torture.victims import PRELOADED
 
 MB = 1_000_000
 ROWS = 200
@@ -46,7 +47,7 @@ def die(path, index, workers):
 def convert_and_die(path, index, workers):
     """Return True if it died; another order of the workers may have passed the index before."""
     context = multiprocessing.get_context("forkserver")  # a fork of this process could hang in torch's threads
-    context.set_forkserver_preload(["memfeed", "torture.test_small_disks"])
+    context.set_forkserver_preload([*PRELOADED, "torture.test_small_disks"])
     process = context.Process(target=die, args=(path, index, workers))
     process.start()
     process.join(60)

@@ -28,7 +28,8 @@ PROBE = -1
 
 # children of a process without threads that has imported everything: they start in milliseconds
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch", "memfeed", "torture.victims"])
+PRELOADED = ["torch", "tensordict", "memfeed.convert.cache", "memfeed.loading.loader", "torture.victims"]
+_server.set_forkserver_preload(PRELOADED)
 
 
 def sample(i: int) -> dict[str, Any]:
