@@ -68,6 +68,10 @@ class RandomDataError(MemfeedError, ValueError):
     """The dataset returns random samples; a store would return the same ones in every epoch."""
 
 
+class SplitError(MemfeedError, ValueError):
+    """The pipeline of a dataset cannot be cut into a fixed and a random part, or only after a choice."""
+
+
 class StaleStoreError(MemfeedError, ValueError):
     """The samples of a finished store differ from those of the dataset."""
 

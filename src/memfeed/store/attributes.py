@@ -16,6 +16,7 @@ import torch
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DEEPEST, Field
 from memfeed.store import ragged
+from memfeed.transforms.recipe import RecipeStep, recipe_problem
 
 TARGETS_FILE = "targets.bin"
 LARGEST_METADATA = 1 << 20
@@ -33,11 +34,15 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The attributes of a dataset that its store keeps; None for one that it did not have."""
+    """The attributes of a dataset that its store keeps; None for one that it did not have.
+
+    ``transform`` is the part of its pipeline that was not stored (``cache(split=True)``).
+    """
 
     classes: tuple[ClassName, ...] | None = None
     class_to_idx: dict[str, int] | None = None
     targets: Targets | None = None
+    transform: tuple[RecipeStep, ...] | None = None
 
 
 class Kept(NamedTuple):
@@ -48,6 +53,7 @@ class Kept(NamedTuple):
     class_to_idx: Mapping[str, int] | None = None
     targets: Int64Array | None = None
     targets_form: TargetsForm = "list"
+    transform: tuple[RecipeStep, ...] | None = None
 
 
 def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str:
@@ -59,7 +65,9 @@ def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str
             return f"targets in field {at}, which is not there"
         if not may_be_targets(fields[at]):
             return f"targets in field {fields[at].name!r}, which holds no class numbers"
-    return ""
+    return recipe_problem(attributes.transform or ()) or metadata_problem(
+        [step.arguments for step in attributes.transform or ()]
+    )
 
 
 def metadata_problem(metadata: Any) -> str:

@@ -1,0 +1,294 @@
+"""Transforms of memfeed that do what a step of torchvision or albumentations does, compared on probe samples."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.errors import TransformError
+from memfeed.random import Keys
+from memfeed.schema.fields import dtype_name
+from memfeed.splitting.steps import inner_of, is_albumentations, run
+from memfeed.splitting.values import Value, difference, kind_of, to_tensor
+from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Window
+from memfeed.transforms.recipe import RecipeStep, make_transform
+
+_IMAGES, _MASKS = "images", "masks"
+_ROWS = 4  # keys whose parameters are compared
+_LEVELS = 1.0  # of 8 bits, by which integer images may differ: resampling rounds
+_FLOAT_LEVELS = 0.05
+Made = list[tuple[str, dict[str, Any], str]]
+"""(class, its arguments as JSON, what it is for) of the transforms that together do what a step does."""
+
+
+def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | int, ...]]) -> list[RecipeStep] | None:
+    """Return the transforms that do what a step does, as a recipe; None if there are none.
+
+    Args:
+        step: of a pipeline.
+        inputs: what the step got in some probe samples. With the same drawn parameters, the step's own functions and
+            the transforms must make the same of these: integers may differ by one, because resampling rounds.
+        paths: the fields of the images in `inputs`.
+    """
+    made = _made(inner_of(step))
+    if made is None or not all(value.images() for value in inputs):
+        return None
+    recipe = [
+        RecipeStep(name=name, arguments=arguments, on=on)
+        for name, arguments, role in made
+        for on in _fields(name, role, paths)
+    ]
+    local = [tuple((str(paths.index(path)),) for path in one.on) for one in recipe]
+    try:
+        transforms = [
+            make_transform(RecipeStep(name=one.name, arguments=one.arguments, on=on))
+            for one, on in zip(recipe, local, strict=True)
+        ]
+        is_same = all(_agrees(step, transforms, value, row) for value in inputs for row in range(_ROWS))
+    except (TransformError, TypeError, ValueError, RuntimeError):  # it does not take these images, or arguments
+        return None
+    return recipe if is_same else None
+
+
+def as_field(leaf: Any) -> torch.Tensor:
+    """Return an image of a pipeline as a field that transforms take: channels first."""
+    tensor = to_tensor(leaf)
+    return tensor.permute(2, 0, 1) if kind_of(leaf) == "array" and tensor.ndim == 3 else tensor
+
+
+def _fields(name: str, role: str, paths: Sequence[tuple[str | int, ...]]) -> list[tuple[tuple[str | int, ...], ...]]:
+    if role == _MASKS:
+        return [(path,) for path in paths[1:]]
+    moves = name in ("CenterCrop", "RandomAffine", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",
+                     "RandomRotation", "RandomVerticalFlip", "Resize")  # fmt: skip
+    return [tuple(paths) if moves else (paths[0],)]
+
+
+def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) -> bool:
+    """Return True if the transforms and the step make the same of a value, with the parameters of one key."""
+    batch: Any = {str(i): as_field(leaf)[None] for i, leaf in enumerate(value.images())}
+    keys, theirs = Keys(0, 0, torch.tensor([row])), None
+    for transform in transforms:
+        image = batch[transform.on[0][0] if isinstance(transform.on, list) else transform.on[0]]  # type: ignore[index]
+        drawn = transform.params([row], shape=image.shape[1:], dtype=image.dtype)
+        params = next(iter(drawn.values()))
+        batch = transform.apply(batch, keys)
+        if type(transform).__name__.startswith(("Random", "ColorJitter")):
+            theirs = value.with_images([_replayed(step, transform, params, leaf) for leaf in value.images()])
+    theirs = run([step], value.copied()) if theirs is None else theirs
+    results = theirs.images()
+    if len(results) != len(batch):
+        return False
+    for index, leaf in enumerate(results):
+        expected, found = as_field(leaf), batch[str(index)][0]
+        if found.shape == (1, *expected.shape):  # a mask that lost its channel is another one
+            return False
+        exact = 0.0 if index else _FLOAT_LEVELS if expected.dtype.is_floating_point else _LEVELS
+        if difference(expected, found) > exact:
+            return False
+    return True
+
+
+def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
+    """Return what the functions of the step's own library make of an image, with the parameters that were drawn."""
+    if is_albumentations(step):
+        return _cut_array(leaf, params)
+    module = "torchvision.transforms.v2" if ".v2" in type(step).__module__ else "torchvision.transforms"
+    functions: Any = importlib.import_module(f"{module}.functional")
+    if kind_of(leaf) in ("Mask",) and not isinstance(params, Window | Resampled):
+        return leaf
+    if isinstance(params, Window):
+        return _windowed(functions, leaf, params)
+    if isinstance(params, Resampled):
+        box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
+        options = {} if kind_of(leaf).startswith("PIL") else {"antialias": params.antialias}
+        return functions.resized_crop(
+            leaf, *box, [params.height, params.width], interpolation=step.interpolation, **options
+        )
+    if isinstance(params, Jitter):
+        names = list(params.factors)
+        for index in params.order[0].tolist():
+            name = names[index]
+            leaf = getattr(functions, f"adjust_{name}")(leaf, float(params.factors[name][0]))
+        return leaf
+    if isinstance(params, Gray):
+        channels = 3 if kind_of(leaf) == "PIL RGB" or as_field(leaf).shape[0] == 3 else 1
+        return functions.rgb_to_grayscale(leaf, num_output_channels=channels) if params.chosen[0] else leaf
+    if isinstance(params, Erased):
+        box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
+        fill = torch.as_tensor(params.fill, dtype=leaf.dtype).reshape(-1, 1, 1)
+        return functions.erase(leaf, *box, fill) if box[2] else leaf
+    if type(transform).__name__ == "RandomRotation":
+        angle = math.degrees(math.atan2(params.matrix[0, 1, 0], params.matrix[0, 0, 0]))
+        return functions.rotate(leaf, angle, step.interpolation, False, step.center, step.fill)
+    raise TransformError(f"{type(transform).__name__} has parameters that cannot be compared")
+
+
+def _windowed(functions: Any, leaf: Any, params: Window) -> Any:
+    if not params.hflip.any() and not params.vflip.any():
+        height, width = as_field(leaf).shape[-2:]
+        top, left = int(params.top[0]), int(params.left[0])
+        padding = [max(0, -left), max(0, -top), max(0, left + params.width - width),
+                   max(0, top + params.height - height)]  # fmt: skip
+        if any(padding):
+            leaf = functions.pad(leaf, padding, fill=params.fill)
+        return functions.crop(leaf, top + padding[1], left + padding[0], params.height, params.width)
+    return functions.hflip(leaf) if params.hflip[0] else functions.vflip(leaf)
+
+
+def _cut_array(leaf: Any, params: Any) -> Any:
+    """Return the window of an array [h, w, ...] or of a tensor [c, h, w]."""
+    if not isinstance(params, Window):
+        raise TransformError("only windows of arrays can be compared")
+    top, left = int(params.top[0]), int(params.left[0])
+    rows, columns = slice(top, top + params.height), slice(left, left + params.width)
+    axes = (0, 1) if isinstance(leaf, np.ndarray) else (leaf.ndim - 2, leaf.ndim - 1)
+    piece = leaf[(slice(None),) * axes[0] + (rows, columns)]
+    flips = [axis for axis, flip in zip(axes, (params.vflip[0], params.hflip[0]), strict=True) if flip]
+    if isinstance(leaf, np.ndarray):
+        return np.ascontiguousarray(np.flip(piece, flips)) if flips else piece
+    return piece.flip(flips) if flips else piece
+
+
+# --- what the transforms of other libraries are called here
+
+
+def _made(step: Any) -> Made | None:
+    """Return the transforms for a step, which `counterpart` compares; None if none is known."""
+    module = type(step).__module__
+    table = _TORCHVISION if module.startswith("torchvision.transforms") else (
+        _ALBUMENTATIONS if module.startswith("albumentations") else {}
+    )  # fmt: skip
+    make = table.get(type(step).__name__)
+    try:
+        return None if make is None else make(step)
+    except (AttributeError, TypeError, ValueError):  # another version of the library, with other attributes
+        return None
+
+
+def _one(name: str, **arguments: Any) -> Made:
+    return [(name, arguments, _IMAGES)]
+
+
+def _interpolation(step: Any) -> str:
+    return str(getattr(step.interpolation, "value", step.interpolation))
+
+
+def _fill(fill: Any) -> Any:
+    """Return a fill as a number or numbers; of v2 it is a dict by type."""
+    if isinstance(fill, dict):
+        fill = next(iter(fill.values()), 0)
+    return 0 if fill is None else list(fill) if isinstance(fill, list | tuple) else fill
+
+
+def _random_crop(step: Any) -> Made | None:
+    if step.padding_mode != "constant":
+        return None
+    padding = list(step.padding) if isinstance(step.padding, list | tuple) else step.padding
+    return _one(
+        "RandomCrop", size=list(step.size), padding=padding, pad_if_needed=bool(step.pad_if_needed),
+        fill=_fill(step.fill),
+    )  # fmt: skip
+
+
+def _jitter(step: Any) -> Made:
+    factors = {name: getattr(step, name) for name in ("brightness", "contrast", "saturation", "hue")}
+    return _one("ColorJitter", **{name: list(pair) if pair is not None else 0 for name, pair in factors.items()})
+
+
+def _erasing(step: Any) -> Made | None:
+    value = list(step.value) if isinstance(step.value, list | tuple) else step.value
+    if isinstance(value, str) or value is None:
+        return None  # other noise
+    return _one("RandomErasing", p=step.p, scale=list(step.scale), ratio=list(step.ratio), value=value)
+
+
+def _resize(step: Any) -> Made:
+    size = list(step.size) if isinstance(step.size, list | tuple) else step.size
+    size = size[0] if isinstance(size, list) and len(size) == 1 else size
+    antialias = step.antialias is not False
+    return _one("Resize", size=size, interpolation=_interpolation(step), max_size=step.max_size, antialias=antialias)
+
+
+def _resized_crop(step: Any) -> Made:
+    return _one(
+        "RandomResizedCrop", size=list(step.size), scale=list(step.scale), ratio=list(step.ratio),
+        interpolation=_interpolation(step), antialias=step.antialias is not False,
+    )  # fmt: skip
+
+
+def _to_dtype(step: Any) -> Made | None:
+    if not isinstance(step.dtype, dict):
+        return _one("ToDtype", dtype=dtype_name(step.dtype), scale=bool(getattr(step, "scale", False)))
+    made: Made = []
+    for kind, dtype in step.dtype.items():
+        name = kind if isinstance(kind, str) else kind.__name__
+        if dtype is None:
+            continue
+        if name == "Image":
+            scale = bool(step.scale) and dtype.is_floating_point
+            made.append(("ToDtype", {"dtype": dtype_name(dtype), "scale": scale}, _IMAGES))
+        elif name == "Mask":
+            made.append(("ToDtype", {"dtype": dtype_name(dtype)}, _MASKS))
+        else:
+            return None
+    return made
+
+
+def _rotation(step: Any) -> Made | None:
+    if step.expand:
+        return None
+    center = None if step.center is None else list(step.center)
+    return _one(
+        "RandomRotation", degrees=list(step.degrees), interpolation=_interpolation(step), center=center,
+        fill=_fill(step.fill),
+    )  # fmt: skip
+
+
+def _normalized_arrays(step: Any) -> Made | None:
+    if getattr(step, "normalization", "standard") != "standard" or step.max_pixel_value != 255.0 or step.p < 1:
+        return None
+    return _one("Normalize", mean=list(step.mean), std=list(step.std))
+
+
+def _cropped_arrays(name: str) -> Callable[[Any], Made | None]:
+    def make(step: Any) -> Made | None:
+        if getattr(step, "pad_if_needed", False) or step.p < 1:
+            return None
+        return _one(name, size=[step.height, step.width])
+
+    return make
+
+
+_TORCHVISION: dict[str, Callable[[Any], Made | None]] = {
+    "CenterCrop": lambda step: _one("CenterCrop", size=list(step.size)),
+    "ColorJitter": _jitter,
+    "ConvertImageDtype": lambda step: _one("ToDtype", dtype=dtype_name(step.dtype), scale=True),
+    "Normalize": lambda step: _one("Normalize", mean=list(step.mean), std=list(step.std)),
+    "PILToTensor": lambda step: [],
+    "RandomCrop": _random_crop,
+    "RandomErasing": _erasing,
+    "RandomGrayscale": lambda step: _one("RandomGrayscale", p=step.p),
+    "RandomHorizontalFlip": lambda step: _one("RandomHorizontalFlip", p=step.p),
+    "RandomResizedCrop": _resized_crop,
+    "RandomRotation": _rotation,
+    "RandomVerticalFlip": lambda step: _one("RandomVerticalFlip", p=step.p),
+    "Resize": _resize,
+    "ToDtype": _to_dtype,
+    "ToImage": lambda step: [],
+    "ToPureTensor": lambda step: [],
+    "ToTensor": lambda step: _one("ToDtype", dtype="float32", scale=True),
+}
+_ALBUMENTATIONS: dict[str, Callable[[Any], Made | None]] = {
+    "CenterCrop": _cropped_arrays("CenterCrop"),
+    "HorizontalFlip": lambda step: _one("RandomHorizontalFlip", p=step.p),
+    "Normalize": _normalized_arrays,
+    "RandomCrop": _cropped_arrays("RandomCrop"),
+    "ToTensorV2": lambda step: [],
+    "VerticalFlip": lambda step: _one("RandomVerticalFlip", p=step.p),
+}

@@ -1,0 +1,331 @@
+"""Cut the pipeline of a dataset: the fixed part stays in the dataset, the rest becomes a transform of batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfeed.errors import SchemaError, SplitError, brief, listed
+from memfeed.schema.names import Path, display
+from memfeed.splitting.counterparts import as_field, counterpart
+from memfeed.splitting.parts import Fixed, Rest, ShortSide
+from memfeed.splitting.places import Place, find_places, with_pipeline
+from memfeed.splitting.probe import Call, record
+from memfeed.splitting.steps import (
+    albumentations_compose,
+    inner_of,
+    is_albumentations,
+    is_keyed,
+    is_random,
+    name_of,
+    run,
+    seed_step,
+    steps_of,
+)
+from memfeed.splitting.values import Value, difference, kind_of, to_tensor
+from memfeed.system import random_state
+from memfeed.transforms import Compose, PerSample, Transform
+from memfeed.transforms.recipe import PER_SAMPLE, RecipeStep, make_transform, on_of
+
+PROBED = 4
+_RESIZES = re.compile(r"Resiz|Scale|SizedCrop|MaxSize|ShortestSize|Zoom")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A dataset that was cut.
+
+    Args:
+        dataset: a copy of it whose pipeline has its fixed part only.
+        transform: the rest of the pipeline, for a loader; None if nothing is left.
+        recipe: `transform` as a store keeps it.
+        line: what was cut where, for people.
+    """
+
+    dataset: Any
+    transform: Transform | None
+    recipe: tuple[RecipeStep, ...]
+    line: str
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """A pipeline and what went through it in some samples.
+
+    Args:
+        places: where it is.
+        steps: its steps.
+        inputs: for each step, and for the end, what it got in each sample.
+        calls: what the dataset passed to it and made of its result.
+    """
+
+    places: list[Place]
+    steps: list[Any]
+    inputs: list[list[Value]]
+    calls: list[Call]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The fields of its images."""
+        return self.calls[0].paths
+
+    def first_random(self) -> int:
+        """Return the index of the first random step, or the number of steps."""
+        found = (i for i, step in enumerate(self.steps) if is_random(step, self.inputs[i]))
+        return next(found, len(self.steps))
+
+
+def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: Any = None) -> Split:
+    """Cut the pipeline of a dataset before its first random step.
+
+    Args:
+        dataset: a map-style dataset.
+        indices: of samples to compare the split pipeline with the original.
+        name: the attribute that holds the pipeline; None to find it.
+        keep: what to store of images that a later step resizes, see `memfeed.cache`; None if nothing is chosen.
+
+    Raises:
+        SplitError: there is no pipeline that can be cut, or a choice is needed.
+    """
+    probed = _probed_pipeline(dataset, indices, name)
+    random_at = probed.first_random()
+    at = 0 if keep == "encoded" else _cut_at(probed, random_at)
+    try:
+        return _split_at(dataset, probed, at, random_at, indices, keep)
+    except SplitError:
+        if at == random_at or keep == "encoded":
+            raise
+    return _split_at(dataset, probed, random_at, random_at, indices, keep)  # after the steps that change the dtype
+
+
+def has_random_step(dataset: Any, indices: Sequence[int]) -> bool:
+    """Return True if the dataset has a pipeline with a random step."""
+    if not find_places(dataset):
+        return False
+    try:
+        probed = _probed_pipeline(dataset, indices, None)
+    except (SplitError, SchemaError):
+        return False
+    return probed.first_random() < len(probed.steps)
+
+
+def _probed_pipeline(dataset: Any, indices: Sequence[int], name: str | None) -> Probed:
+    """Return the one pipeline of a dataset that has random steps, or that is its only one."""
+    groups = _groups(find_places(dataset, name))
+    if not groups:
+        where = f"attribute {name!r}" if name is not None else "attribute transform or transforms"
+        raise SplitError(
+            f"found no pipeline in {type(dataset).__name__}, nor in the datasets inside it: no {where} that can be "
+            'called; expected one: name the attribute that holds it, split="augment"'
+        )
+    probed = [_probe(dataset, places, indices) for places in groups]
+    with_random = [one for one in probed if one.first_random() < len(one.steps)]
+    if len(probed) > 1 and (len(with_random) != 1 or with_random[0] is not probed[0]):
+        found = listed([f"{places[0]} ({_shown(steps_of(places[0].pipeline))})" for places in groups], 150)
+        raise SplitError(
+            f"found {len(groups)} pipelines, {found}; expected one, or random steps only in the outermost: what an "
+            "outer one does comes after them. Put all steps into one pipeline, or name it: split='NAME'"
+        )
+    return probed[0] if len(probed) == 1 else with_random[0]
+
+
+def _groups(places: list[Place]) -> list[list[Place]]:
+    """Return places that hold the same pipeline together, as the parts of a ConcatDataset."""
+    groups: list[list[Place]] = []
+    for place in places:
+        for group in groups:
+            one = group[0].pipeline
+            if one is place.pipeline or (" at 0x" not in repr(one) and repr(one) == repr(place.pipeline)):
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    return groups
+
+
+def _probe(dataset: Any, places: list[Place], indices: Sequence[int]) -> Probed:
+    pipeline = places[0].pipeline
+    steps = steps_of(pipeline)
+    whole = Fixed(pipeline) if isinstance(pipeline, list | tuple) else pipeline
+    calls = record(dataset, places, whole, indices)
+    inputs = [[call.given for call in calls]]
+    with random_state.preserved():
+        random_state.seed(0)
+        for step in steps:
+            inputs.append([run([step], value.copied()) for value in inputs[-1]])
+    return Probed(places, steps, inputs, calls)
+
+
+def _cut_at(probed: Probed, random_at: int) -> int:
+    """Return the index of the step before which to cut: steps to a larger dtype that have a counterpart come after."""
+    for at in range(random_at):
+        before, after = (_image_bytes(probed.inputs[i]) for i in (at, at + 1))
+        first = probed.inputs[at][0].images()[0]
+        is_channels_last = kind_of(first) == "array" and not is_albumentations(probed.steps[at])
+        if after <= before or is_channels_last:
+            continue
+        kept = [counterpart(probed.steps[i], probed.inputs[i], probed.paths) for i in range(at, random_at)]
+        if all(one is not None for one in kept):
+            return at
+    return random_at
+
+
+def _image_bytes(values: Sequence[Value]) -> int:
+    """Return the bytes of one pixel of the first image."""
+    return to_tensor(values[0].images()[0]).element_size()
+
+
+def _split_at(
+    dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any
+) -> Split:
+    fixed, rest = probed.steps[:at], probed.steps[at:]
+    inputs = probed.inputs[at:]
+    _require_choice(probed, at, random_at, keep)
+    if isinstance(keep, int):
+        fixed = [*fixed, ShortSide(keep)]
+        inputs = _inputs_after([run([fixed[-1]], value.copied()) for value in inputs[0]], rest)
+    is_arrays = bool(rest) and is_albumentations(rest[0])
+    if is_arrays and type(inner_of(rest[-1])).__name__ == "ToTensorV2":
+        fixed = [*fixed, rest[-1]]  # stored channels first
+    cut = with_pipeline(dataset, probed.places, _in_place(Fixed(fixed), probed))
+    try:
+        calls = record(cut, probed.places, Fixed(fixed), indices)
+    except SplitError:
+        raise
+    except Exception as error:
+        raise SplitError(
+            f"found that the dataset raised {type(error).__name__} ({brief(str(error), 80)}) when its pipeline "
+            f"{probed.places[0]} ended before {name_of(rest[0])}; expected it to return what its pipeline returns: "
+            "move what it does afterwards into the pipeline"
+        ) from error
+    paths = calls[0].paths
+    if paths != probed.paths:
+        raise SplitError(f"found images in {paths} after the cut and in {probed.paths} before; expected the same fields")
+    recipe, transforms = _rest(rest, inputs, paths)
+    transform = Compose(transforms) if transforms else None
+    return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe, random_at - at))
+
+
+def _in_place(fixed: Fixed, probed: Probed) -> Any:
+    return [fixed] if isinstance(probed.places[0].pipeline, list | tuple) else fixed
+
+
+def _inputs_after(first: list[Value], steps: Sequence[Any]) -> list[list[Value]]:
+    inputs = [first]
+    with random_state.preserved():
+        random_state.seed(0)
+        for step in steps:
+            inputs.append([run([step], value.copied()) for value in inputs[-1]])
+    return inputs
+
+
+def _rest(
+    steps: Sequence[Any], inputs: Sequence[Sequence[Value]], paths: tuple[Path, ...]
+) -> tuple[list[RecipeStep], list[Transform]]:
+    """Return the rest of a pipeline, as a recipe and as transforms."""
+    recipe: list[RecipeStep] = []
+    transforms: list[Transform] = []
+    run_start: int | None = None
+    for index in range(len(steps) + 1):
+        made = counterpart(steps[index], inputs[index], paths) if index < len(steps) else []
+        if made is None:
+            run_start = index if run_start is None else run_start
+            continue
+        if run_start is not None:
+            own = steps[run_start:index]
+            transforms.append(_per_sample(own, inputs[run_start], inputs[index], paths))
+            recipe.append(RecipeStep(name=PER_SAMPLE, on=paths, shown=_shown(own)))
+            run_start = None
+        recipe += made
+        transforms += map(make_transform, made)
+    return recipe, transforms
+
+
+def _per_sample(
+    steps: Sequence[Any], before: Sequence[Value], after: Sequence[Value], paths: tuple[Path, ...]
+) -> PerSample:
+    """Return the original steps as a transform, compared with them on the probed samples."""
+    for step in steps:
+        if not is_keyed(step, before[0] if step is steps[0] else _through(steps, step, before[0])):
+            raise SplitError(
+                f"found that {name_of(step)} gives other results under the same seed; expected it to draw from a "
+                "global generator (of torch, NumPy or random): a generator or a counter of its own cannot be seeded for "
+                "each sample"
+            )
+    sizes = {tuple(as_field(image).shape) for value in after for image in value.images()[:1]}
+    one_size = len(sizes) == 1
+    if is_albumentations(steps[0]):
+        inner = [inner_of(step) for step in steps]
+        return PerSample(albumentations_compose(steps[0], inner), one_size=one_size, on=on_of(paths))
+    rest = Rest(steps, before[0])
+    for value in before:
+        with random_state.preserved():
+            random_state.seed(1)
+            found = rest(*(to_tensor(image).clone() for image in value.images()))
+            random_state.seed(1)
+            _seed_as_rest(steps)
+            expected = run(steps, value.copied()).images()
+        if any(difference(one, other) > 0 for one, other in zip(found, expected, strict=True)):
+            raise SplitError(
+                f"found that {rest} makes something else of stored images ({listed(rest.kinds)}) than of the dataset's "
+                "own; expected the same: move these steps before the first random one, or out of the pipeline"
+            )
+    return PerSample(rest, one_size=one_size, on=on_of(paths))
+
+
+def _seed_as_rest(steps: Sequence[Any]) -> None:
+    import random
+
+    for step in steps:
+        seed_step(step, random.getrandbits(31))
+
+
+def _through(steps: Sequence[Any], until: Any, value: Value) -> Value:
+    with random_state.preserved():
+        return run(list(steps)[: list(steps).index(until)], value.copied())
+
+
+def _require_choice(probed: Probed, at: int, random_at: int, keep: Any) -> None:
+    """Raise SplitError if images of several sizes would be stored whole, and `keep` does not say so."""
+    if keep is not None:
+        return
+    sizes = [tuple(as_field(value.images()[0]).shape[-2:]) for value in probed.inputs[at]]
+    resizing = next((step for step in probed.steps[random_at:] if _RESIZES.search(name_of(step))), None)
+    if resizing is None or len({*sizes}) < 2:
+        return
+    first = name_of(probed.steps[random_at])
+    cause = name_of(resizing) if resizing is probed.steps[random_at] else f"{name_of(resizing)} after {first}"
+    raw = sum(to_tensor(value.images()[0]).numel() for value in probed.inputs[at]) / len(sizes) / 1e3
+    short = sum(min(size) for size in sizes) / len(sizes)
+    small = raw * min(1.0, (256 / short) ** 2)
+    raise SplitError(
+        f"found {cause}, which is random or comes after a random step, so images of several sizes are stored whole. "
+        f"Expected a choice: keep='full' (about {raw:,.0f} KB an image), keep=256 (short side, {small:,.0f} KB, "
+        f"{min(1.0, 256 / short):.2f} of the resolution), or keep='encoded' (the files' bytes, decoded in every epoch)"
+    )
+
+
+def _shown(steps: Sequence[Any]) -> str:
+    return ", ".join(map(name_of, steps))
+
+
+def _line(
+    probed: Probed, fixed: Sequence[Any], rest: Sequence[Any], recipe: Sequence[RecipeStep], moved: int
+) -> str:
+    """Return what was cut where."""
+    del moved
+    stored = _shown(fixed) or "the images as they are"
+    batched = [one.name for one in recipe if one.name != PER_SAMPLE]
+    own = [one.shown for one in recipe if one.name == PER_SAMPLE]
+    parts = [f"batched: {', '.join(batched)}"] if batched else []
+    parts += [f"sample by sample, as they are: {', '.join(own)}"] if own else []
+    where = f"before {name_of(rest[0])}" if rest else "nowhere"
+    fields = ", ".join(map(display, probed.paths))
+    return f"split {probed.places[0]} {where}: stored after {stored}; each epoch, on {fields}: {'; '.join(parts)}"
+
+
+__all__ = ["PROBED", "Split", "has_random_step", "split", "torch"]
