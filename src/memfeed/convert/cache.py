@@ -6,18 +6,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import msgspec
 import torch
 
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.repair import repair_store
-from memfeed.errors import StoreError
+from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
+from memfeed.errors import RandomDataError, StoreError
 from memfeed.schema.fields import Kind
 from memfeed.schema.tree import as_types
 from memfeed.store import format
 from memfeed.store.store import Store
 from memfeed.system.files import local_path
+from memfeed.system.progress import write_line
 from memfeed.tables.column import is_a
 
 
@@ -28,6 +31,8 @@ def cache(
     fields: Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
+    split: bool | str = False,
+    keep: int | Literal["full", "encoded"] | None = None,
     metadata: dict[str, Any] | None = None,
     length: int | None = None,
     workers: int | None = None,
@@ -55,6 +60,12 @@ def cache(
         types: tensorclass, dataclass or namedtuple classes, one or several, that samples and batches come back as, as
             for `memfeed.open`. Those in the samples are known. A class that no sample has replaces the outermost
             container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
+        split: True stores what the fixed part of the dataset's pipeline returns (torchvision's Compose as its
+            ``transform`` or ``transforms``, albumentations, lists of functions), and returns the rest, from its first
+            random step, as ``store.transform``, which `Loader` applies. "auto" does so where there is a random step.
+            Another str is the name of the attribute that holds the pipeline. See ``docs/splitting.md``.
+        keep: with ``split``, what to store of images of several sizes that the rest resizes: "full", as decoded; an
+            int, shrunk to that short side in pixels; "encoded", the bytes of their files, decoded in every epoch.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
             existing store, also with ``overwrite``; {} drops it.
         length: take the first so many samples of an iterable, which may be one without an end. Without it an iterable
@@ -77,7 +88,8 @@ def cache(
 
     Raises:
         ValueError: arguments that contradict each other, or have no meaning.
-        RandomDataError: random samples, unless ``allow_random``. StaleStoreError: the existing store differs from the
+        RandomDataError: random samples, unless ``allow_random``. SplitError: a pipeline that cannot be cut, or that
+        needs ``keep``. StaleStoreError: the existing store differs from the
         dataset, or has other ``metadata``. CopyError: the data is memory-mapped already. SchemaError: a sample that no
         column can hold, or that differs from the others (sample index, field). SampleError: the dataset raised; the
         cause is its exception. BuildError: a worker died. SpaceError: the disk has too little free space. StoreError:
@@ -103,27 +115,38 @@ def cache(
         )
     if repair and (path is None or overwrite or not check):
         raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
+    if keep is not None and not split:
+        raise ValueError(
+            f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
+        )
+    check_keep(keep)
     checked = None if metadata is None else check_metadata(metadata)
     options = ConvertOptions(
         fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite,
         progress, length,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
-        return _cache(dataset, path, options, copy_existing, repair)
+        return _cache(dataset, path, options, copy_existing, repair, split, keep)
     folder = None if path is None else local_path(path)
     if folder is not None and (folder / format.MANIFEST).exists():
         raise StoreError(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
     stores = {
-        name: _cache(split, None if folder is None else folder / name, options, copy_existing, repair)
+        name: _cache(split, None if folder is None else folder / name, options, copy_existing, repair, split, keep)
         for name, split in dataset.items()
     }
     return cast("Store", stores)  # a checker of types cannot know which of both
 
 
 def _cache(
-    dataset: Any, path: str | os.PathLike[str] | None, options: ConvertOptions, copy_existing: bool, repair: bool
+    dataset: Any,
+    path: str | os.PathLike[str] | None,
+    options: ConvertOptions,
+    copy_existing: bool,
+    repair: bool,
+    split: bool | str,
+    keep: Any,
 ) -> Store:
     """Return the store of one dataset; see `cache`."""
     owner = None
@@ -133,7 +156,16 @@ def _cache(
     target = format.resolve(path, to_write=options.overwrite or repair or not os.path.exists(path))
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
+    cut = split_input(given, target, split, keep)
+    if cut is not None:
+        given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe)
+        if options.progress:
+            write_line(f"memfeed: {cut.line}")
     refuse_mapped_columns(given, target, copy_existing)
     require_length(given, options.length)
-    repaired = repair_store(target, given, options) if repair else None
-    return open_or_convert(target, given, options, owner) if repaired is None else repaired
+    try:
+        repaired = repair_store(target, given, options) if repair else None
+        store = open_or_convert(target, given, options, owner) if repaired is None else repaired
+    except RandomDataError as error:
+        raise error if cut is None else still_random(error, cut) from None
+    return store if cut is None else with_rest(store, cut)

@@ -162,7 +162,7 @@ class Conversion:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
-        self.kept = kept_of(given, metadata)
+        self.kept = kept_of(given, metadata, options.recipe)
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
         elif options.worker_count is not None:

@@ -16,6 +16,7 @@ from memfeed.convert.mapped import mapped_file
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError
 from memfeed.schema.fields import Kind
+from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
 from memfeed.store.store import Store
 
@@ -42,6 +43,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     overwrite: bool
     progress: bool
     length: int | None = None
+    recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
 
 
 def classify_input(dataset: Any) -> Input:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import TypeIs
 
-from memfeed.errors import TransformError
+from memfeed.errors import LoaderError, TransformError, brief
 from memfeed.schema.fields import Schema, display
 from memfeed.system.buffers import Allocator
 
 if TYPE_CHECKING:
+    from memfeed.store.store import Store
     from memfeed.transforms import Transform
-    from memfeed.transforms.batch_fields import Windows
+    from memfeed.transforms.batch_fields import On, Windows
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
 Bound = Callable[[Any, Any], Any]
@@ -33,7 +34,7 @@ def bind(
     allocator: Allocator | None = None,
     windows: Windows = (),
 ) -> Bound | None:
-    """Return one function of (batch, keys) for a user's ``transform``; None for None.
+    """Return one function of (batch, keys) for a user's ``transform``; None for None, and for {}.
 
     A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, memory from
     ``allocator``, and the paths of the fields that are ``windows``. Any other callable gets the batch. ``{field:
@@ -41,7 +42,7 @@ def bind(
     images of several sizes are passed one by one. Raise TransformError for anything else, and FieldError for a field
     that ``schema`` does not have.
     """
-    if transform is None:
+    if transform is None or transform == {}:
         return None
     ragged = None if schema is None else schema.list_paths()
     if is_keyed(transform):
@@ -75,6 +76,31 @@ def bind(
         f"found {type(transform).__name__} as transform=; expected a memfeed.transforms transform, a callable that "
         "takes a batch, or {field: callable}"
     )
+
+
+def transform_of(given: UserTransform, store: Store) -> UserTransform:
+    """Return the transform of a loader: the one given, else the store's own.
+
+    A view without any of the fields of the store's own has none. LoaderError for a view with some of them.
+    """
+    transform = store.transform if given is None else None
+    if transform is None:
+        return given
+    paths = [field.path for field in store.schema]
+    named = [one for step in transform._steps() for one in _listed(step.on)]
+    kept = [any(path[: len(name)] == name for path in paths) for name in named]
+    if not any(kept):
+        return None
+    if not all(kept):
+        raise LoaderError(
+            f"found a view without the field {brief(named[kept.index(False)])}, which the store's own transform "
+            "changes; expected all of its fields, or a transform of yours: Loader(view, transform=...), {} for none"
+        )
+    return transform
+
+
+def _listed(on: On) -> list[Any]:
+    return on if isinstance(on, list) else [on]
 
 
 def _require_corners(transform: Transform, schema: Schema) -> None:

@@ -31,7 +31,7 @@ class Collate:
     it as well.
 
     Args:
-        transform: as for ``Loader``.
+        transform: as for ``Loader``: None is the store's own.
         device: as for ``Loader``; a CUDA device only with ``num_workers=0``.
         seed: of keyed transforms.
         pad: as for ``Loader``.
@@ -62,7 +62,8 @@ class Collate:
                 "itself (or a Subset of it) to DataLoader, with automatic batching"
             )
         if samples.schema is not self._schema:
-            self._bound = bind(self.transform, samples.schema, windows=samples.windows)
+            transform = samples.transform() if self.transform is None else self.transform
+            self._bound = bind(transform, samples.schema, windows=samples.windows)
             self._schema = samples.schema
             self._padded = padded_fields(self.pad, samples.schema)
         batch, device = pad_batch(samples.batch, self._padded), check_device(self.device)

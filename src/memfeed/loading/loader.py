@@ -15,7 +15,7 @@ from typing_extensions import TypeVar
 from memfeed.errors import LoaderError
 from memfeed.loading import position, state
 from memfeed.loading.batch_order import LengthBatchSampler, batch_order
-from memfeed.loading.bind import UserTransform, bind
+from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import Collate, LoaderCollate
 from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
@@ -120,7 +120,8 @@ class Loader(DataLoader[T_co]):
             rows as the stores together. Without weights it has each row once.
         block_rows: rows of a block with ``shuffle="blocks"``; None takes as many as make 1 MiB, at most 1,024.
         device: the device to which batches go before the transform; None leaves them in CPU memory.
-        transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``.
+        transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``. None:
+            the store's own, see `Store.transform`; {} for none at all.
         placement: where columns are kept: "device" (the memory of the device, which picks the rows itself), "pinned"
             (page-locked memory of the CPU, read by the device over the bus) or "mapped" (the files of the store, or the
             columns in memory as they are); or {field: one of these}. "auto" leaves half of the device's memory to the
@@ -229,7 +230,8 @@ class Loader(DataLoader[T_co]):
         stores = as_stores(dataset)
         self.store = join(stores)
         check_names(self.store.schema.structure, pad_last=pad_last, return_rows=return_rows)
-        bind(transform, self.store.schema)  # raises for what is no transform
+        used_transform = transform_of(transform, self.store)
+        bind(used_transform, self.store.schema)  # raises for what is no transform
         # a trainer that makes a loader anew hands on the collate_fn of ours: then it is the same loader, and clock
         rebuilt = collate_fn if isinstance(collate_fn, LoaderCollate) else None
         clock = EpochClock(None if seed is None else as_int("seed", seed), generator)
@@ -246,7 +248,7 @@ class Loader(DataLoader[T_co]):
             batch_sampler=batch_sampler,
             has_repeats=rows.counts is not None,
             device=check_device(device),
-            transform=transform,
+            transform=used_transform,
             placement_requests=placement_requests(placement, self.store.schema, check_device(device)),
             prefetch=as_int("prefetch", prefetch, 0),
             collate_fn=_user_collate(collate_fn),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
 from memfeed.store.windows import join_windows, offsets_of
 
+if TYPE_CHECKING:
+    from memfeed.transforms import Transform
+
 
 def as_stores(source: Any) -> list[Store]:
     """Return the stores that make up a loader's source. Raises LoaderError for anything else."""
@@ -43,6 +46,17 @@ class JoinedStore(Store):
     """Several stores as one, their rows in turn. It pickles as its parts."""
 
     parts: list[Store]
+
+    @property
+    def transform(self) -> Transform | None:
+        """That of the stores. LoaderError if they have different ones."""
+        found = [part.transform for part in self.parts]
+        if any(repr(one) != repr(found[0]) for one in found):
+            raise LoaderError(
+                "found stores with different transforms of their own (cache(split=True)); expected one for a loader: "
+                "pass transform=, for example transform=stores[0].transform, or {} for none"
+            )
+        return found[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return join, (self.parts,)

@@ -13,10 +13,11 @@ import torch
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.fields import dtype_name
+from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.steps import inner_of, is_albumentations, run
 from memfeed.splitting.values import Value, difference, kind_of, to_tensor
 from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Window
-from memfeed.transforms.recipe import RecipeStep, make_transform
+from memfeed.transforms.recipe import make_transform
 
 _IMAGES, _MASKS = "images", "masks"
 _ROWS = 4  # keys whose parameters are compared
@@ -151,7 +152,7 @@ def _cut_array(leaf: Any, params: Any) -> Any:
     piece = leaf[(slice(None),) * axes[0] + (rows, columns)]
     flips = [axis for axis, flip in zip(axes, (params.vflip[0], params.hflip[0]), strict=True) if flip]
     if isinstance(leaf, np.ndarray):
-        return np.ascontiguousarray(np.flip(piece, flips)) if flips else piece
+        return np.ascontiguousarray(np.flip(piece, tuple(flips))) if flips else piece
     return piece.flip(flips) if flips else piece
 
 

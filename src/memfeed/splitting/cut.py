@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from memfeed.errors import SchemaError, SplitError, brief, listed
 from memfeed.schema.names import Path, display
+from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
 from memfeed.splitting.counterparts import as_field, counterpart
 from memfeed.splitting.parts import Fixed, Rest, ShortSide
 from memfeed.splitting.places import Place, find_places, with_pipeline
-from memfeed.splitting.probe import Call, record
+from memfeed.splitting.probe import Call, is_called, record, whole_pipeline
 from memfeed.splitting.steps import (
     albumentations_compose,
     inner_of,
@@ -29,9 +28,8 @@ from memfeed.splitting.steps import (
 from memfeed.splitting.values import Value, difference, kind_of, to_tensor
 from memfeed.system import random_state
 from memfeed.transforms import Compose, PerSample, Transform
-from memfeed.transforms.recipe import PER_SAMPLE, RecipeStep, make_transform, on_of
+from memfeed.transforms.recipe import make_transform, on_of
 
-PROBED = 4
 _RESIZES = re.compile(r"Resiz|Scale|SizedCrop|MaxSize|ShortestSize|Zoom")
 
 
@@ -116,21 +114,22 @@ def has_random_step(dataset: Any, indices: Sequence[int]) -> bool:
 def _probed_pipeline(dataset: Any, indices: Sequence[int], name: str | None) -> Probed:
     """Return the one pipeline of a dataset that has random steps, or that is its only one."""
     groups = _groups(find_places(dataset, name))
+    if len(groups) > 1:  # some are not used
+        groups = [places for places in groups if is_called(dataset, places, indices[0])]
     if not groups:
         where = f"attribute {name!r}" if name is not None else "attribute transform or transforms"
         raise SplitError(
             f"found no pipeline in {type(dataset).__name__}, nor in the datasets inside it: no {where} that can be "
             'called; expected one: name the attribute that holds it, split="augment"'
         )
-    probed = [_probe(dataset, places, indices) for places in groups]
-    with_random = [one for one in probed if one.first_random() < len(one.steps)]
-    if len(probed) > 1 and (len(with_random) != 1 or with_random[0] is not probed[0]):
+    inner = [_probe(dataset, places, indices, finds_fields=False) for places in groups[1:]]
+    if any(one.first_random() < len(one.steps) for one in inner):
         found = listed([f"{places[0]} ({_shown(steps_of(places[0].pipeline))})" for places in groups], 150)
         raise SplitError(
             f"found {len(groups)} pipelines, {found}; expected one, or random steps only in the outermost: what an "
             "outer one does comes after them. Put all steps into one pipeline, or name it: split='NAME'"
         )
-    return probed[0] if len(probed) == 1 else with_random[0]
+    return _probe(dataset, groups[0], indices)
 
 
 def _groups(places: list[Place]) -> list[list[Place]]:
@@ -147,11 +146,9 @@ def _groups(places: list[Place]) -> list[list[Place]]:
     return groups
 
 
-def _probe(dataset: Any, places: list[Place], indices: Sequence[int]) -> Probed:
-    pipeline = places[0].pipeline
-    steps = steps_of(pipeline)
-    whole = Fixed(pipeline) if isinstance(pipeline, list | tuple) else pipeline
-    calls = record(dataset, places, whole, indices)
+def _probe(dataset: Any, places: list[Place], indices: Sequence[int], *, finds_fields: bool = True) -> Probed:
+    steps = steps_of(places[0].pipeline)
+    calls = record(dataset, places, whole_pipeline(places[0]), indices, finds_fields=finds_fields)
     inputs = [[call.given for call in calls]]
     with random_state.preserved():
         random_state.seed(0)
@@ -179,9 +176,7 @@ def _image_bytes(values: Sequence[Value]) -> int:
     return to_tensor(values[0].images()[0]).element_size()
 
 
-def _split_at(
-    dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any
-) -> Split:
+def _split_at(dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any) -> Split:
     fixed, rest = probed.steps[:at], probed.steps[at:]
     inputs = probed.inputs[at:]
     _require_choice(probed, at, random_at, keep)
@@ -196,7 +191,7 @@ def _split_at(
         calls = record(cut, probed.places, Fixed(fixed), indices)
     except SplitError:
         raise
-    except Exception as error:
+    except Exception as error:  # of any kind: the dataset got another type than before
         raise SplitError(
             f"found that the dataset raised {type(error).__name__} ({brief(str(error), 80)}) when its pipeline "
             f"{probed.places[0]} ended before {name_of(rest[0])}; expected it to return what its pipeline returns: "
@@ -204,10 +199,12 @@ def _split_at(
         ) from error
     paths = calls[0].paths
     if paths != probed.paths:
-        raise SplitError(f"found images in {paths} after the cut and in {probed.paths} before; expected the same fields")
+        raise SplitError(
+            f"found images in {paths} after the cut and in {probed.paths} before; expected the same fields"
+        )
     recipe, transforms = _rest(rest, inputs, paths)
     transform = Compose(transforms) if transforms else None
-    return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe, random_at - at))
+    return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe))
 
 
 def _in_place(fixed: Fixed, probed: Probed) -> Any:
@@ -253,8 +250,8 @@ def _per_sample(
         if not is_keyed(step, before[0] if step is steps[0] else _through(steps, step, before[0])):
             raise SplitError(
                 f"found that {name_of(step)} gives other results under the same seed; expected it to draw from a "
-                "global generator (of torch, NumPy or random): a generator or a counter of its own cannot be seeded for "
-                "each sample"
+                "global generator (of torch, NumPy or random): a generator or a counter of its own cannot be seeded "
+                "for each sample"
             )
     sizes = {tuple(as_field(image).shape) for value in after for image in value.images()[:1]}
     one_size = len(sizes) == 1
@@ -313,11 +310,8 @@ def _shown(steps: Sequence[Any]) -> str:
     return ", ".join(map(name_of, steps))
 
 
-def _line(
-    probed: Probed, fixed: Sequence[Any], rest: Sequence[Any], recipe: Sequence[RecipeStep], moved: int
-) -> str:
+def _line(probed: Probed, fixed: Sequence[Any], rest: Sequence[Any], recipe: Sequence[RecipeStep]) -> str:
     """Return what was cut where."""
-    del moved
     stored = _shown(fixed) or "the images as they are"
     batched = [one.name for one in recipe if one.name != PER_SAMPLE]
     own = [one.shown for one in recipe if one.name == PER_SAMPLE]
@@ -326,6 +320,3 @@ def _line(
     where = f"before {name_of(rest[0])}" if rest else "nowhere"
     fields = ", ".join(map(display, probed.paths))
     return f"split {probed.places[0]} {where}: stored after {stored}; each epoch, on {fields}: {'; '.join(parts)}"
-
-
-__all__ = ["PROBED", "Split", "has_random_step", "split", "torch"]

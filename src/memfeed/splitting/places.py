@@ -65,24 +65,21 @@ def with_pipeline(dataset: Any, places: list[Place], pipeline: Any) -> Any:
 
 def with_attribute(dataset: Any, path: tuple[str | int, ...], name: str, value: Any) -> Any:
     """Return a shallow copy of `dataset` in which the owner at `path` has another value of an attribute."""
-    if isinstance(dataset, list | tuple):
-        index = path[0]
-        changed = [with_attribute(one, path[1:], name, value) if i == index else one for i, one in enumerate(dataset)]
-        return type(dataset)(changed)
+    if path and isinstance(path[0], int):  # of the datasets of a ConcatDataset
+        return [with_attribute(one, path[1:], name, value) if i == path[0] else one for i, one in enumerate(dataset)]
     changed = copy.copy(dataset)
+    first = str(path[0]) if path else name
     try:
         if path:
-            inner = getattr(dataset, str(path[0]))
-            setattr(changed, str(path[0]), with_attribute(inner, path[1:], name, value))
-            return changed
-        setattr(changed, name, value)
+            value = with_attribute(getattr(dataset, first), path[1:], name, value)
+        setattr(changed, first, value)
     except AttributeError as error:
         raise SplitError(
-            f"found that {type(dataset).__name__} does not let its {path[0] if path else name} be set ({error}); "
-            "expected a plain attribute: store the fixed part by a dataset of yours, and pass transform= to Loader"
+            f"found that {type(dataset).__name__} does not let its {first} be set ({error}); expected a plain "
+            "attribute: store the fixed part by a dataset of yours, and pass transform= to Loader"
         ) from None
     joint = getattr(dataset, "transforms", None)
-    if name == "transform" and type(joint).__name__ == "StandardTransform":
+    if first == "transform" and type(joint).__name__ == "StandardTransform":
         changed.transforms = copy.copy(joint)
         changed.transforms.transform = value
     return changed

@@ -10,9 +10,12 @@ from memfeed.errors import SplitError, brief
 from memfeed.schema.infer import infer
 from memfeed.schema.names import Path
 from memfeed.schema.tree import Flattener
+from memfeed.splitting.parts import Fixed
 from memfeed.splitting.places import Place, with_pipeline
 from memfeed.splitting.values import Value, difference, is_image, kind_of
 from memfeed.system import random_state
+
+CARRIED = ("Image", "Mask", "Video", "array", "tensor")
 
 
 class Recorder:
@@ -39,14 +42,38 @@ class Call:
     paths: tuple[Path, ...] = field(default=())
 
 
-def record(dataset: Any, places: list[Place], pipeline: Callable[..., Any], indices: Sequence[int]) -> list[Call]:
+def is_called(dataset: Any, places: list[Place], index: int) -> bool:
+    """Return True if reading a sample calls the pipeline at these places."""
+    recorder, recorded = _with_recorder(dataset, places, whole_pipeline(places[0]))
+    with random_state.preserved():
+        recorded[index]
+    return bool(recorder.calls)
+
+
+def whole_pipeline(place: Place) -> Callable[..., Any]:
+    """Return the pipeline as one function; that of a list calls its parts in turn."""
+    return Fixed(place.pipeline) if isinstance(place.pipeline, list | tuple) else place.pipeline
+
+
+def _with_recorder(dataset: Any, places: list[Place], pipeline: Callable[..., Any]) -> tuple[Recorder, Any]:
+    recorder = Recorder(pipeline)
+    is_list = isinstance(places[0].pipeline, list | tuple)
+    return recorder, with_pipeline(dataset, places, [recorder] if is_list else recorder)
+
+
+def record(
+    dataset: Any,
+    places: list[Place],
+    pipeline: Callable[..., Any],
+    indices: Sequence[int],
+    *,
+    finds_fields: bool = True,
+) -> list[Call]:
     """Return the calls of `pipeline`, put at `places`, for some samples. The global generators are restored.
 
     Raises SplitError unless each sample calls it once and returns its images as they are.
     """
-    recorder = Recorder(pipeline)
-    is_list = isinstance(places[0].pipeline, list | tuple)
-    recorded = with_pipeline(dataset, places, [recorder] if is_list else recorder)
+    recorder, recorded = _with_recorder(dataset, places, pipeline)
     calls = []
     with random_state.preserved():
         for index in indices:
@@ -59,9 +86,12 @@ def record(dataset: Any, places: list[Place], pipeline: Callable[..., Any], indi
                     "the fixed part by a dataset of yours"
                 )
             call = recorder.calls[0]
-            calls.append(Call(call.given, call.result, paths_of(sample, call.result, places[0], index)))
+            paths = paths_of(sample, call.result, places[0], index) if finds_fields else ()
+            calls.append(Call(call.given, call.result, paths))
     if any(call.paths != calls[0].paths for call in calls):
-        raise SplitError(f"found images of {places[0]} in other fields of some samples; expected the same fields in all")
+        raise SplitError(
+            f"found images of {places[0]} in other fields of some samples; expected the same fields in all"
+        )
     return calls
 
 
@@ -72,6 +102,12 @@ def paths_of(sample: Any, result: Value, place: Place, index: int) -> tuple[Path
     found: list[Path] = []
     images = result.images()
     for image in images:
+        if kind_of(image) not in CARRIED and not kind_of(image).startswith("PIL "):
+            raise SplitError(
+                f"found {kind_of(image)} in what the pipeline {place} returned; expected images and masks, which a "
+                "split pipeline carries: store the fixed part by a dataset of yours, and pass the random steps as "
+                'Loader(store, transform=memfeed.transforms.Compose([...], on=["image", "boxes"]))'
+            )
         candidates = [path for path, leaf in leaves if leaf is image] or [
             path for path, leaf in leaves if is_image(leaf) and _equal(leaf, image)
         ]

@@ -30,7 +30,7 @@ def steps_of(pipeline: Any) -> list[Any]:
         return [albumentations_compose(pipeline, [step]) for step in pipeline.transforms]
     if isinstance(pipeline, torch.nn.Sequential):
         return steps_of(list(pipeline))
-    inner = getattr(pipeline, "transforms", None)
+    inner: Any = getattr(pipeline, "transforms", None)
     if type(pipeline).__name__ == "Compose" and is_sequence(inner):
         return steps_of(list(inner))
     # an object that holds nothing but a Compose, as the presets of torchvision's references

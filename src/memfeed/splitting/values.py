@@ -92,11 +92,6 @@ def from_tensor(tensor: torch.Tensor, kind: str) -> Any:
         return tensor
     from torchvision import tv_tensors
 
-    if kind not in ("Image", "Mask", "Video"):
-        raise SplitError(
-            f"found {kind} in a pipeline; expected images and masks, which a split pipeline can carry: move the random "
-            'steps to Loader(store, transform=memfeed.transforms.Compose([...], on=["image", "boxes"]))'
-        )
     return getattr(tv_tensors, kind)(tensor)
 
 

@@ -15,8 +15,8 @@ import torch
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DEEPEST, Field
+from memfeed.schema.recipe import RecipeStep, recipe_problem
 from memfeed.store import ragged
-from memfeed.transforms.recipe import RecipeStep, recipe_problem
 
 TARGETS_FILE = "targets.bin"
 LARGEST_METADATA = 1 << 20

@@ -22,8 +22,8 @@ class Backing:
 
     ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
     is a function and its arguments that make this backing in another process; None opens ``path`` there.
-    ``description`` says for people what was made. ``left_out`` says for each entry of a tensordict directory that is
-    not read where it is and why.
+    ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes.
+    ``left_out`` says for each entry of a tensordict directory that is not read where it is and why.
     """
 
     path: Path | None
@@ -37,6 +37,7 @@ class Backing:
     left_out: tuple[str, ...] = ()
     remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = None
     description: str = ""
+    transform: Any = None
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:

@@ -11,12 +11,13 @@ __lazy_modules__ = [  # Python 3.15 imports these at their first use (PEP 810)
 ]
 
 import copy
+import dataclasses
 import hashlib
 import operator
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.errors import FieldError, StoreError
+from memfeed.errors import FieldError, StoreError, listed
 from memfeed.order.orders import permutation
 from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
+from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.stems import decode_key
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.schema.tree import as_types
@@ -56,6 +58,12 @@ from memfeed.system.units import format_bytes, printable
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
+    from memfeed.transforms import Transform
+
+
+def _no_transform() -> None:
+    """Return None: samples without a transform of their store."""
+
 
 class Samples(list[Any]):
     """A list of samples, with the batch that ``Collate`` returns.
@@ -70,6 +78,7 @@ class Samples(list[Any]):
         ids: their numbers in the base store, int64 [k].
         schema: that of the store; a ``Collate`` finds fields by their names in it.
         windows: the paths of the fields that are windows.
+        transform: returns the `Store.transform` of the store, which a ``Collate`` without one of its own applies.
     """
 
     def __init__(
@@ -80,9 +89,11 @@ class Samples(list[Any]):
         ids: Int64Array,
         schema: Schema,
         windows: Collection[tuple[str | int, ...]] = (),
+        transform: Callable[[], Any] = _no_transform,
     ) -> None:
         super().__init__(samples)
         self.batch, self.rows, self.ids, self.schema, self.windows = batch, rows, ids, schema, windows
+        self.transform = transform
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("batch")
@@ -168,6 +179,41 @@ class Store(Dataset[Any]):
         return copy.deepcopy(manifest.metadata) if manifest is not None and manifest.metadata else {}
 
     @property
+    def transform(self) -> Transform | None:
+        """What `cache(split=True)` left out of the dataset's pipeline, as one transform of batches; None if nothing.
+
+        A `Loader` without ``transform=`` applies it; ``store[i]`` is the sample before it. StoreError if steps of it
+        are functions of the dataset's own, which a store cannot hold: `cache(dataset, path, split=True)` has them.
+        """
+        if self._backing.transform is not None:
+            return self._backing.transform  # type: ignore[no-any-return]
+        recipe = self.recipe
+        if not recipe:
+            return None
+        from memfeed.transforms.recipe import make_pipeline  # most trainings need no transforms
+
+        made = make_pipeline(recipe)
+        if made is None:
+            own = listed([step.shown for step in recipe if step.shown], 120)
+            raise StoreError(
+                f"{self.path}: found a store whose pipeline goes on with functions of its dataset ({own}), which a "
+                "store cannot hold; expected them from the dataset: store = memfeed.cache(dataset, path, split=True), "
+                "or another transform: Loader(store, transform=...), with {} for none"
+            )
+        return made
+
+    @property
+    def recipe(self) -> tuple[RecipeStep, ...]:
+        """What the manifest says of `transform`; () without one."""
+        manifest = self._backing.manifest
+        return (manifest.attributes.transform or ()) if manifest is not None and manifest.attributes else ()
+
+    def with_transform(self, transform: Transform | None) -> Store:
+        """Return this store with another `transform`; None gives that of the directory. Nothing is written."""
+        backing = dataclasses.replace(self._backing, transform=transform)
+        return Store(backing, types=self._types, fields=self._fields, rows=self._rows)
+
+    @property
     def classes(self) -> list[Any]:
         """The names of the classes, as the dataset's own ``classes``. AttributeError if it had none."""
         return list(self._attribute("classes"))
@@ -225,13 +271,14 @@ class Store(Dataset[Any]):
         # small: the path and the view; the other process maps the files itself
         rows = None if self._rows is None else self._rows.tobytes()
         if self._backing.remake is not None:
-            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types)
+            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types, self._backing.transform)
         if self._backing.path is None:
             raise TypeError(
                 "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
                 "the store, or make the loader in the process that uses it"
             )
-        return _reopen, (str(self.path), self._backing.digest, tuple(self._fields), rows, self._types)
+        backing = self._backing
+        return _reopen, (str(self.path), backing.digest, tuple(self._fields), rows, self._types, backing.transform)
 
     # --- reading
 
@@ -297,7 +344,8 @@ class Store(Dataset[Any]):
         base_rows = self.base_rows(rows)
         leaves = self._gather(base_rows)
         batch = self.assemble_batch(leaves)
-        return Samples(self.samples_of(leaves), batch, rows, base_rows, self.schema, self.window_paths)
+        transform = partial(getattr, self, "transform")
+        return Samples(self.samples_of(leaves), batch, rows, base_rows, self.schema, self.window_paths, transform)
 
     def samples_of(self, leaves: Sequence[Any]) -> Iterator[Any]:
         """Return the samples of a batch, given its leaves, one per field; they share the memory of the leaves."""
@@ -446,6 +494,7 @@ class Store(Dataset[Any]):
                 f"({self._backing.description}); expected one call, with the offsets of all fields"
             )
         backing = window_backing(self, offsets, within, complete)
+        backing.transform = self._backing.transform
         view = Store(backing, types=self._types, rows=self._rows)
         return Store(backing, types=self._types, rows=complete_rows(view.columns)) if complete else view
 
@@ -571,13 +620,21 @@ def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: ty
     return store if fields is None else store.select(fields)
 
 
-def _reopen(path: str, digest: str, fields: tuple[int, ...], rows: bytes | None, types: tuple[type, ...]) -> Store:
+def _reopen(
+    path: str,
+    digest: str,
+    fields: tuple[int, ...],
+    rows: bytes | None,
+    types: tuple[type, ...],
+    transform: Transform | None = None,
+) -> Store:
     backing = open_backing(Path(path))
     if backing.digest != digest:
         raise StoreError(
             f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
             f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
         )
+    backing.transform = transform
     return Store(backing, types=types, fields=fields, rows=_row_ids(rows))
 
 
@@ -586,9 +643,12 @@ def _remade(
     fields: tuple[int, ...],
     rows: bytes | None,
     types: tuple[type, ...],
+    transform: Transform | None = None,
 ) -> Store:
     make, arguments = remake
-    return Store(make(*arguments), types=types, fields=fields, rows=_row_ids(rows))
+    backing = make(*arguments)
+    backing.transform = transform
+    return Store(backing, types=types, fields=fields, rows=_row_ids(rows))
 
 
 def _row_ids(rows: bytes | None) -> Int64Array | None:

@@ -4,6 +4,7 @@ The names are those of torchvision. Neighbours in a Compose are fused: as few pa
 """
 
 from memfeed.transforms.compose import Compose
+from memfeed.transforms.decode import Decode
 from memfeed.transforms.mix import CutMix, MixUp
 from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
 from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
@@ -29,6 +30,7 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "CutMix",
+    "Decode",
     "Erased",
     "Geometry",
     "Gray",

@@ -1,20 +1,15 @@
-"""Transforms as JSON: what a store keeps of a pipeline, and how the transforms are made again.
-
-A recipe names classes of this package only, and their arguments. Nothing else can be made from it.
-"""
+"""Make transforms of their description in a store; see `memfeed.schema.recipe`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from memfeed.errors import TransformError, brief
 from memfeed.schema.fields import DTYPES
-from memfeed.schema.names import Path
-from memfeed.transforms.batch_fields import Names
+from memfeed.schema.names import Names, Path
+from memfeed.schema.recipe import NAMES, PER_SAMPLE, RecipeStep
 from memfeed.transforms.compose import Compose
+from memfeed.transforms.decode import Decode
 from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
 from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.erase import RandomErasing
@@ -23,36 +18,14 @@ from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
 from memfeed.transforms.transform import Transform
 
-PER_SAMPLE = "PerSample"
-"""The name of a step that holds a user's functions, which a store cannot keep; its ``shown`` says what they are."""
-
 _CLASSES: dict[str, type[Transform]] = {
     cls.__name__: cls
     for cls in (
-        CenterCrop, ColorJitter, Normalize, RandomAffine, RandomCrop, RandomErasing, RandomGrayscale,
+        CenterCrop, ColorJitter, Decode, Normalize, RandomAffine, RandomCrop, RandomErasing, RandomGrayscale,
         RandomHorizontalFlip, RandomResizedCrop, RandomRotation, RandomVerticalFlip, Resize, ToDtype,
     )
 }  # fmt: skip
-
-
-class RecipeStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One transform: the name of its class, its arguments as JSON, and the paths of its fields, the images first.
-
-    ``shown`` describes functions of the user's, for people.
-    """
-
-    name: str
-    arguments: dict[str, Any] = {}
-    on: tuple[tuple[str | int, ...], ...] = ()
-    shown: str = ""
-
-
-def recipe_problem(steps: Sequence[RecipeStep]) -> str:
-    """Return a phrase that says what is wrong with a recipe, or an empty string."""
-    for step in steps:
-        if step.name not in _CLASSES and step.name != PER_SAMPLE:
-            return f"a transform {step.name!r:.60}, which memfeed does not have"
-    return ""
+assert _CLASSES.keys() == NAMES
 
 
 def make_transform(step: RecipeStep) -> Transform:
@@ -63,7 +36,9 @@ def make_transform(step: RecipeStep) -> Transform:
     try:
         return _CLASSES[step.name](**arguments, on=on_of(step.on))
     except (TypeError, ValueError, AttributeError) as error:
-        raise TransformError(f"found the arguments {brief(step.arguments)} of {step.name} in a store: {error}") from None
+        raise TransformError(
+            f"found the arguments {brief(step.arguments)} of {step.name} in a store: {error}"
+        ) from None
 
 
 def make_pipeline(steps: Sequence[RecipeStep]) -> Transform | None:

@@ -1,0 +1,374 @@
+"""Which pipelines are found and cut, what is stored, and what a store remembers of the rest."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from recipes import Photos, Scenes, cifar, picture, reference_eval, reference_train
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+import memfeed
+from memfeed import transforms as T
+from memfeed.errors import LoaderError, RandomDataError, SplitError, StaleStoreError
+
+CROP = [v1.RandomCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
+
+
+def converted(dataset, path, **options):
+    return memfeed.cache(dataset, path, **{"split": True, "workers": 0, "progress": False, **options})
+
+
+def photos(*steps, **options):
+    return Photos(v1.Compose([*steps]), **options)
+
+
+def names(store):
+    return [type(one).__name__ for one in store.transform.transforms]
+
+
+class Wrapper(torch.utils.data.Dataset):
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        image, label = self.inner[index]
+        return {"picture": image, "label": label}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda d: Subset(d, range(40, 80)),
+        lambda d: Subset(Subset(d, range(100)), range(30)),
+        lambda d: ConcatDataset([d, Subset(d, [3])]),
+        Wrapper,
+    ],
+)
+def test_a_pipeline_inside_other_datasets_is_found(wrap, tmp_path):
+    inner = photos(*CROP)
+    dataset = wrap(inner)
+    store = converted(dataset, tmp_path / "s.mf")
+    assert len(store) == len(dataset)
+    assert names(store) == ["RandomCrop", "RandomHorizontalFlip", "ToDtype"]
+    assert inner.transform.transforms == CROP  # the user's dataset is as it was
+    assert store.schema.fields[0].row_shape == (3, 64, 64)
+    batch = next(iter(memfeed.Loader(store, 4)))
+    assert (batch["picture"] if isinstance(batch, dict) else batch[0]).shape == (4, 3, 32, 32)
+
+
+def test_image_folders_of_torchvision(tmp_path):
+    from PIL import Image
+
+    for label in "ab":
+        (tmp_path / "tree" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(picture()).save(tmp_path / "tree" / label / f"{i}.png")
+    dataset = ImageFolder(str(tmp_path / "tree"), v1.Compose(CROP))
+    store = converted(dataset, tmp_path / "s.mf")
+    assert (store.classes, store.targets) == (["a", "b"], [0, 0, 0, 1, 1, 1])
+    assert torch.equal(store[0][0], torch.from_numpy(picture()).permute(2, 0, 1))
+    assert dataset.transforms.transform.transforms == CROP
+
+
+class Listed(Photos):
+    def __getitem__(self, index):
+        image, label = torch.from_numpy(picture()).permute(2, 0, 1), index
+        for step in self.transform:
+            image = step(image)
+        return image, label
+
+
+class Augmented(Photos):
+    def __init__(self, augment):
+        super().__init__()
+        self.augment = augment
+
+    def __getitem__(self, index):
+        return self.augment(torch.from_numpy(picture()).permute(2, 0, 1)), index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "split"),
+    [
+        (Listed([v2.CenterCrop(48), v2.RandomCrop(32)]), True),
+        (Augmented(v2.Compose([v2.CenterCrop(48), v2.RandomCrop(32)])), "augment"),
+        (Augmented(torch.nn.Sequential(v2.CenterCrop(48), v2.RandomCrop(32))), "augment"),
+        (Augmented(v2.Compose([v2.Compose([v2.CenterCrop(48)]), v2.RandomCrop(32)])), "augment"),
+    ],
+)
+def test_lists_sequentials_and_named_attributes(dataset, split, tmp_path):
+    store = converted(dataset, tmp_path / "s.mf", split=split)
+    assert store.schema.fields[0].row_shape == (3, 48, 48)
+    assert names(store) == ["RandomCrop"]
+
+
+class Randomizable:
+    """As MONAI's transforms: a generator of its own, which set_random_state seeds."""
+
+    def set_random_state(self, seed):
+        self.R = np.random.RandomState(seed)
+
+
+class RandShift(Randomizable):
+    def __init__(self):
+        self.set_random_state(0)
+
+    def __call__(self, sample):
+        return {**sample, "image": sample["image"] + float(self.R.uniform(0, 100))}
+
+
+class Scaled:
+    def __call__(self, sample):
+        return {**sample, "image": sample["image"] / 2}
+
+
+class Volumes(Photos):
+    def __getitem__(self, index):
+        return self.transform({"image": torch.full((1, 4, 4, 4), float(index)), "name": f"volume {index}"})
+
+
+class MonaiCompose:
+    def __init__(self, transforms):
+        self.transforms = tuple(transforms)
+
+    def __call__(self, sample):
+        for step in self.transforms:
+            sample = step(sample)
+        return sample
+
+
+MonaiCompose.__name__ = "Compose"
+
+
+def test_steps_with_a_generator_of_their_own_are_seeded_by_the_key(tmp_path):
+    store = converted(Volumes(MonaiCompose([Scaled(), RandShift()])), tmp_path / "s.mf")
+    assert torch.equal(store[6]["image"], torch.full((1, 4, 4, 4), 3.0))
+
+    def shifts(epoch):
+        loader = memfeed.Loader(store, 50, seed=0)
+        loader.set_epoch(epoch)
+        return next(iter(loader))["image"][:, 0, 0, 0, 0] - torch.arange(50) / 2
+
+    first = shifts(0)
+    assert torch.equal(first, shifts(0))
+    assert not torch.equal(first, shifts(1))
+    assert first.min() < 20
+    assert first.max() > 80
+
+
+def test_the_same_transform_comes_from_the_directory_and_from_a_second_call(tmp_path):
+    store = converted(cifar(False), tmp_path / "s.mf")
+    opened = memfeed.open(tmp_path / "s.mf")
+    again = converted(cifar(False), tmp_path / "s.mf")
+    assert repr(opened.transform) == repr(store.transform) == repr(again.transform)
+    assert opened == store == again
+    batches = [next(iter(memfeed.Loader(one, 32, seed=3)))[0] for one in (store, opened, again)]
+    assert torch.equal(batches[0], batches[1])
+    assert torch.equal(batches[0], batches[2])
+    assert store.manifest.version == 3
+
+
+def test_a_second_call_takes_the_random_part_of_the_dataset_as_it_is_now(tmp_path, capsys):
+    converted(photos(v1.RandomCrop(32), v1.ToTensor()), tmp_path / "s.mf")
+    store = converted(photos(v1.RandomCrop(24), v1.ToTensor()), tmp_path / "s.mf")
+    assert next(iter(memfeed.Loader(store, 2)))[0].shape[-1] == 24
+    assert next(iter(memfeed.Loader(memfeed.open(tmp_path / "s.mf"), 2)))[0].shape[-1] == 32
+    assert "overwrite=True" in capsys.readouterr().err
+    with pytest.raises(StaleStoreError, match="split=True"):
+        converted(photos(v1.RandomCrop(24), v1.ToTensor()), tmp_path / "s.mf", split=False)
+    with pytest.raises(StaleStoreError):  # another fixed part
+        converted(photos(v1.Pad(1), v1.RandomCrop(24), v1.ToTensor()), tmp_path / "s.mf")
+
+
+def test_views_and_pickles_keep_the_transform(tmp_path):
+    jitter = v1.Lambda(add_noise)
+    store = converted(photos(v1.RandomCrop(32), v1.ToTensor(), jitter), tmp_path / "s.mf")
+    assert names(store) == ["RandomCrop", "ToDtype", "PerSample"]
+    for view in (store.subset(range(9)), store.split([0.5, 0.5])[1], pickle.loads(pickle.dumps(store))):
+        assert repr(view.transform) == repr(store.transform)
+        assert next(iter(memfeed.Loader(view, 4)))[0].shape == (4, 3, 32, 32)
+    labels = store.select([1])
+    assert next(iter(memfeed.Loader(labels, 4)))[1].tolist() == [0, 1, 2, 3]
+    assert memfeed.Loader(store, 4, transform={}).dataset[0][0].shape == (3, 64, 64)
+    assert next(iter(memfeed.Loader(store, 4, transform={})))[0].shape == (4, 3, 64, 64)
+    other = next(iter(memfeed.Loader(store, 4, transform=T.CenterCrop(8))))[0]
+    assert other.shape == (4, 3, 8, 8)
+
+
+def add_noise(image):
+    return image + torch.rand(())
+
+
+def test_torch_dataloaders_with_collate_and_workers(tmp_path):
+    store = converted(cifar(False), tmp_path / "s.mf")
+    expected = next(iter(memfeed.Loader(store, 8, seed=0)))[0]
+    for workers in (0, 1):
+        batch = next(iter(DataLoader(store, 8, collate_fn=memfeed.Collate(), num_workers=workers)))
+        assert torch.equal(batch[0], expected)
+
+
+def test_workers_and_resume(tmp_path):
+    dataset = photos(v1.RandomCrop(32), v1.ToTensor(), v1.Lambda(add_noise))
+    store = converted(dataset, tmp_path / "s.mf", workers=2)
+    loader = memfeed.Loader(store, 10, shuffle=True, seed=0)
+    batches = []
+    for step, batch in enumerate(loader):
+        batches.append(batch[0])
+        if step == 3:
+            state = loader.state_dict()
+    again = memfeed.Loader(converted(dataset, tmp_path / "s.mf"), 10, shuffle=True, seed=0)
+    again.load_state_dict(state)
+    assert all(torch.equal(a, b[0]) for a, b in zip(batches[4:], again, strict=True))
+
+
+def test_two_stores_need_one_transform(tmp_path):
+    one = converted(photos(v1.RandomCrop(32), v1.ToTensor()), tmp_path / "a.mf")
+    same = converted(photos(v1.RandomCrop(32), v1.ToTensor(), count=20), tmp_path / "b.mf")
+    other = converted(photos(v1.RandomCrop(24), v1.ToTensor()), tmp_path / "c.mf")
+    assert next(iter(memfeed.Loader([one, same], 4)))[0].shape == (4, 3, 32, 32)
+    with pytest.raises(LoaderError, match="different transforms"):
+        memfeed.Loader([one, other], 4)
+    assert next(iter(memfeed.Loader([one, other], 4, transform=one.transform)))[0].shape == (4, 3, 32, 32)
+
+
+def test_auto_splits_only_what_is_random(tmp_path):
+    store = converted(reference_eval(True), tmp_path / "eval.mf", split="auto")
+    assert store.transform is None
+    assert store.schema.fields[0].dtype == "float32"
+    assert converted(cifar(False), tmp_path / "train.mf", split="auto").transform is not None
+    assert converted(cifar(False), tmp_path / "train.mf", split="auto").transform is not None
+    assert converted(list(range(20)), tmp_path / "list.mf", split="auto").transform is None
+
+
+# --- images of several sizes
+
+
+def test_a_random_resize_of_several_sizes_needs_a_choice(tmp_path):
+    def dataset():
+        return photos(
+            v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), sizes=((60, 80), (80, 64)), count=40
+        )
+
+    with pytest.raises(SplitError, match=r"RandomResizedCrop.*keep='full'.*keep=256.*keep='encoded'") as raised:
+        converted(dataset(), tmp_path / "s.mf")
+    assert len(str(raised.value)) < 400
+    assert not (tmp_path / "s.mf").exists()
+    whole = converted(dataset(), tmp_path / "full.mf", keep="full")
+    assert sorted({tuple(whole[i][0].shape) for i in range(4)}) == [(3, 60, 80), (3, 80, 64)]
+    small = converted(dataset(), tmp_path / "small.mf", keep=32)
+    assert sorted({tuple(small[i][0].shape) for i in range(4)}) == [(3, 32, 43), (3, 40, 32)]
+    for store in (whole, small):
+        assert next(iter(memfeed.Loader(store, 8)))[0].shape == (8, 3, 24, 24)
+    with pytest.raises(StaleStoreError):
+        converted(dataset(), tmp_path / "small.mf", keep=40)
+
+
+def test_a_random_step_before_a_resize_is_named(tmp_path):
+    dataset = photos(v1.RandomHorizontalFlip(), v1.Resize((24, 24)), v1.ToTensor(), sizes=((60, 80), (80, 64)))
+    with pytest.raises(SplitError, match="Resize after RandomHorizontalFlip"):
+        converted(dataset, tmp_path / "s.mf")
+
+
+# --- what cannot be split
+
+
+def with_boxes(image, mask):
+    return image, tv_tensors.BoundingBoxes(torch.ones(2, 4), format="XYXY", canvas_size=(64, 64))
+
+
+class Unkeyed:
+    def __init__(self):
+        self.rng = random.Random(0)
+
+    def __call__(self, image):
+        return image + self.rng.random()
+
+
+class Both(Wrapper):
+    def __init__(self, inner, transform):
+        super().__init__(inner)
+        self.transform = transform
+
+    def __getitem__(self, index):
+        image, label = self.inner[index]
+        return self.transform(image), label
+
+
+class Twice(Photos):
+    def __getitem__(self, index):
+        image = torch.from_numpy(picture()).permute(2, 0, 1)
+        return self.transform(image), self.transform(image)
+
+
+class Changed(Photos):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] * 2, index
+
+
+class Drawing(Photos):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, label + random.random()
+
+
+class Counting(Photos):
+    reads = 0
+
+    def __getitem__(self, index):
+        Counting.reads += 1
+        return super().__getitem__(index)[0], Counting.reads
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (Photos(None), {}, "no pipeline"),
+        (photos(*CROP), {"split": "augment"}, "attribute 'augment'"),
+        ([1, 2, 3], {}, "no pipeline"),
+        (torch.rand(4, 3), {}, "map-style dataset"),
+        (Augmented(Unkeyed()), {"split": "augment"}, "generator or a counter of its own"),
+        (Twice(v2.RandomCrop(32)), {}, "2 times"),
+        (Changed(v1.Compose(CROP)), {}, "changes it afterwards"),
+        (Scenes(v2.Compose([with_boxes, v2.RandomHorizontalFlip()])), {}, "BoundingBoxes"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_cut(dataset, options, message, tmp_path):
+    with pytest.raises(SplitError, match=message) as raised:
+        converted(dataset, tmp_path / "s.mf", **options)
+    assert len(str(raised.value)) < 400
+    assert not (tmp_path / "s.mf").exists()
+
+
+@pytest.mark.parametrize(("cls", "cause"), [(Drawing, "itself draws"), (Counting, "state that outlives a read")])
+def test_samples_that_are_random_without_a_random_step(cls, cause, tmp_path):
+    with pytest.raises(RandomDataError, match=f"although the pipeline was cut.*{cause}") as raised:
+        converted(cls(v1.Compose([v1.ToTensor()])), tmp_path / "s.mf")
+    assert len(str(raised.value)) < 400
+
+
+def test_several_pipelines(tmp_path):
+    inner = photos(*CROP)
+    outer = Wrapper(inner)
+    outer.transform = v1.Compose([v1.Pad(1)])
+    assert names(converted(outer, tmp_path / "s.mf"))[0] == "RandomCrop"  # the other one is never called
+    outer = Subset(outer, range(20))
+    outer.dataset = Both(inner, outer.dataset.transform)
+    with pytest.raises(SplitError, match="2 pipelines"):
+        converted(outer, tmp_path / "both.mf")
+
+
+@pytest.mark.parametrize("keep", [0, "whole", True, 2.5])
+def test_a_choice_without_a_meaning(keep, tmp_path):
+    with pytest.raises(ValueError, match="expected"):
+        converted(reference_train(True), tmp_path / "s.mf", keep=keep)
+    with pytest.raises(ValueError, match="split"):
+        memfeed.cache(reference_train(True), tmp_path / "s.mf", keep=256)
