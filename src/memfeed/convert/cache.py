@@ -133,8 +133,8 @@ def cache(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
     stores = {
-        name: _cache(split, None if folder is None else folder / name, options, copy_existing, repair, split, keep)
-        for name, split in dataset.items()
+        name: _cache(part, None if folder is None else folder / name, options, copy_existing, repair, split, keep)
+        for name, part in dataset.items()
     }
     return cast("Store", stores)  # a checker of types cannot know which of both
 

@@ -270,15 +270,15 @@ class Store(Dataset[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the view; the other process maps the files itself
         rows = None if self._rows is None else self._rows.tobytes()
+        attached = () if self._backing.transform is None else (self._backing.transform,)
         if self._backing.remake is not None:
-            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types, self._backing.transform)
+            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types, *attached)
         if self._backing.path is None:
             raise TypeError(
                 "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
                 "the store, or make the loader in the process that uses it"
             )
-        backing = self._backing
-        return _reopen, (str(self.path), backing.digest, tuple(self._fields), rows, self._types, backing.transform)
+        return _reopen, (str(self.path), self._backing.digest, tuple(self._fields), rows, self._types, *attached)
 
     # --- reading
 
