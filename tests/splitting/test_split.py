@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 import memfeed
 from memfeed import transforms as T
 from memfeed.errors import LoaderError, RandomDataError, SplitError, StaleStoreError
+from memfeed.random import Keys
 
 CROP = [v1.RandomCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
@@ -276,6 +277,46 @@ def test_a_random_step_before_a_resize_is_named(tmp_path):
     dataset = photos(v1.RandomHorizontalFlip(), v1.Resize((24, 24)), v1.ToTensor(), sizes=((60, 80), (80, 64)))
     with pytest.raises(SplitError, match="Resize after RandomHorizontalFlip"):
         converted(dataset, tmp_path / "s.mf")
+
+
+def jpegs(folder, *steps):
+    from PIL import Image
+
+    for label in "ab":
+        (folder / label).mkdir(parents=True)
+        for i in range(4):
+            size = (70, 90) if i % 2 else (80, 72)
+            Image.fromarray(picture(*size)).save(folder / label / f"{i}.jpg")
+    return ImageFolder(str(folder), v1.Compose([*steps]))
+
+
+def test_encoded_files_are_decoded_in_every_epoch(tmp_path):
+    steps = [v1.Resize(32), v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()]
+    dataset = jpegs(tmp_path / "tree", *steps)
+    store = converted(dataset, tmp_path / "s.mf", keep="encoded")
+    assert store[5] == ((tmp_path / "tree" / "b" / "1.jpg").read_bytes(), 1)
+    assert names(store) == ["Decode", "Resize", "RandomCrop", "RandomHorizontalFlip", "ToDtype"]
+    opened = memfeed.open(tmp_path / "s.mf")
+    batches = [next(iter(memfeed.Loader(one, 8, seed=0))) for one in (store, opened)]
+    assert torch.equal(batches[0][0], batches[1][0])
+    assert batches[0][0].shape == (8, 3, 24, 24)
+    assert batches[0][1].tolist() == [0] * 4 + [1] * 4
+
+
+def test_encoded_files_give_the_original_without_randomness(tmp_path):
+    dataset = jpegs(tmp_path / "tree", v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor())
+    store = converted(dataset, tmp_path / "s.mf", keep="encoded")
+    images, _ = next(iter(memfeed.Loader(store, 8)))
+    for index, image in enumerate(images):
+        assert (image.int() - dataset[index][0].int()).abs().max() <= 1
+
+
+def test_a_damaged_file_names_its_row(tmp_path):
+    batch = [[b"no image"], torch.zeros(1)]
+    with pytest.raises(memfeed.errors.TransformError, match="row 7"):
+        T.Decode().apply(batch, Keys(0, 0, torch.tensor([7])))
+    with pytest.raises(SplitError, match=r"keep='encoded' for Photos.*ImageFolder"):
+        converted(photos(*CROP), tmp_path / "s.mf", keep="encoded")
 
 
 # --- what cannot be split

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from memfeed.errors import SchemaError, SplitError, brief, listed
+from memfeed.schema.infer import infer
 from memfeed.schema.names import Path, display
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
+from memfeed.schema.tree import Flattener
 from memfeed.splitting.counterparts import as_field, counterpart
-from memfeed.splitting.parts import Fixed, Rest, ShortSide
-from memfeed.splitting.places import Place, find_places, with_pipeline
+from memfeed.splitting.parts import Fixed, Rest, ShortSide, read_file
+from memfeed.splitting.places import Place, find_places, with_attribute, with_pipeline
 from memfeed.splitting.probe import Call, is_called, record, whole_pipeline
 from memfeed.splitting.steps import (
     albumentations_compose,
@@ -28,6 +30,7 @@ from memfeed.splitting.steps import (
 from memfeed.splitting.values import Value, difference, kind_of, to_tensor
 from memfeed.system import random_state
 from memfeed.transforms import Compose, PerSample, Transform
+from memfeed.transforms.decode import decode
 from memfeed.transforms.recipe import make_transform, on_of
 
 _RESIZES = re.compile(r"Resiz|Scale|SizedCrop|MaxSize|ShortestSize|Zoom")
@@ -90,12 +93,14 @@ def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: A
         SplitError: there is no pipeline that can be cut, or a choice is needed.
     """
     probed = _probed_pipeline(dataset, indices, name)
+    if keep == "encoded":
+        return _split_encoded(dataset, probed, indices)
     random_at = probed.first_random()
-    at = 0 if keep == "encoded" else _cut_at(probed, random_at)
+    at = _cut_at(probed, random_at)
     try:
         return _split_at(dataset, probed, at, random_at, indices, keep)
     except SplitError:
-        if at == random_at or keep == "encoded":
+        if at == random_at:
             raise
     return _split_at(dataset, probed, random_at, random_at, indices, keep)  # after the steps that change the dtype
 
@@ -205,6 +210,37 @@ def _split_at(dataset: Any, probed: Probed, at: int, random_at: int, indices: Se
     recipe, transforms = _rest(rest, inputs, paths)
     transform = Compose(transforms) if transforms else None
     return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe))
+
+
+def _split_encoded(dataset: Any, probed: Probed, indices: Sequence[int]) -> Split:
+    """Return the dataset with the bytes of its image files in place of images, and all of its pipeline as a transform.
+
+    It needs a ``loader`` that opens a file, as torchvision's DatasetFolder has one. Raises SplitError without it.
+    """
+    owner, given = probed.places[0].owner, [call.given.images() for call in probed.calls]
+    kinds = {kind_of(image) for images in given for image in images}
+    if not callable(getattr(owner, "loader", None)) or kinds != {"PIL RGB"} or len(given[0]) != 1:
+        raise SplitError(
+            f"found keep='encoded' for {type(owner).__name__}, whose pipeline gets {listed(sorted(kinds))}; expected "
+            "one PIL image in RGB, and a dataset.loader(path) that opens its file, as torchvision's ImageFolder has: "
+            "keep=256 stores smaller images"
+        )
+    cut = with_pipeline(dataset, probed.places, _in_place(Fixed([]), probed))
+    for place in probed.places:
+        cut = with_attribute(cut, place.path, "loader", read_file)
+    for index, images in zip(indices, given, strict=True):
+        sample = cut[index]
+        structure = infer([sample]).structure
+        found = dict(zip(structure.leaves(), Flattener(structure)(sample), strict=True)).get(probed.paths[0])
+        if not isinstance(found, bytes) or difference(decode(found), images[0]) > 0:
+            raise SplitError(
+                f"found that the file of sample {index} decodes to another image than the dataset gives; expected the "
+                "same: the dataset changes it before its pipeline. Choose keep=256 or keep='full'"
+            )
+    first = RecipeStep(name="Decode", on=probed.paths)
+    recipe, transforms = _rest(probed.steps, probed.inputs, probed.paths)
+    transform = Compose([make_transform(first), *transforms])
+    return Split(cut, transform, (first, *recipe), _line(probed, [read_file], probed.steps, [first, *recipe]))
 
 
 def _in_place(fixed: Fixed, probed: Probed) -> Any:

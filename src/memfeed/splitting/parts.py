@@ -27,6 +27,12 @@ class Fixed:
         return f"Fixed({', '.join(map(name_of, self.steps))})"
 
 
+def read_file(path: str) -> bytes:
+    """Return the bytes of a file, in place of the image that a dataset's ``loader`` opens."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
 class ShortSide:
     """Shrink images so that their short side has at most `size` pixels. Masks keep their values."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +38,7 @@ class Decode(Transform):
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Decode one field; see `Operation.change_batch`."""
+        leaves: list[Any]
         accessors, leaves, structure = optree.tree_flatten_with_accessor(
             batch, is_leaf=lambda node: _is_bytes(node) or is_tensor_collection(node),  # type: ignore[arg-type]
             none_is_leaf=True, namespace="memfeed",
@@ -55,10 +55,10 @@ class Decode(Transform):
             )
         device = next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
         files, rows = leaves[found[0]], keys.rows.tolist()
-        images = _threads(os.getpid()).map(decode, files, rows)
-        leaves[found[0]] = RaggedList(image.to(device) for image in images)
-        changed: B = structure.unflatten(leaves)
-        return changed
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(files))) as pool:  # Pillow lets other threads run
+            leaves[found[0]] = RaggedList(image.to(device) for image in pool.map(decode, files, rows))
+        changed: Any = structure.unflatten(leaves)
+        return changed  # type: ignore[no-any-return]
 
 
 def decode(data: bytes, row: int = 0) -> torch.Tensor:
@@ -70,17 +70,11 @@ def decode(data: bytes, row: int = 0) -> torch.Tensor:
             array = np.array(image.convert("RGB"))
     except Exception as error:  # Pillow raises SyntaxError, ValueError and others of its own for bad files
         raise TransformError(
-            f"found no image that can be decoded in row {row} ({type(error).__name__}: {str(error)[:100]}); expected the "
-            "bytes of an image file: memfeed verify says whether the store is damaged"
+            f"found no image that can be decoded in row {row} ({type(error).__name__}: {str(error)[:100]}); expected "
+            "the bytes of an image file: memfeed verify says whether the store is damaged"
         ) from error
     return torch.from_numpy(array).permute(2, 0, 1)
 
 
 def _is_bytes(value: Any) -> bool:
     return type(value) is list and bool(value) and all(isinstance(one, bytes) for one in value)
-
-
-@lru_cache(1)
-def _threads(pid: int) -> ThreadPoolExecutor:
-    """Return the threads that decode; new ones in a forked process."""
-    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
