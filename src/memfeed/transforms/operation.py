@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
-from memfeed.random import Keys
+from memfeed.random import Keys, uniform
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.params.sizes import BySize, Images, ImageShape, Sizes
 from memfeed.transforms.params.values import Affine
@@ -36,6 +36,59 @@ class DrawUniform(Protocol):
 
 DrawFromStream: TypeAlias = Callable[[str, int, "NDArray[np.int64] | None"], NDArray[np.float64]]
 """A `DrawUniform` that takes the name of a stream first."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedDraws:
+    """A `DrawFromStream` whose numbers depend on the keys of the samples alone."""
+
+    keys: Keys
+
+    def __call__(self, stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+        """Return random numbers in [0, 1), float64 [n, draws]; see `DrawUniform`."""
+        return uniform(self.keys if samples is None else self.keys.part(samples), stream, draws)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamDraws:
+    """The `DrawUniform` of one step.
+
+    Args:
+        stream: the name of its stream.
+        draw: draws from any stream.
+        group: the samples that it draws for; None for all.
+        drawn: what groups share: the numbers of all samples, by the number of draws.
+    """
+
+    stream: str
+    draw: DrawFromStream
+    group: NDArray[np.int64] | None = None
+    drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def __call__(self, draws: int, samples: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """See `DrawUniform`."""
+        if self.group is None:
+            return self.draw(self.stream, draws, samples)
+        if samples is not None:
+            return self.draw(self.stream, draws, self.group[samples])
+        if draws not in self.drawn:
+            self.drawn[draws] = self.draw(self.stream, draws, None)
+        return self.drawn[draws][self.group]
+
+    def in_first_epoch(self, draws: int) -> tuple[NDArray[np.float64], int]:
+        """Return the numbers that the samples got in epoch 0, float64 [n, draws], and the epoch of this batch.
+
+        Raises:
+            TransformError: the numbers come from torch's global generator, which knows no rows and no epochs.
+        """
+        if not isinstance(self.draw, KeyedDraws):
+            raise TransformError(
+                "alternate=True was called without keys; expected the rows and the epoch: "
+                "apply(batch, Keys(seed, epoch, rows)), or pass the transform itself to the Loader"
+            )
+        keys = self.draw.keys
+        first = KeyedDraws(Keys(keys.seed, 0, keys.rows))  # occurrence 0: orders of ours visit each row once
+        return first(self.stream, draws, self.group), keys.epoch
 
 
 class Operation(torch.nn.Module):
@@ -104,26 +157,14 @@ class Step:
         try:
             if isinstance(shape, Sizes):
                 return self._make_by_size(shape, dtype, uniform)
-            return self.operation.make_params(
-                shape, dtype, lambda draws, samples=None: uniform(self.stream, draws, samples)
-            )
+            return self.operation.make_params(shape, dtype, StreamDraws(self.stream, uniform))
         except TransformError as error:
             raise TransformError(f"{self.operation}: {error}") from None
 
     def _make_by_size(self, sizes: Sizes, dtype: torch.dtype, uniform: DrawFromStream) -> BySize | Affine:
-        drawn: dict[int, NDArray[np.float64]] = {}  # for all images, by the number of draws
-
-        def draw(group: NDArray[np.int64], draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
-            if samples is not None:
-                return uniform(self.stream, draws, group[samples])
-            if draws not in drawn:
-                drawn[draws] = uniform(self.stream, draws, None)
-            return drawn[draws][group]
-
+        drawn: dict[int, NDArray[np.float64]] = {}
         parts = [
-            self.operation.make_params(
-                shape, dtype, lambda draws, samples=None, group=group: draw(group, draws, samples)
-            )
+            self.operation.make_params(shape, dtype, StreamDraws(self.stream, uniform, group, drawn))
             for shape, group in zip(sizes.shapes, sizes.samples, strict=True)
         ]
         if all(isinstance(part, Affine) for part in parts):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError, brief
-from memfeed.random import Keys, uniform
+from memfeed.random import Keys
 from memfeed.schema.names import Path
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.system.buffers import Allocator
@@ -34,7 +34,7 @@ from memfeed.transforms.batch_fields import (
 )
 from memfeed.transforms.followers import follow
 from memfeed.transforms.layouts import check_operations, in_format, open_field, owned
-from memfeed.transforms.operation import DrawFromStream, Operation, Step
+from memfeed.transforms.operation import DrawFromStream, KeyedDraws, Operation, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import Images, ImageShape
 from memfeed.transforms.params.values import Affine
@@ -211,7 +211,7 @@ class Transform(Operation):
             size = torch.Size((len(rows), *(shape or seen[0])))  # type: ignore[index]
             kind = dtype or (seen[1] if seen else torch.uint8)
             for step in steps:
-                params = found[step.stream] = step.make_params(size, kind, _keyed(keys))
+                params = found[step.stream] = step.make_params(size, kind, KeyedDraws(keys))
                 if isinstance(params, Imagewise):
                     size, kind = params.output_shape(size), params.output_dtype(kind)
                 kind = params.dtype if isinstance(params, Affine) else kind
@@ -290,7 +290,7 @@ class Transform(Operation):
             if whole is not field.tensor:  # all steps of a sample have its key
                 of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
-                changed, geometries = run(steps_here, images, _keyed(of_images))
+                changed, geometries = run(steps_here, images, KeyedDraws(of_images))
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
@@ -333,13 +333,6 @@ def _follow(
         f"field {other} follows {field}, at other steps; expected windows of both at the same offsets: "
         f"store.windows({{{field.names[-1]!r}: offsets, {other.names[-1]!r}: offsets}}, within=...)"
     )
-
-
-def _keyed(keys: Keys) -> DrawFromStream:
-    def draw(stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
-        return uniform(keys if samples is None else keys.part(samples), stream, draws)
-
-    return draw
 
 
 def _draw_globally(n: int, stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
-from memfeed.transforms.operation import DrawUniform
+from memfeed.transforms.operation import DrawUniform, StreamDraws
 from memfeed.transforms.params.geometry import Fill
 from memfeed.transforms.params.volume import VolumeWindow
 from memfeed.transforms.params.window import Window
@@ -129,13 +129,32 @@ class RandomHorizontalFlip(_RandomFlip):
 
     Args:
         p: from 0 (never) to 1 (always).
+        alternate: draw for epoch 0 only, and then mirror each image in every other epoch. So two epochs show each image
+            once as it is and once mirrored, where independent draws show the same one twice half of the time (Keller
+            Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024, https://arxiv.org/abs/2404.00498). It needs
+            the row and the epoch, so it works in a loader and with `apply`. A row that a sampler repeats within an
+            epoch is mirrored each time, or not at all.
         on: the field, see `Transform`.
 
     Raises:
-        TransformError: p is not a probability.
+        TransformError: p is not a probability; later, `alternate=True` and a call with a tensor alone.
     """
 
+    _shown = ("p", "alternate")
     _axis = -1
+
+    def __init__(self, p: float = 0.5, alternate: bool = False, *, on: On = None) -> None:
+        super().__init__(p, on=on)
+        self.alternate = alternate
+
+    def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window | VolumeWindow:
+        """Draw the samples to mirror, or with `alternate` tell them by what they were in epoch 0."""
+        if not self.alternate:
+            return super().make_params(shape, dtype, uniform)
+        if not isinstance(uniform, StreamDraws):
+            raise TransformError("alternate=True got draws without an epoch; expected those that `apply` makes")
+        drawn, epoch = uniform.in_first_epoch(1)
+        return _mirrored(shape, {self._axis: (drawn[:, 0] < self.p) ^ bool(epoch % 2)})
 
 
 class RandomVerticalFlip(_RandomFlip):
