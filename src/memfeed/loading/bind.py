@@ -33,11 +33,13 @@ def bind(
     schema: Schema | None = None,
     allocator: Allocator | None = None,
     windows: Windows = (),
+    views: bool = False,
 ) -> Bound | None:
     """Return one function of (batch, keys) for a user's ``transform``; None for None, and for {}.
 
     A ``memfeed.transforms`` transform gets the keys, so that its random numbers depend on nothing else, memory from
-    ``allocator``, and the paths of the fields that are ``windows``. Any other callable gets the batch. ``{field:
+    ``allocator``, and the paths of the fields that are ``windows``. With ``views`` batches may hold rows of a map,
+    which are copied where it does not replace them. Any other callable gets the batch. ``{field:
     callable}`` calls each callable with the tensor of its field, which may have the name that ``schema`` gives it;
     images of several sizes are passed one by one. Raise TransformError for anything else, and FieldError for a field
     that ``schema`` does not have.
@@ -50,7 +52,11 @@ def bind(
             _require_corners(transform, schema)
         keyed, names = transform, {} if schema is None else schema.given_names()
         options: dict[str, Any] = {"given_names": names, "windows": windows, "ragged": ragged}
-        return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, **options)
+        if not views:
+            return lambda batch, keys: keyed.apply(batch, keys, allocator=allocator, **options)
+        from memfeed.transforms.batch_fields import own_ragged
+
+        return lambda batch, keys: own_ragged(keyed.apply(batch, keys, allocator=allocator, **options))
     if isinstance(transform, Mapping):
         from memfeed.transforms.batch_fields import find, mark_ragged, own_ragged, replace
         from memfeed.transforms.call import call_on_field

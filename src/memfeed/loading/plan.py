@@ -19,7 +19,7 @@ from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
-from memfeed.store.columns import Column, RaggedColumn
+from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Samples, Store
@@ -35,6 +35,7 @@ TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 COPY_BYTES, PICK_BYTES = 16 << 20, 256 << 20
 LENGTH_BYTES = 8  # a row of the lengths beside a padded field
 PICK_SHARE = 64  # the part of a small device's memory that one group of batches may take
+VIEWED_BYTES = 16 << 10  # of an image: smaller ones are copied together faster than a transform visits each
 # kind and rank of columns that may hold images, masks or volumes of several sizes
 IMAGE_COLUMNS = {("list", 2), ("list", 3), ("list", 4), ("jagged", 3), ("jagged", 4)}
 
@@ -103,7 +104,9 @@ def make_plan(
     # the rows of several batches are planned together, also where each batch has a gather of its own
     planned = TASK_BYTES // max(gather.row_bytes * settings.rows_a_batch, 1)
     assemble = _assembler(store, settings)
-    stages = build_stages(assemble, _user_stages(store, settings, threads), transfer, store.schema.structure)
+    stages = build_stages(
+        assemble, _user_stages(store, settings, threads, bool(views)), transfer, store.schema.structure
+    )
     return LoadPlan(
         placement=placement,
         reader=_reader(store, placement),
@@ -127,7 +130,7 @@ def _reader(store: Store, placement: Placement) -> ReadAhead:
 
 
 def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: Node) -> list[int]:
-    """Return the columns of images of several sizes whose rows a transform of ours reads straight from the map.
+    """Return the columns of images whose rows a transform of ours reads straight from the map.
 
     A crop then reads its own pixels only. Columns that the transform does not replace are copied after it.
     """
@@ -135,15 +138,17 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
     on_cpu = settings.device is None or settings.device.type == "cpu"
     if not is_keyed(transform) or not transform.takes_views or settings.collate_fn is not None:
         return []
-    if not is_batch or not on_cpu or holds(structure, "tensordict", "tensorclass"):
+    if not is_batch or not on_cpu or holds(structure, "tensordict", "tensorclass", "graph"):
         return []
-    return [
-        index
-        for index, column in enumerate(columns)
-        if isinstance(column, RaggedColumn)
-        and (column.field.kind, len(column.field.shape)) in IMAGE_COLUMNS
-        and not column.field.optional
-    ]
+    return [index for index, column in enumerate(columns) if _may_hold_images(column)]
+
+
+def _may_hold_images(column: Column) -> bool:
+    field = column.field
+    if isinstance(column, FixedColumn):
+        is_image = len(field.shape) == 3 and field.form == "tensor" and 1 <= field.row_shape[0] <= 4
+        return is_image and field.row_bytes >= VIEWED_BYTES
+    return isinstance(column, RaggedColumn) and (field.kind, len(field.shape)) in IMAGE_COLUMNS and not field.optional
 
 
 def _rows_read(store: Store) -> Int64Array:
@@ -152,11 +157,11 @@ def _rows_read(store: Store) -> Int64Array:
     return rows if store.has_all_rows else np.unique(rows)
 
 
-def _user_stages(store: Store, settings: Settings, threads: Threads) -> UserStages:
+def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool) -> UserStages:
     transform = settings.transform
     keyed = transform if is_keyed(transform) else None
     return UserStages(
-        keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths), threads),
+        keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths, views), threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
         plain=bind(None if keyed is not None else transform, store.schema),
         pads=settings.last == "pad",

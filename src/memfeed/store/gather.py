@@ -15,6 +15,7 @@ import torch
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.jagged import SharedOffsets
+from memfeed.schema.row_views import RowViews
 from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
 from memfeed.store.copied_rows import copy_run, select_rows
 from memfeed.store.ragged import Located
@@ -47,8 +48,8 @@ class Gather:
 
     A fixed column gives a tensor [k, *shape], a jagged one a jagged nested tensor, any other a list of k. The memory of
     the tensors comes from ``allocators``, one per column. Columns whose field index is in ``on_device`` are gathered by
-    the device instead: their leaf is None, though their bytes count. Ragged columns in ``as_views`` give a RaggedList
-    of views of the map, which nobody may write to or keep.
+    the device instead: their leaf is None, though their bytes count. Columns in ``as_views`` give views of the map,
+    which nobody may write to or keep: ragged ones a RaggedList, fixed ones RowViews.
 
     Jagged columns in ``pad``, by field index, give a tensor [k, longest, ...] filled up with their value. Then there
     are more leaves, and more allocators, than columns: the mask of each of them, bool [k, longest], in their order.
@@ -72,6 +73,7 @@ class Gather:
         self._mask_of = {index: len(columns) + at for at, index in enumerate(self._pad)}
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
+        self._viewed: list[_Fixed] = []
         self._others: list[tuple[int, JsonColumn | ComputedColumn]] = []
         self._ragged: list[tuple[int, RaggedRows]] = []
         for index, (column, allocator) in enumerate(zip(columns, allocators, strict=False)):
@@ -79,15 +81,14 @@ class Gather:
             if index in on_device:
                 continue
             if isinstance(column, FixedColumn):
-                self._fixed.append(
-                    _Fixed(index, column, allocator, field.torch_dtype, field.row_shape, field.row_bytes)
-                )
+                found = self._viewed if index in as_views else self._fixed
+                found.append(_Fixed(index, column, allocator, field.torch_dtype, field.row_shape, field.row_bytes))
             elif isinstance(column, JsonColumn | ComputedColumn):
                 self._others.append((index, column))
             else:
                 self._ragged.append((index, column))
         self._jagged = {index for index, column in self._ragged if column.field.kind == "jagged"}
-        self._row_bytes = sum(column.row_bytes for column in self._fixed)
+        self._row_bytes = sum(column.row_bytes for column in (*self._fixed, *self._viewed))
         self.bytes = 0  # gathered so far
 
     def with_columns(self, columns: Sequence[Column]) -> Gather:
@@ -170,6 +171,11 @@ class Gather:
         index = torch.from_numpy(rows)
         return [select_rows(data, index, out) for data, out in targets]
 
+    def _copy_viewed(self, column: _Fixed, rows: Int64Array) -> torch.Tensor:
+        self.bytes -= len(rows) * column.row_bytes  # the gather counts them again
+        with self._in_use():
+            return self._gather_fixed([column], rows)[0]
+
     def _gather(
         self, rows: Int64Array, located: Sequence[Located], batch_size: int | None, fixed: Sequence[_Fixed]
     ) -> list[Any]:
@@ -187,6 +193,9 @@ class Gather:
         self.bytes += len(rows) * self._bytes_on_device
         for column, gathered in zip(fixed, self._gather_fixed(fixed, rows), strict=True):
             leaves[column.field_index] = gathered
+        for column in self._viewed:
+            self.bytes += len(rows) * column.row_bytes
+            leaves[column.field_index] = RowViews(column.column.data, rows, partial(self._copy_viewed, column, rows))
         for index, other in self._others:
             if isinstance(other, JsonColumn):
                 leaves[index] = [other.values[row] for row in rows]

@@ -13,6 +13,7 @@ import torch
 from memfeed.errors import FieldError, TransformError, brief, listed
 from memfeed.schema.names import Names, Path, display, find_fields
 from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.row_views import RowViews
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 _POSITIONS = re.compile(r"(^|_)(masks?|bbox(es)?|boxes|keypoints?|label_?maps?|segmentations?)(_|\d|$)")
@@ -33,7 +34,7 @@ class BatchField:
         path: keys and positions, through containers and tensor collections.
         names: `path` with the names of namedtuple fields in place of their positions.
         given: the name that ``fields=`` gave it, or an empty string.
-        tensor: the tensor at that path, or the RaggedList of its rows, if they differ in shape.
+        tensor: the tensor at that path, or its RowViews, or the RaggedList of its rows, if they differ in shape.
         leaf_index: the index of the leaf that holds it, among the leaves of the batch's containers.
         key: the key within that leaf if the leaf is a TensorDict or tensorclass, else empty.
     """
@@ -152,7 +153,7 @@ def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]
     accessors, leaves, _ = _flatten(batch)
     for leaf_index, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
         path, names = _path(accessor), _names(accessor)
-        if isinstance(leaf, torch.Tensor | RaggedList):
+        if isinstance(leaf, torch.Tensor | RaggedList | RowViews):
             yield BatchField(path, names, leaf, leaf_index, (), given.get(names, ""))
         elif is_tensor_collection(leaf):
             for key, value in leaf.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf_of_tensordict):
@@ -185,9 +186,9 @@ def mark_ragged(batch: Any, row_count: int, paths: Collection[Path] | None = Non
 
 
 def own_ragged(batch: Any) -> Any:
-    """Return a batch with plain lists, in memory of their own, for the RaggedLists."""
+    """Return a batch with plain lists for the RaggedLists and tensors for the RowViews, in memory of their own."""
     _, leaves, structure = _flatten(batch)
-    return structure.unflatten([leaf.owned() if isinstance(leaf, RaggedList) else leaf for leaf in leaves])
+    return structure.unflatten([leaf.owned() if isinstance(leaf, RaggedList | RowViews) else leaf for leaf in leaves])
 
 
 def _is_ragged(rows: list[Any], row_count: int) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.row_views import RowViews
 from memfeed.transforms.operation import Operation
 from memfeed.transforms.params.sizes import Images
 
@@ -44,11 +45,13 @@ def open_field(value: Any, name: str) -> Opened:
     Raises:
         TransformError: a value of another kind; `name` is what the message calls it.
     """
-    if isinstance(value, torch.Tensor) and not value.is_nested:
+    if isinstance(value, RowViews) and value.ndim != 4:
+        value = value.owned()
+    if isinstance(value, torch.Tensor | RowViews) and not value.is_nested:
         ndim, close = value.ndim - 1, _as_it_is
-        if ndim == 2:
+        if ndim == 2 and isinstance(value, torch.Tensor):
             value, close = value.unsqueeze(1), _without_channel
-        rows = [value]
+        rows: list[Any] = [value]
     else:
         rows = list(value.unbind()) if isinstance(value, torch.Tensor) else list(value)
         if any(row is None for row in rows):
@@ -68,7 +71,7 @@ def open_field(value: Any, name: str) -> Opened:
             f"{name} has rank {ndim + 1}; expected images [n, c, h, w]; "
             "unsqueeze a single image, and permute channels to the second place"
         )
-    if rows and (rows[0].dtype is torch.bool or rows[0].is_complex()):
+    if rows and (rows[0].dtype is torch.bool or rows[0].dtype.is_complex):
         raise TransformError(f"{name} is {rows[0].dtype}; expected integers or floats; convert it first")
     return Opened(value, {1: 0, 2: 2, 3: 2, 4: 3}[ndim], close)
 

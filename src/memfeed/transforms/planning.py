@@ -25,7 +25,7 @@ GPU."""
 
 def shape_of(images: Images) -> ImageShape:
     """Return [n, c, h, w], or the sizes in a list."""
-    return images.shape if isinstance(images, torch.Tensor) else Sizes.of(images)
+    return Sizes.of(images) if isinstance(images, list) else images.shape
 
 
 def run_plain(
@@ -61,7 +61,7 @@ def run_fused(
 ) -> TransformResult:
     """Give the result of `run_plain`, in as few fused passes as the sequence allows."""
     shape = shape_of(image) if shape is None else shape
-    dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
+    dtype = image[0].dtype if isinstance(image, list) else image.dtype
     done: list[Imagewise] = []
     pending: list[Imagewise] = []
     affine: Affine | None = None

@@ -16,6 +16,7 @@ from memfeed.errors import TransformError, brief
 from memfeed.random import Keys
 from memfeed.schema.names import Path
 from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import gpu_kernel
@@ -229,8 +230,10 @@ class Transform(Operation):
             image, geometries = run_fused(steps, image, uniform, fused_pass)
         return in_format(image, self.memory_format), geometries
 
-    def _fused_pass(self, image: Images, allocator: Allocator | None) -> FusedPass | None:
+    def _fused_pass(self, image: Images | RowViews, allocator: Allocator | None) -> FusedPass | None:
         """Return the backend for images on this device; None if it has none."""
+        if isinstance(image, RowViews):
+            return partial(fused, memory_format=self.memory_format, allocator=allocator)
         rows = image if isinstance(image, list) else [image]
         # It writes into a buffer, which gradients cannot flow through. It goes image by image, slow for vectors [n, d].
         if any(row.requires_grad for row in rows) or rows[0].ndim == 2:
@@ -280,7 +283,7 @@ class Transform(Operation):
             opened = open_field(whole, f"field {field}")
             images, of_images, steps_here = opened.images, keys, list(steps)
             check_operations([step.operation for step in steps_here], opened, f"field {field}")
-            if isinstance(images, torch.Tensor):
+            if not isinstance(images, list):
                 self._seen[repr(on)] = images.shape[1:], images.dtype
             if len(keys.rows) != len(field.tensor):
                 raise TransformError(
@@ -300,6 +303,8 @@ class Transform(Operation):
             moved = image if whole is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])
             batch = replace(batch, field, moved)
             for other in others:
+                if isinstance(other.tensor, RowViews):
+                    other = dataclasses.replace(other, tensor=other.tensor.owned())
                 batch = replace(batch, other, _follow(other, field, geometries, shape_of(images), windows))
         return own_ragged(batch) if has_lists else batch
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator, Pool
 from memfeed.system.share import RowsFunction, share
 from memfeed.transforms.params.box import Erased
@@ -31,24 +32,25 @@ _lent = Pool(2)  # for calls by hand, images and masks: new memory costs its pag
 
 
 def fused(
-    image: Images,
+    image: Images | RowViews,
     changes: Sequence[Imagewise],
     affine: Affine | None,
     memory_format: torch.memory_format = torch.contiguous_format,
     allocator: Allocator | None = None,
 ) -> Images:
-    """Change images [n, c, h, w] one by one, then apply `affine`. Return `image` itself if there is nothing to do.
+    """Change images [n, c, h, w] one by one, then apply `affine`. With nothing to do, return `image`, rows copied.
 
     Args:
-        image: CPU images of any strides, or a list of them, of several sizes. They are only read.
+        image: CPU images of any strides, or rows of a store's map, or a list of images of several sizes. They are
+            only read.
         changes: to carry out first, in order.
         affine: to apply then.
         memory_format: of the output: `torch.contiguous_format` or `torch.channels_last`.
         allocator: gives the memory of the output; None for memory that is used again when no tensor shares it any more.
     """
-    dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
+    dtype = image[0].dtype if isinstance(image, list) else image.dtype
     if not changes and (affine is None or (affine.dtype == dtype and affine.scale is None)):
-        return image
+        return image.owned() if isinstance(image, RowViews) else image
     allocator = _lent if allocator is None else allocator
     if isinstance(image, list) and not any(isinstance(c, BySize) and c.makes_one_size for c in changes):
         return _fused_list(image, changes if affine is None else [*changes, Scaled(affine)], memory_format, allocator)
@@ -74,7 +76,7 @@ def _share(count: int, fill: RowsFunction, changes: Sequence[Imagewise], size: i
 
 
 def _fill(
-    images: Images, changes: Sequence[Imagewise], affine: Affine | None, output: torch.Tensor, at_once: int,
+    images: Images | RowViews, changes: Sequence[Imagewise], affine: Affine | None, output: torch.Tensor, at_once: int,
     begin: int, end: int,
 ) -> None:  # fmt: skip
     """Fill rows `begin` to `end` of the output, `at_once` at a time."""
@@ -135,9 +137,11 @@ def _fused_list(
     return targets
 
 
-def _output(image: Images, changes: Sequence[Imagewise], sample: int | None = None) -> tuple[torch.Size, torch.dtype]:
+def _output(
+    image: Images | RowViews, changes: Sequence[Imagewise], sample: int | None = None
+) -> tuple[torch.Size, torch.dtype]:
     """Return shape and dtype of the images after the changes; with `sample`, of that one of a list."""
-    first = image if isinstance(image, torch.Tensor) else image[0][None]
+    first = image[0][None] if isinstance(image, list) else image
     shape, dtype = first.shape, first.dtype
     for change in changes:
         if isinstance(change, ImagewiseBySize):

@@ -111,7 +111,7 @@ class CenterCrop(ImageTransform):
 class _RandomFlip(ImageTransform):
     """A flip with probability p, drawn per sample."""
 
-    _shown = ("p",)
+    _shown: ClassVar[tuple[str, ...]] = ("p",)
     spatial_dims = (2, 3)
     _axis: ClassVar[int]  # from the last
 

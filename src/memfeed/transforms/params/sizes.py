@@ -15,7 +15,8 @@ from memfeed.errors import TransformError
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
-"""Images [n, c, h, w], or a list of n images [c, h, w] of several sizes."""
+"""Images [n, c, h, w], or a list of n images [c, h, w] of several sizes. RowViews come in place of a tensor as far as
+the first pass."""
 
 
 @dataclass(frozen=True, eq=False)
