@@ -19,7 +19,7 @@ from measure import Check, in_turns, medians, parser, ratio, seconds_of, show, t
 
 BATCH_SIZE = 32
 # shortest and longest document in tokens; at most so many times the time of fixed rows
-CORPORA = {"long documents": (1000, 4000, 2.5), "documents": (100, 1500, 2.5), "short documents": (10, 90, 6.0)}
+CORPORA = {"long documents": (1000, 4000, 1.1), "documents": (100, 1500, 1.1), "short documents": (10, 90, 1.1)}
 
 
 def corpus(path: Path, shortest: int, longest: int, tokens: int) -> memfeed.Store:

@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
         length: the tokens of the piece, the end token included, int64 [m]; they sum to k * size.
         stored: those of them that the columns have, int64 [m].
         number: the position of the piece among those of its block, int32 [m].
-        begin: the position of its first token in its block, int64 [m].
+        begin: the position of its first token in its block, int32 [m].
     """
 
     document: Int64Array
@@ -47,7 +47,7 @@ class Pieces(NamedTuple):
     length: Int64Array
     stored: Int64Array
     number: npt.NDArray[np.int32]
-    begin: Int64Array
+    begin: npt.NDArray[np.int32]
 
 
 class Packing:
@@ -116,7 +116,8 @@ class Packing:
             stored = np.where(is_document, stored, 0)
         number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(blocks)))[block]
         document = np.where(is_document, self._rows[at], -1)
-        return Pieces(document, skipped, length, stored, number.astype(np.int32), begin - edge[block])
+        in_block = (begin - edge[block]).astype(np.int32)  # half the bytes to repeat for every token
+        return Pieces(document, skipped, length, stored, number.astype(np.int32), in_block)
 
 
 class PackedColumn(ComputedColumn):
@@ -196,7 +197,7 @@ class PositionIds(PackedColumn):
         """See ``ComputedColumn.gather_into``."""
         pieces, size = self.packing.pieces(rows), self.packing.size
         begins = np.repeat(pieces.begin, pieces.length).reshape(-1, size)
-        np.subtract(np.arange(size), begins, out=out.numpy())
+        np.subtract(np.arange(size, dtype=np.int32), begins, out=out.numpy())
         return out
 
 
