@@ -32,6 +32,9 @@ NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gath
 RUN_BYTES = 64 * 1024  # below this size, finding out that rows are consecutive takes longer than it saves
 
 
+_Other = tuple[int, JsonColumn | ComputedColumn]  # and its field index
+
+
 class _Fixed(NamedTuple):
     """A fixed column and the values that its gathers need, looked up once."""
 
@@ -74,7 +77,7 @@ class Gather:
         self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
         self._fixed: list[_Fixed] = []
         self._viewed: list[_Fixed] = []
-        self._others: list[tuple[int, JsonColumn | ComputedColumn]] = []
+        self._others: list[_Other] = []
         self._ragged: list[tuple[int, RaggedRows]] = []
         for index, (column, allocator) in enumerate(zip(columns, allocators, strict=False)):
             field = column.field
@@ -123,7 +126,7 @@ class Gather:
 
         They share memory, which is used again when the last of them is freed.
         """
-        leaves = self._gather(rows, self._locate(rows), batch_size, self._fixed)
+        leaves = self._gather(rows, self._locate(rows), batch_size, self._fixed, self._others)
         return split(leaves, batch_size, len(rows) // batch_size, self._jagged | set(self._mask_of.values()))
 
     def several(self, rows: Int64Array, batch_size: int) -> Iterator[list[Any]]:
@@ -137,16 +140,17 @@ class Gather:
         most = NARROW_BYTES // batch_size if len(sizes) > 1 else -1
         narrow = [column for column in self._fixed if column.row_bytes <= most]
         wide = [column for column in self._fixed if column.row_bytes > most]
+        computed = [(i, c) for i, c in self._others if isinstance(c, ComputedColumn) and c.field.row_bytes <= most]
+        others = [one for one in self._others if one not in computed]
         with self._in_use():
-            gathered = self._gather_fixed(narrow, rows)
-        split_leaves = [
-            (column.field_index, torch.unsafe_split_with_sizes(leaf, sizes))
-            for column, leaf in zip(narrow, gathered, strict=True)
-        ]
+            indices = [column.field_index for column in narrow]
+            gathered = [*zip(indices, self._gather_fixed(narrow, rows), strict=True)]
+            gathered += self._gather_others(computed, rows)
+        split_leaves = [(index, torch.unsafe_split_with_sizes(leaf, sizes)) for index, leaf in gathered]
         del gathered
         for batch_index, start in enumerate(range(0, max(k, 1), batch_size)):
             part = slice(start, start + batch_size)
-            leaves = self._gather(rows[part], [where.part(part) for where in located], None, wide)
+            leaves = self._gather(rows[part], [where.part(part) for where in located], None, wide, others)
             for index, parts in split_leaves:
                 leaves[index] = parts[batch_index]
             yield leaves
@@ -154,7 +158,7 @@ class Gather:
 
     def __call__(self, rows: Int64Array) -> list[Any]:
         """Return the leaves of one batch; ``rows`` (int64 or int32 [k], of the columns) must be in range."""
-        return self._gather(rows, self._locate(rows), None, self._fixed)
+        return self._gather(rows, self._locate(rows), None, self._fixed, self._others)
 
     def _locate(self, rows: Int64Array) -> list[Located]:
         return [column.locate(rows) for _, column in self._ragged]
@@ -176,18 +180,39 @@ class Gather:
         with self._in_use():
             return self._gather_fixed([column], rows)[0]
 
+    def _gather_others(self, others: Sequence[_Other], rows: Int64Array) -> Iterator[tuple[int, Any]]:
+        """Yield the field indices of ``others`` and their leaves."""
+        for index, other in others:
+            if isinstance(other, JsonColumn):
+                yield index, [other.values[row] for row in rows]
+                continue
+            shape = (len(rows), *other.field.row_shape)
+            leaf = other.gather_into(rows, self._allocators[index].allocate(shape, other.field.torch_dtype))
+            self.bytes += leaf.nbytes
+            yield index, leaf
+
     def _gather(
-        self, rows: Int64Array, located: Sequence[Located], batch_size: int | None, fixed: Sequence[_Fixed]
+        self,
+        rows: Int64Array,
+        located: Sequence[Located],
+        batch_size: int | None,
+        fixed: Sequence[_Fixed],
+        others: Sequence[_Other],
     ) -> list[Any]:
-        """Return the leaves of ``rows``, of fixed columns only for those in ``fixed``.
+        """Return the leaves of ``rows``; of fixed, computed and JSON columns only of those in ``fixed`` and ``others``.
 
         A jagged leaf is one nested tensor, or with ``batch_size`` a list of nested tensors of so many rows each.
         """
         with self._in_use():
-            return self._gather_here(rows, located, batch_size, fixed)
+            return self._gather_here(rows, located, batch_size, fixed, others)
 
     def _gather_here(
-        self, rows: Int64Array, located: Sequence[Located], batch_size: int | None, fixed: Sequence[_Fixed]
+        self,
+        rows: Int64Array,
+        located: Sequence[Located],
+        batch_size: int | None,
+        fixed: Sequence[_Fixed],
+        others: Sequence[_Other],
     ) -> list[Any]:
         leaves: list[Any] = [None] * (len(self._columns) + len(self._pad))
         self.bytes += len(rows) * self._bytes_on_device
@@ -196,15 +221,8 @@ class Gather:
         for column in self._viewed:
             self.bytes += len(rows) * column.row_bytes
             leaves[column.field_index] = RowViews(column.column.data, rows, partial(self._copy_viewed, column, rows))
-        for index, other in self._others:
-            if isinstance(other, JsonColumn):
-                leaves[index] = [other.values[row] for row in rows]
-            else:
-                shape = (len(rows), *other.field.row_shape)
-                leaves[index] = other.gather_into(
-                    rows, self._allocators[index].allocate(shape, other.field.torch_dtype)
-                )
-                self.bytes += leaves[index].nbytes
+        for index, leaf in self._gather_others(others, rows):
+            leaves[index] = leaf
         shared: SharedOffsets = {}
         for (index, ragged), where in zip(self._ragged, located, strict=True):
             self.bytes += where.nbytes
