@@ -85,9 +85,9 @@ def _store(
 
 
 @triton.jit
-def _weight(line, center, shrunk, box, cubic: tl.constexpr, antialias: tl.constexpr):
+def _weight(line, center, inverse, box, cubic: tl.constexpr, antialias: tl.constexpr):
     """Return the weight of the pixels `line` for outputs whose middle is at `center`; all in pixels of the box."""
-    distance = tl.abs(line.to(tl.float32) - center) / shrunk
+    distance = tl.abs(line.to(tl.float32) - center) * inverse
     if cubic:
         a: tl.constexpr = -0.5 if antialias else -0.75
         near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
@@ -102,21 +102,21 @@ def _weight(line, center, shrunk, box, cubic: tl.constexpr, antialias: tl.conste
 
 @triton.jit
 def _taps(at, scale, radius: tl.constexpr, antialias: tl.constexpr):
-    """Return where outputs lie in the box, by how much it shrinks, the first pixels they see, and how many."""
+    """Return where outputs lie in the box, the factor of distances, and the first pixels they see and how many."""
     center = (at.to(tl.float32) + 0.5) * scale - 0.5
     shrunk = scale * 0 + 1
     if antialias:
         shrunk = tl.maximum(scale, 1.0)
     first = tl.floor(center - radius * shrunk).to(tl.int32) + 1
-    return center, shrunk, first, tl.ceil(2 * radius * shrunk).to(tl.int32)
+    return center, 1 / shrunk, first, tl.ceil(2 * radius * shrunk).to(tl.int32)
 
 
 @triton.jit
-def _total(center, shrunk, first, taps, box, cubic: tl.constexpr):
+def _total(center, inverse, first, taps, box, cubic: tl.constexpr):
     """Return the sum of all weights of each output; 1 beyond the output, where there are none."""
     total = tl.zeros_like(center)
     for tap in range(taps):
-        total += _weight(first + tap, center, shrunk, box, cubic, True)
+        total += _weight(first + tap, center, inverse, box, cubic, True)
     return tl.where(total == 0, 1.0, total)
 
 
@@ -164,24 +164,28 @@ def resize(
         values = tl.load(source + (line * row_stride + across * column_stride), mask=is_needed, other=0)
     else:
         radius: tl.constexpr = 2 if cubic else 1
-        center_y, shrunk_y, first_y, taps_y = _taps(y, scale_y, radius, antialias)
-        center_x, shrunk_x, first_x, taps_x = _taps(x, scale_x, radius, antialias)
+        center_y, inverse_y, first_y, taps_y = _taps(y, scale_y, radius, antialias)
+        center_x, inverse_x, first_x, taps_x = _taps(x, scale_x, radius, antialias)
         values = tl.zeros([channels, rows, columns], tl.float32)
         for i in range(taps_y):
             line = first_y + i
-            weight_y = _weight(line, center_y, shrunk_y, box_height, cubic, antialias)
+            weight_y = _weight(line, center_y, inverse_y, box_height, cubic, antialias)
             begin = source + tl.minimum(tl.maximum(line, 0), box_height - 1) * row_stride
-            is_seen = is_needed & (weight_y != 0)
+            is_seen = (channel < c) & (weight_y != 0)
             total = tl.zeros([channels, rows, columns], tl.float32)
             for j in range(taps_x):
                 across = first_x + j
-                weight_x = _weight(across, center_x, shrunk_x, box_width, cubic, antialias)
+                weight_x = _weight(across, center_x, inverse_x, box_width, cubic, antialias)
                 pixel = begin + tl.minimum(tl.maximum(across, 0), box_width - 1) * column_stride
-                total += weight_x * tl.load(pixel, mask=is_seen & (weight_x != 0), other=0).to(tl.float32)
+                if integer:  # pixels beyond the output see some of the box too
+                    part = tl.load(pixel, mask=channel < c, other=0)
+                else:  # 0 times infinity is no number
+                    part = tl.load(pixel, mask=is_seen & (weight_x != 0), other=0)
+                total += weight_x * part.to(tl.float32)
             values += weight_y * total
         if antialias:
-            values /= _total(center_y, shrunk_y, first_y, taps_y, box_height, cubic)
-            values /= _total(center_x, shrunk_x, first_x, taps_x, box_width, cubic)
+            values /= _total(center_y, inverse_y, first_y, taps_y, box_height, cubic)
+            values /= _total(center_x, inverse_x, first_x, taps_x, box_width, cubic)
         if integer:
             values = _rounded(values, low, high)
     floats = parameters + (WINDOW + 6) * n

@@ -16,6 +16,7 @@ from memfeed.transforms.params.pixels import borrow, has_pixels, to_pixels
 from memfeed.transforms.params.resample_batch import Axis, resample
 
 MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+FEW = 12  # images: resized one by one they take no more calls on a device than as a batch; a list has many sizes
 _TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64}  # not 16-bit floats: no antialiasing on the CPU
 # what `interpolate` calls, which takes no `out`
 _PIXEL_KERNELS = {
@@ -99,8 +100,9 @@ class Resampled(Geometry):
         return resized.round().to(piece.dtype)
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """Resize the boxes of all images [n, c, h, w]; on a device in calls whose number does not depend on n."""
-        if not image.numel():
+        """Resize the boxes of all images [n, c, h, w]; on a device in a bounded number of calls, whatever n is."""
+        is_few = len(image) <= FEW and not self.mode.startswith("nearest")
+        if not image.numel() or (is_few and not image.is_cpu):
             return super().all(image)
         if image.is_cpu:
             return torch.stack([self._resized(self._piece(one, sample)) for sample, one in enumerate(image)])
