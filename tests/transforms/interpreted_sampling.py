@@ -111,3 +111,34 @@ def test_launches(monkeypatch, parts, launches, layout, seed):
         assert got.dtype == expected.dtype
         steps = 1.01 if got.dtype == torch.uint8 else 1.01 / 255 / 0.224 + 4 * torch.finfo(got.dtype).eps
         assert ((got.double() - expected.double()).abs() <= steps).double().mean() > 0.98
+
+
+@needs_simulation
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("parts", "launches"),
+    [
+        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
+        ([Resize((9, 8)), NORMALIZE, ToDtype(torch.bfloat16)], 2),
+        ([RandomResizedCrop(9), RandomRotation(10), RandomVerticalFlip()], 4),
+    ],
+    ids=lambda value: " ".join(type(part).__name__ for part in value) if isinstance(value, list) else "",
+)
+def test_launches_of_images_of_several_sizes(monkeypatch, parts, launches, layout):
+    transform = Compose(parts, memory_format=layout)
+    images = [pictures(1, 3, 10 + n % 3, 14 - n % 4, seed=n)[0] for n in range(7)]
+    with simulated() as machine, monkeypatch.context() as patch:
+        patch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: kernel)
+        for name in ("resize", "warp"):
+            patch.setattr(sampling_kernels, name, Queued(getattr(sampling_kernels, name), machine))
+        there = [image.to("cuda") for image in images]
+        before, syncs = machine.devices[0].launches.copy(), machine.syncs.total()
+        got = transform.apply(there, keys(7))
+        assert (machine.devices[0].launches - before).total() == launches
+        assert machine.syncs.total() == syncs, machine.syncs
+        got = got.cpu()
+    expected = transform.reference(images, keys(7))
+    assert got.is_contiguous(memory_format=layout)
+    assert got.dtype == expected.dtype
+    steps = 1.01 if got.dtype == torch.uint8 else 1.01 / 255 / 0.224 + 4 * torch.finfo(got.dtype).eps
+    assert ((got.double() - expected.double()).abs() <= steps).double().mean() > 0.95

@@ -13,9 +13,10 @@ BYTES = {"integer": True, "low": 0, "high": 255}
 FLOATS = {"integer": False, "low": 0, "high": 0}
 USUAL = {"cast": True, "rounded": False, "scaled": True, "last": True}
 ALONE = {"cast": False, "rounded": False, "scaled": False, "last": False}
-BILINEAR = {"picks": False, "cubic": False, "antialias": True, "half": 0.0}
+BILINEAR = {"picks": False, "cubic": False, "antialias": True, "half": 0.0, "listed": False}
 CASES = [
     (resize, "u8", "bf16", 3, {**BYTES, **USUAL, **BILINEAR}),
+    (resize, "u8", "bf16", 3, {**BYTES, **USUAL, **BILINEAR, "listed": True}),
     (resize, "fp16", "fp16", 1, {**FLOATS, **ALONE, **BILINEAR, "cubic": True, "antialias": False}),
     (resize, "i64", "i64", 1, {**FLOATS, **ALONE, **BILINEAR, "picks": True, "half": 0.5}),
     (warp, "u8", "fp32", 3, {**BYTES, **USUAL, "picks": False}),

@@ -238,11 +238,11 @@ class Transform(Operation):
         # It writes into a buffer, which gradients cannot flow through. It goes image by image, slow for vectors [n, d].
         if any(row.requires_grad for row in rows) or rows[0].ndim == 2:
             return None
-        device, is_batch = rows[0].device, rows[0].ndim == 4 and rows[0] is image
+        device, are_images = rows[0].device, rows[0].ndim == (3 if isinstance(image, list) else 4)
         if device.type == "cpu":
             return partial(fused, memory_format=self.memory_format, allocator=allocator)
-        kernel = gpu_kernel(device) if device.type == "cuda" and is_batch else None
-        return None if kernel is None else partial(kernel.fused, memory_format=self.memory_format)
+        kernel = gpu_kernel(device) if device.type == "cuda" and are_images else None
+        return None if kernel is None else partial(kernel.fused_list, memory_format=self.memory_format)
 
     @property
     def runs_anywhere(self) -> bool:

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from memfeed.transforms.backends import sampling
 from memfeed.transforms.params.geometry import Imagewise, filled
+from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
@@ -62,6 +63,28 @@ def fused(
             else:
                 image = change.all(image)
     return run(None)
+
+
+def fused_list(
+    images: Images, changes: Sequence[Imagewise], affine: Affine | None, memory_format: torch.memory_format
+) -> Images:
+    """Do what `fused` does, also with a list of images of several sizes. A resize to one size takes one kernel run."""
+    for at, change in enumerate(changes):
+        if not isinstance(images, list):
+            return fused(images, changes[at:], affine, memory_format)
+        resized, rest = sampling.of_list(images, change), changes[at + 1 :]
+        if resized is None:
+            images = change.all(images) if isinstance(change, BySize) else [change.all(one[None])[0] for one in images]  # type: ignore[arg-type]
+            continue
+        follows = rest[0] if rest else None
+        window = follows if isinstance(follows, Window) and sampling.takes_window(resized, follows) else None
+        rest = rest if window is None else rest[1:]
+        scaled = affine if not rest and affine is not None and affine.dtype in COMPUTED else None
+        images = sampling.launch(images, resized, window, scaled, memory_format)
+        return fused(images, rest, None if scaled is not None else affine, memory_format)
+    if not isinstance(images, list):
+        return fused(images, (), affine, memory_format)
+    return images if affine is None else [Scaled(affine).all(one[None])[0] for one in images]
 
 
 def _run_or_fall_back(

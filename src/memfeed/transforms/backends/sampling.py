@@ -6,6 +6,7 @@ Imported only with Triton.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from memfeed.transfer.packing import upload
 from memfeed.transforms.backends import sampling_kernels
-from memfeed.transforms.params.geometry import filled
+from memfeed.transforms.params.geometry import Imagewise, filled
 from memfeed.transforms.params.resample import Resampled
+from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.values import Affine
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
@@ -38,21 +40,41 @@ def takes_window(sampled: Sampled | None, window: Window) -> bool:
     return sampled is None or window.lies_within(sampled.height, sampled.width)
 
 
+def of_list(images: Sequence[torch.Tensor], change: Imagewise) -> Resampled | None:
+    """Return a change of images of several sizes as one of all of them, if a kernel carries it out on them."""
+    parts = change.parts if isinstance(change, BySize) and change.makes_one_size else ()
+    if not parts or not all(isinstance(part, Resampled) for part in parts):
+        return None
+    lines = np.empty((4, len(images)), np.int64)
+    for part, samples in zip(parts, change.sizes.samples, strict=True):  # type: ignore[attr-defined]
+        lines[:, samples] = part.top, part.left, part.box_height, part.box_width
+    top, left, box_height, box_width = lines
+    joined = replace(parts[0], top=top, left=left, box_height=box_height, box_width=box_width)
+    steps = {(len(image), image.stride(2)) for image in images}
+    fit = len(steps) == 1 and max(map(_span, images)) < MAX_SPAN and fits(images[0][None], joined, None)
+    return joined if fit else None
+
+
 def fits(image: torch.Tensor, sampled: Sampled, affine: Affine | None) -> bool:
     """Return True if the kernel gives the result that torch gives, up to the order of sums."""
     if image.dtype not in (PICKED if _picks(sampled) else (*INTEGERS, *FLOATS)):
         return False
     if not (affine is None or affine.dtype in FLOATS):
         return False
-    shape, strides = image.shape[1:], image.stride()[1:]
-    span = sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
     out = sampled.output_shape(image.shape)[1:].numel()
     fill = _fill(image, sampled)  # the kernel gets it as float32, which changes some values of int32, int64 and float64
-    return max(span, out) < MAX_SPAN and torch.equal(fill.to(torch.float32).to(fill.dtype), fill)
+    return max(_span(image[0]) if len(image) else 0, out) < MAX_SPAN and torch.equal(
+        fill.to(torch.float32).to(fill.dtype), fill
+    )
+
+
+def _span(image: torch.Tensor) -> int:
+    """Return the number of elements from the first to the last of one image [c, h, w]."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(image.shape, image.stride(), strict=True))
 
 
 def launch(
-    image: torch.Tensor,
+    image: Images,
     sampled: Sampled,
     window: Window | None,
     affine: Affine | None,
@@ -60,10 +82,13 @@ def launch(
 ) -> torch.Tensor:
     """Sample images [n, c, h, w], show a `window` of the result, apply `affine`: one copy of parameters, one kernel.
 
-    Call it only if it `fits`, with a window that lies within the result. Integers are rounded before `affine`.
+    Call it only if it `fits`, with a window that lies within the result. Integers are rounded before `affine`. A list
+    of images, of several sizes, takes what `of_list` gives.
     """
-    n, c, h, w = image.shape
-    whole = sampled.output_shape(image.shape)
+    images, image = image, image[0][None] if isinstance(image, list) else image
+    _, c, h, w = image.shape
+    n = len(images)
+    whole = sampled.output_shape(torch.Size((n, c, h, w)))
     window = Window.whole(whole) if window is None else window
     scaled = affine is not None and affine.scale is not None
     output = torch.empty(
@@ -77,13 +102,14 @@ def launch(
     channels = min(triton.next_power_of_2(c), MAX_CHANNELS)
     rows = max(1, TILE_VALUES // (COLUMNS * channels))
     tiles = triton.cdiv(window.height, rows) * triton.cdiv(window.width, COLUMNS) * triton.cdiv(c, channels)
-    kernel, options = _kernel_for(sampled)
+    parameters = _parameters(image, sampled, window, affine, images if isinstance(images, list) else ())
+    kernel, options = _kernel_for(sampled, listed=isinstance(images, list))
     limits = torch.iinfo(image.dtype) if image.dtype in INTEGERS else None
     with torch.cuda.device_of(image):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         kernel[(n * tiles,)](
             image,
             output,
-            upload(_parameters(image, sampled, window, affine), image.device),
+            upload(parameters, image.device),
             n,
             h,
             w,
@@ -109,32 +135,42 @@ def launch(
     return output
 
 
-def _kernel_for(sampled: Sampled) -> tuple[Any, dict[str, Any]]:
+def _kernel_for(sampled: Sampled, *, listed: bool) -> tuple[Any, dict[str, Any]]:
     """Return the kernel, and the options that only this one has."""
     if isinstance(sampled, Warped):
         return sampling_kernels.warp, {}
     half = 0.5 if sampled.mode == "nearest-exact" else 0.0
     options = {"cubic": sampled.mode == "bicubic", "antialias": sampled.antialias, "half": half}
-    return sampling_kernels.resize, options
+    return sampling_kernels.resize, {**options, "listed": listed}
 
 
-def _parameters(image: torch.Tensor, sampled: Sampled, window: Window, affine: Affine | None) -> torch.Tensor:
-    """Pack what a kernel looks up in one tensor, int32 [10 * n + 3 * c], for a single copy to the device.
+def _parameters(
+    image: torch.Tensor, sampled: Sampled, window: Window, affine: Affine | None, listed: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Pack what a kernel looks up in one tensor, int32 [rows * n + 3 * c], for a single copy to the device.
 
     Of each image: top, left, vflip and hflip of the window; then top, left, height and width of its box and the bits of
-    the two scales, or the bits of its matrix. Then the bits of a scale, shift and fill of each channel.
+    the two scales, or the bits of its matrix. If they are a list: how many elements they are behind the first, divided
+    by 2**31, and the remainder; the strides of channels and rows. Then the bits of a scale, shift and fill of each
+    channel.
     """
-    n, c = image.shape[:2]
-    packed = np.empty(10 * n + 3 * c, np.int32)
-    ints = packed[: 10 * n].reshape(10, n)
+    n, c, rows = len(window.top), image.shape[1], 14 if listed else 10
+    packed = np.empty(rows * n + 3 * c, np.int32)
+    ints = packed[: rows * n].reshape(rows, n)
     ints[0], ints[1], ints[2], ints[3] = window.top, window.left, window.vflip, window.hflip
     floats: NDArray[np.float32] = ints.view(np.float32)
     if isinstance(sampled, Warped):
-        floats[4:] = sampled.matrix.reshape(n, 6).T
+        floats[4:10] = sampled.matrix.reshape(n, 6).T
     else:
         ints[4], ints[5], ints[6], ints[7] = sampled.top, sampled.left, sampled.box_height, sampled.box_width
         floats[8], floats[9] = (axis.scale for axis in sampled.axes)
-    values: NDArray[np.float32] = packed[10 * n :].view(np.float32).reshape(3, c)
+    if listed:
+        begin = image.data_ptr()
+        behind = [(one.data_ptr() - begin) // one.itemsize for one in listed]
+        ints[10:] = np.array(
+            [(d >> 31, d & (2**31 - 1), *one.stride()[:2]) for d, one in zip(behind, listed, strict=True)]
+        ).T
+    values: NDArray[np.float32] = packed[rows * n :].view(np.float32).reshape(3, c)
     scale: Sequence[float] | None = None if affine is None else affine.scale
     values[0] = 1 if scale is None else scale
     values[1] = 0 if affine is None or affine.shift is None else affine.shift

@@ -149,6 +149,7 @@ def resize(
     rounded: tl.constexpr,
     scaled: tl.constexpr,
     last: tl.constexpr,
+    listed: tl.constexpr,
 ):
     """Resize a box of each image, by one gather: the weights of rows and columns are computed where they are used."""
     sample, channel, row, column, y, x = _block(parameters, n, height, width, c, channels, rows, columns)
@@ -156,7 +157,13 @@ def resize(
     mine = parameters + WINDOW * n + sample
     top, left, box_height, box_width = tl.load(mine), tl.load(mine + n), tl.load(mine + 2 * n), tl.load(mine + 3 * n)
     scale_y, scale_x = _float(mine + 4 * n), _float(mine + 5 * n)
-    source = image + sample.to(tl.int64) * sample_stride + (top * row_stride + left * column_stride)
+    floats = parameters + (WINDOW + 6) * n
+    start = sample.to(tl.int64) * sample_stride
+    if listed:  # each image has its own place and strides
+        floats += 4 * n
+        start = tl.load(mine + 6 * n).to(tl.int64) * 2147483648 + tl.load(mine + 7 * n)
+        channel_stride, row_stride = tl.load(mine + 8 * n), tl.load(mine + 9 * n)
+    source = image + start + (top * row_stride + left * column_stride)
     source += channel * channel_stride
     if picks:
         line = tl.minimum(((y.to(tl.float32) + half) * scale_y).to(tl.int32), box_height - 1)
@@ -188,7 +195,6 @@ def resize(
             values /= _total(center_x, inverse_x, first_x, taps_x, box_width, cubic)
         if integer:
             values = _rounded(values, low, high)
-    floats = parameters + (WINDOW + 6) * n
     _store(values, output, floats, sample, channel, row, column, height, width, c, cast, rounded, scaled, last)
 
 
