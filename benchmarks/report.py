@@ -284,7 +284,26 @@ does less: it neither flips nor normalises.
 RandomResizedCrop (antialiased), flip and normalise. torchvision gets the boxes and does not draw them:
 
 {table(["", "time", "images/s"], resized)}
+{_alone_and_epochs(result)}
 {targets(result)}"""
+
+
+def _alone_and_epochs(result: Result) -> str:
+    """Return the tables of resized crops alone and of epochs; nothing for results from before they were measured."""
+    if "alone_median_seconds" not in result:
+        return ""
+    counts = {"alone_median_seconds": result["input"]["shape"][0], "epoch_median_seconds": result["epoch_images"]}
+    alone, epochs = (
+        [[name, milliseconds(t), f"{count / t:,.0f}"] for name, t in result[key].items()]
+        for key, count in counts.items()
+    )
+    return f"""RandomResizedCrop of bytes alone, all with the same values. The bare loop calls torch's kernel with crops whose
+channels lie together already:
+
+{table(["", "time", "images/s"], alone)}
+Warm shuffled epochs of {result["epoch_images"]:,} such images, batches of {result["input"]["shape"][0]}:
+
+{table(["", "time", "images/s"], epochs)}"""
 
 
 def sequences(result: Result) -> str:

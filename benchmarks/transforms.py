@@ -1,6 +1,7 @@
 """Augmentation of uint8 [64, 3, 256, 256] to float32 [64, 3, 224, 224] on the CPU: who takes how long.
 
-Crop, flip and normalise, with a fixed and with a resized crop; and what it takes to draw the parameters of 256 images.
+Crop, flip and normalise, with a fixed and with a resized crop; the resized crop alone, on one thread and on two; epochs
+of a loader; and what it takes to draw the parameters of 256 images.
 
 Every contender is shown to give the same images before it is timed. Rounds visit the contenders in turn, so that all of
 them meet the same disturbances; the figures are medians, the ratios come from one run.
@@ -10,19 +11,25 @@ them meet the same disturbances; the figures are medians, the ratios come from o
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
+import memfeed
 import memfeed.transforms as T
 from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of, show, write
+from memfeed import Loader
 from memfeed.random import Keys, uniform
-from memfeed.system.buffers import Allocator, Fresh
+from memfeed.system.buffers import Allocator, Fresh, Pool
+from memfeed.system.share import Threads
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 
 N, SIDE, CROP = 64, 256, 224
+EPOCH = 1024  # images of an epoch
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AUGMENT = Compose([RandomCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
 RESIZED = Compose([RandomResizedCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
@@ -160,6 +167,98 @@ def race_resized(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
     )
 
 
+def race_alone(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
+    """RandomResizedCrop of uint8 alone: on one thread and on two, and torch's kernel in a bare loop.
+
+    The kernel gets each crop with its channels together and writes into memory used before: the least that any road
+    through torch takes.
+    """
+    crop = RandomResizedCrop(CROP)
+    made = crop.params(keys.rows, shape=images.shape[1:], dtype=images.dtype)["RandomResizedCrop.0"]
+    boxes = list(zip(images, made.top, made.left, made.box_height, made.box_width, strict=True))
+    crops = [
+        image[None, :, top : top + h, left : left + w].contiguous(memory_format=torch.channels_last)
+        for image, top, left, h, w in boxes
+    ]
+    output = torch.empty(N, 3, CROP, CROP, dtype=torch.uint8, memory_format=torch.channels_last)
+    lend = Pool()
+
+    def bare_kernel() -> torch.Tensor:
+        for one, target in zip(crops, output, strict=True):
+            torch.ops.aten._upsample_bilinear2d_aa.out(one, [CROP, CROP], False, out=target[None])
+        return output
+
+    def by_torchvision() -> torch.Tensor:
+        from torchvision.transforms.v2 import functional
+
+        return torch.stack(
+            [functional.resized_crop(i, *map(int, box), [CROP, CROP], antialias=True) for i, *box in boxes]
+        )
+
+    def on_threads(count: int, memory_format: torch.memory_format) -> torch.Tensor:
+        with Threads(count).in_use():
+            return Compose([crop], memory_format=memory_format).apply(images, keys, allocator=lend)
+
+    planes, together = torch.contiguous_format, torch.channels_last
+    roads: dict[str, Callable[[], torch.Tensor]] = {
+        "torch's kernel, bare loop": bare_kernel,
+        "memfeed, 1 thread": partial(on_threads, 1, planes),
+        "memfeed, 2 threads": partial(on_threads, 2, planes),
+        "memfeed, 1 thread, channels last": partial(on_threads, 1, together),
+        "memfeed, 2 threads, channels last": partial(on_threads, 2, together),
+    }
+    try:
+        import torchvision  # noqa: F401
+
+        roads[VISION] = by_torchvision
+    except ImportError:
+        pass
+    as_bytes = not torch.__version__.startswith("2.6") or "AVX2" in torch.backends.cpu.get_cpu_capability()
+    for name, road in roads.items():
+        if as_bytes:
+            assert torch.equal(road(), bare_kernel()), name
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of the roads that are not ours
+    try:
+        return in_turns({name: lambda road=road: seconds_of(road) for name, road in roads.items()}, rounds)
+    finally:
+        torch.set_num_threads(before)
+
+
+def race_epochs(rounds: int) -> Seconds:
+    """Warm shuffled epochs of a loader over EPOCH images, and torchvision v2 on the same batches of plain ones."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (EPOCH, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    with tempfile.TemporaryDirectory() as folder:
+        store = memfeed.cache({"image": images}, Path(folder) / "images.mf", progress=False)
+        loaders = {
+            "Loader": Loader(store, N, shuffle=True, seed=0),
+            "Loader, crop": Loader(store, N, shuffle=True, seed=0, transform=AUGMENT),
+            "Loader, resized crop": Loader(store, N, shuffle=True, seed=0, transform=RESIZED),
+        }
+
+        def epoch(loader: Loader) -> None:
+            for _ in loader:
+                pass
+
+        roads: dict[str, Callable[[], None]] = {name: partial(epoch, loader) for name, loader in loaders.items()}
+        try:
+            import torchvision  # noqa: F401
+
+            def by_torchvision() -> None:
+                for at, batch in enumerate(loaders["Loader"]):
+                    resized_by_torchvision(
+                        batch["image"], Keys(0, 0, torch.arange(at * N, at * N + len(batch["image"])))
+                    )
+
+            roads["Loader, resized by torchvision v2"] = by_torchvision
+        except ImportError:
+            pass
+        for road in roads.values():
+            road()  # the plan is made, threads are counted
+        return in_turns({name: lambda road=road: seconds_of(road) for name, road in roads.items()}, rounds)
+
+
 def draw(transform: T.Transform) -> float:
     """Seconds to draw for a batch of 256, the keys of whose rows were mixed before: once, for all transforms."""
     keys = Keys(seed=0, epoch=0, rows=torch.arange(256))
@@ -167,7 +266,7 @@ def draw(transform: T.Transform) -> float:
     shape = torch.Size((256, 3, SIDE, SIDE))
 
     def of(draws: int, samples: np.ndarray | None = None) -> np.ndarray:
-        return uniform(keys if samples is None else keys.part(samples), "stream", draws)
+        return uniform(keys, "stream", draws, samples)
 
     return seconds_of(lambda: transform.make_params(shape, torch.float32, of))
 
@@ -206,6 +305,11 @@ def main() -> None:
     for name, times in ratios.items():
         print(f"{name:50} {times:6.2f}")
     resized = race_resized(images, keys, rounds)
+    alone, epochs = race_alone(images, keys, rounds), race_epochs(min(rounds, 8))
+    rates = {name: N / time_s for name, time_s in medians(alone).items()}
+    rates |= {name: EPOCH / time_s for name, time_s in medians(epochs).items()}
+    for name, rate in rates.items():
+        print(f"{name:36} {rate:9,.0f} images/s")
     draws = in_turns({name: lambda t=t: draw(t) for name, t in DRAWN.items()}, rounds, 0.005)
     checks = [
         Check("crop, flip, normalise: the tutorial takes", ratios["memfeed / tutorial"], 7, at_least=True),
@@ -214,6 +318,16 @@ def main() -> None:
     if resized:
         times = ratio(resized, VISION, "memfeed")
         checks.append(Check("resized crop, flip, normalise: torchvision v2 takes", times, 1.8, at_least=True))
+    bare = "torch's kernel, bare loop"
+    for name, least, share in (("1 thread", 10_000, 0.78), ("2 threads", 17_000, 1.32)):
+        checks.append(Check(f"resized crop of bytes, {name}", rates[f"memfeed, {name}"], least, True, "images/s"))
+        times = ratio(alone, bare, f"memfeed, {name}")
+        checks.append(Check(f"resized crop of bytes, {name}: torch's bare kernel takes", times, share, at_least=True))
+    for name, least in {"crop": 16_000, "resized crop": 10_000}.items():
+        checks.append(Check(f"Loader: {name}, flip, normalise", rates[f"Loader, {name}"], least, True, "images/s"))
+    if resized:
+        times = ratio(epochs, "Loader, resized by torchvision v2", "Loader, resized crop")
+        checks.append(Check("Loader: resized crop, flip, normalise: torchvision v2 takes", times, 5, at_least=True))
     for name, time_s in medians(draws).items():
         checks.append(Check(f"to draw 256 of {name}", time_s * 1e6, 20, False, "us"))
     show("transforms", checks)
@@ -225,6 +339,9 @@ def main() -> None:
             "images_per_second": {name: N / time_s for name, time_s in median.items()},
             "throughput_ratios": ratios,
             "resized_median_seconds": medians(resized),
+            "alone_median_seconds": medians(alone),
+            "epoch_images": EPOCH,
+            "epoch_median_seconds": medians(epochs),
             "draw_seconds": medians(draws),
             "seconds": seconds,
         },

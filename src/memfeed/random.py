@@ -83,8 +83,10 @@ class Keys:
                 )
 
 
-def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64]:
-    """Return random numbers in [0, 1), float64 [k, draws], for the k rows of `keys`.
+def uniform(
+    keys: Keys, stream: int | str, draws: int = 1, samples: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
+    """Return random numbers in [0, 1), float64 [k, draws], for the k rows of `keys`, or for those at `samples` [k].
 
     Entry [i, j] is a pure function of (seed, epoch, rows[i], occurrence[i], stream, j), in every process and on every
     machine. Streams are independent of each other; an int and the str of its digits are different streams.
@@ -93,11 +95,25 @@ def uniform(keys: Keys, stream: int | str, draws: int = 1) -> NDArray[np.float64
     >>> bool((uniform(keys, "flip")[1] == uniform(Keys(0, 0, torch.tensor([8])), "flip")[0]).all())
     True
     """
-    bits = mix(keys.states[:, None] + _draw_keys(keys.seed, keys.epoch, stream, draws))
+    states = keys.states if samples is None else keys.states[samples]
+    bits = mix(states[:, None] + _draw_keys(keys.seed, keys.epoch, stream, draws))
     bits >>= _TO_DOUBLE
     numbers = bits.astype(np.float64)
     numbers *= 2.0**-53
     return numbers
+
+
+def uniform_streams(keys: Keys, draws: tuple[tuple[int | str, int], ...]) -> dict[int | str, NDArray[np.float64]]:
+    """Return by stream what `uniform` returns, for several streams and their numbers of draws, in one pass."""
+    counts = [count for _, count in draws]
+    bits = mix(
+        _draw_keys_of_streams(keys.seed, keys.epoch, draws)[:, None] + keys.states
+    )  # the draws of a sample apart
+    bits >>= _TO_DOUBLE
+    numbers = bits.astype(np.float64)
+    numbers *= 2.0**-53
+    ends = np.cumsum(counts).tolist()
+    return {stream: numbers[end - count : end].T for (stream, count), end in zip(draws, ends, strict=True)}
 
 
 def derive(*parts: int | str) -> int:
@@ -116,6 +132,11 @@ def _draw_keys(seed: int, epoch: int, stream: int | str, draws: int) -> NDArray[
     """Return the hash of seed, epoch and stream, plus a multiple of SplitMix64's step for each draw, uint64 [draws]."""
     first = derive(seed, epoch, stream)
     return np.array([(first + j * _DRAW_STEP) & _MASK for j in range(draws)], np.uint64)
+
+
+@lru_cache(64, typed=True)
+def _draw_keys_of_streams(seed: int, epoch: int, draws: tuple[tuple[int | str, int], ...]) -> NDArray[np.uint64]:
+    return np.concatenate([_draw_keys(seed, epoch, stream, count) for stream, count in draws])
 
 
 def _digest(parts: tuple[int | str, ...], size: int) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
-from memfeed.random import Keys, uniform
+from memfeed.random import Keys, uniform, uniform_streams
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.params.sizes import BySize, Images, ImageShape, Sizes
 from memfeed.transforms.params.values import Affine
@@ -38,15 +38,30 @@ DrawFromStream: TypeAlias = Callable[[str, int, "NDArray[np.int64] | None"], NDA
 """A `DrawUniform` that takes the name of a stream first."""
 
 
-@dataclass(frozen=True, eq=False)
 class KeyedDraws:
-    """A `DrawFromStream` whose numbers depend on the keys of the samples alone."""
+    """A `DrawFromStream` whose numbers depend on the keys of the samples alone.
 
-    keys: Keys
+    Args:
+        keys: of the samples of one batch.
+        asked: how many numbers each stream was asked for in batches before. These are drawn in one pass, at the first
+            call. Streams that are not in it are added.
+    """
+
+    def __init__(self, keys: Keys, asked: dict[str, int] | None = None) -> None:
+        self.keys, self._asked = keys, {} if asked is None else asked
+        self._drawn: dict[Any, NDArray[np.float64]] | None = None
 
     def __call__(self, stream: str, draws: int, samples: NDArray[np.int64] | None) -> NDArray[np.float64]:
         """Return random numbers in [0, 1), float64 [n, draws]; see `DrawUniform`."""
-        return uniform(self.keys if samples is None else self.keys.part(samples), stream, draws)
+        if samples is not None:
+            return uniform(self.keys, stream, draws, samples)
+        if self._drawn is None:
+            self._drawn = uniform_streams(self.keys, tuple(self._asked.items())) if len(self._asked) > 1 else {}
+        drawn = self._drawn.pop(stream, None)  # the caller owns it, and may write to it
+        if drawn is not None and drawn.shape[1] >= draws:
+            return drawn[:, :draws]
+        self._asked[stream] = max(draws, self._asked.get(stream, 0))
+        return uniform(self.keys, stream, draws)
 
 
 @dataclass(frozen=True, eq=False)

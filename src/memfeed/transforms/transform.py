@@ -69,6 +69,7 @@ class Transform(Operation):
 
     def __init__(self, *, on: On = None) -> None:
         super().__init__(on=on)
+        self._asked: dict[str, dict[str, int]] = {}  # numbers drawn for a batch, by the repr of `on` and by stream
         self._seen: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by the repr of `on`, which may be a list
 
     @overload
@@ -293,7 +294,9 @@ class Transform(Operation):
             if whole is not field.tensor:  # all steps of a sample have its key
                 of_images = keys.part(np.repeat(np.arange(len(keys.rows)), field.tensor.shape[1]))
             try:
-                changed, geometries = run(steps_here, images, KeyedDraws(of_images))
+                changed, geometries = run(
+                    steps_here, images, KeyedDraws(of_images, self._asked.setdefault(repr(on), {}))
+                )
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
