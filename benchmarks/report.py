@@ -297,8 +297,8 @@ def _alone_and_epochs(result: Result) -> str:
         [[name, milliseconds(t), f"{count / t:,.0f}"] for name, t in result[key].items()]
         for key, count in counts.items()
     )
-    return f"""RandomResizedCrop of bytes alone, all with the same values. The bare loop calls torch's kernel with crops whose
-channels lie together already:
+    return f"""RandomResizedCrop of bytes alone, all with the same values. The bare loop calls torch's
+kernel with crops whose channels lie together already:
 
 {table(["", "time", "images/s"], alone)}
 Warm shuffled epochs of {result["epoch_images"]:,} such images, batches of {result["input"]["shape"][0]}:
