@@ -4,6 +4,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, given, settings
@@ -19,11 +20,12 @@ from memfeed.transforms import (
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
+    Resampled,
     Resize,
     ToDtype,
 )
 from memfeed.transforms.backends import kernel, sampling, sampling_kernels
-from resample_cases import LAYOUTS, sampled_cases, share_apart
+from resample_cases import LAYOUTS, MODES, sampled_cases, share_apart
 from simulated_cuda import reference, simulated
 
 # Triton 3.2 counts loops with arrays of one number
@@ -52,6 +54,16 @@ def test_boxes_are_resized_as_torch_does(case):
 @given(sampled_cases(12, 14, 2, kinds=("warp",)))
 def test_images_are_warped_as_torch_does(case):
     check(case, 0.05 if case[1].mode == "nearest" else 0)  # a point between two pixels may be rounded to either
+
+
+@pytest.mark.parametrize(("mode", "antialias"), MODES)
+def test_boxes_that_shrink_and_grow(mode, antialias):
+    """Noise, whose edges show whether what lies beyond a box counts."""
+    image = torch.rand(2, 3, 13, 11, generator=torch.Generator().manual_seed(0))
+    top, left, height, width = np.array([[0, 2], [0, 1], [13, 9], [11, 4]])
+    change = Resampled(top, left, height, width, 6, 8, mode, antialias)
+    got = sampling.launch(image, change, None, None, torch.contiguous_format)
+    torch.testing.assert_close(got, change.all(image), rtol=0, atol=2e-5)
 
 
 class Queued:
