@@ -72,12 +72,14 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/cold.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/weight.py
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
+	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/imports.py; else $(BIN)/python benchmarks/imports.py; fi
 	$(BIN)/python benchmarks/report.py
 
 # All tests with the oldest torch and tensordict that pyproject.toml allows, in an environment of their own.

@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 OURS, OURS_COLD = "#0b7a75", "#8fd0cc"
 THEIRS, THEIRS_COLD = "#6b7280", "#c7cbd1"
+GIGABYTES, ROWS = "GB/s", "rows/s"
 LIMITS = ("bare index_select loop", "contiguous copy")
 INK, FAINT = "#1f2933", "#7b8794"
 STYLE = {
@@ -221,3 +222,51 @@ def _others_panel(axis: Any, work: str, part: dict[str, Any], names: list[str]) 
         0, 1.02, f"{part['rows']:,} uint8 {part['shape']} and a label, batches of {part['batch_size']}",
         transform=axis.transAxes, fontsize=8.5, color=FAINT,
     )  # fmt: skip
+
+
+def curves(source: Path, target: Path) -> None:
+    """Draw the rates of memfeed and of a bare loop against sizes and cores, quiet and busy, on logarithmic axes."""
+    result = read(source)
+    labels = {"row size": "bytes a row", "columns": "columns", "store size": "bytes of the store", "cores": "threads"}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 2, figsize=(11, 7.6))
+        for axis, (name, points) in zip(axes.flat, result["curves"].items(), strict=True):
+            _curves_panel(axis, points, GIGABYTES if name != "columns" else ROWS)
+            axis.set_xlabel(labels[name])
+            axis.set_title(f"by {name}", loc="left", fontsize=10.5, fontweight="bold")
+        axes[0, 0].legend(frameon=False, fontsize=8.5)
+        figure.suptitle(
+            "Shuffled epochs from warm memory, against sizes and cores",
+            x=0.02, y=0.985, ha="left", fontsize=14, fontweight="bold",
+        )  # fmt: skip
+        figure.text(
+            0.02, 0.925, "Light: while a process spins on every core. The loop reuses one buffer and keeps no batch.",
+            fontsize=9.5, color=FAINT,
+        )  # fmt: skip
+        figure.text(0.02, 0.012, machine_line(result), fontsize=8, color=FAINT)
+        figure.subplots_adjust(left=0.08, right=0.97, top=0.86, bottom=0.1, hspace=0.42, wspace=0.22)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+
+
+def _curves_panel(axis: Any, points: list[dict[str, Any]], unit: str) -> None:
+    colors = {
+        ("memfeed.Loader", "quiet"): OURS,
+        ("memfeed.Loader", "busy"): OURS_COLD,
+        ("index_select loop", "quiet"): THEIRS,
+        ("index_select loop", "busy"): THEIRS_COLD,
+    }
+    for (who, load), color in colors.items():
+        rates = []
+        for one in points:
+            rows = one["rows"] / one[load]["median_seconds"][who]
+            rates.append(rows if unit == ROWS else rows * one["row_bytes"] / 1e9)
+        axis.plot([one["at"] for one in points], rates, "o-", color=color, markersize=4, label=f"{who}, {load}")
+    axis.set_xscale("log", base=2 if max(one["at"] for one in points) < 100 else 10)
+    axis.set_yscale("log")
+    axis.set_ylabel(unit)
+    axis.grid(axis="y", color="#e4e7eb", linewidth=0.6)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.minorticks_off()

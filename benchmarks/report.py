@@ -306,6 +306,58 @@ Warm shuffled epochs of {result["epoch_images"]:,} such images, batches of {resu
 {table(["", "time", "images/s"], epochs)}"""
 
 
+def curves(result: Result) -> str:
+    points = result["curves"]
+    loop, ours, once = "index_select loop", "memfeed.Loader", "memfeed, converted and read once"
+    parts = []
+    for axis, found in points.items():
+        rows = []
+        for one in found:
+            rates = {
+                load: {who: one["rows"] / t for who, t in one[load]["median_seconds"].items()}
+                for load in ("quiet", "busy")
+            }
+            cells = [f"{rates[load][who]:,.0f}" for load in ("quiet", "busy") for who in (ours, loop)]
+            again = f"{rates['quiet'][once] / rates['quiet'][loop]:.2f}" if once in rates["quiet"] else ""
+            name = f"{one['at']:,} B" if axis in ("row size", "store size") else f"{one['at']:,}"
+            rows.append([name, *cells, f"{one['quiet']['ratio']:.2f}", f"{one['busy']['ratio']:.2f}", again])
+        columns = [axis, "memfeed, rows/s", "loop", "memfeed, busy", "loop, busy", "x", "x, busy", "read once"]
+        if axis != "row size":
+            columns, rows = columns[:-1], [row[:-1] for row in rows]
+        parts.append(table(columns, rows))
+    return f"""## Rates against sizes and cores
+
+Shuffled epochs, page cache warm, of `memfeed.Loader` and of a loop that copies the same rows with `torch.index_select`
+into one buffer. Busy: a process spins on every core. "x": memfeed is x times as fast as the loop. "Read once": the rate
+of converting a tensor in memory and reading the store for one epoch, as a share of the loop's rate over that store.
+Rows have two columns (rows of 8 B: one). In the second table a column has 8 B a row, in the third a row has 4 KB, in
+the fourth 196 KB.
+
+![Rates](curves.png)
+
+{chr(10).join(parts)}
+**Where memfeed is the wrong tool.** Data that is read once: to write a store costs more than to read the data, however
+large its rows. Small tensors that are in memory already, of rows of a few bytes: index the tensor. Many columns of a
+few bytes each: one column of vectors is read in one piece. memfeed pays off where samples are expensive to make
+(decoding, resizing, tokenising) and are read in more than one epoch, or where they do not fit in memory.
+"""
+
+
+def imports(result: Result) -> str:
+    rows = [
+        [name, milliseconds(cpu), milliseconds(wall), f"{size / 2**20:.1f} MiB"]
+        for name, (cpu, wall, size) in result["medians"].items()
+    ]
+    failed = "".join(f"\n{name} failed: {why}.\n" for name, why in result["failed"].items())
+    return f"""## Imports
+
+Each statement in a fresh process that has imported torch, page cache warm, bytecode written. The times of the other
+sections do not hold any import.
+
+{table(["", "CPU time", "time", "memory"], rows)}{failed}
+{targets(result)}"""
+
+
 def sequences(result: Result) -> str:
     about = result["input"]
     rows = [
@@ -442,6 +494,8 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "others": others,
     "cold": cold,
     "scale": scale,
+    "curves": curves,
+    "imports": imports,
     "convert": convert,
     "columnar": columnar,
     "windows": windows,
@@ -455,7 +509,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "to_device": to_device,
     "torture": torture,
 }
-CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others}
+CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others, "curves": charts.curves}
 
 
 def report(results: Path, docs: Path) -> None:

@@ -49,6 +49,8 @@ FIGURES = {
     "loader": "works",
     "cold": "works",
     "scale": "first_batch_seconds",
+    "curves": "curves",
+    "imports": "medians",
     "transforms": "median_seconds",
     "to_device": "works",
     "sequences": "works",
@@ -89,7 +91,9 @@ def test_report(quick, tmp_path):
     page = (tmp_path / "benchmarks.md").read_text()
     assert page.count("quick run") == len(FIGURES)
     assert "Other loading libraries" in page
-    assert (tmp_path / "others.png").read_bytes().startswith(b"\x89PNG")
+    assert "Where memfeed is the wrong tool" in page
+    for chart in ("others", "curves"):
+        assert (tmp_path / f"{chart}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_weight(tmp_path):

@@ -29,6 +29,8 @@ Make = Callable[[Rows, int, Path], Iterable[Any]]
 # name -> module of this package, distributions that bring the library, whether its shuffle is exact
 _PEERS: dict[str, tuple[str, list[str], bool]] = {
     "FFCV": ("ffcv", ["ffcv"], True),
+    "TensorStore": ("tensorstore", ["tensorstore"], True),
+    "Lance": ("lance", ["pylance"], True),
     "SPDL": ("spdl", ["spdl"], True),
     "Grain": ("grain", ["grain"], True),
     "LitData": ("litdata", ["litdata"], False),
