@@ -117,6 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         path = Path(directory) / "a.mf"
         for axis, at, point in points:
+            torch.set_num_threads(point.get("threads", cores))
             data = columns_of(*point["shape"])
             programs, about = contenders(data, path, point.get("threads"), once=axis == "row size")
             found: dict[str, Any] = {"at": at, **about}
