@@ -76,7 +76,7 @@ def cost(statement: str, store: Path) -> list[float]:
 
 def main() -> None:
     options = parser("imports", __doc__).parse_args()
-    rounds = 1 if options.quick else 5
+    rounds = 1 if options.quick else 3
     peers = {} if options.quick else {name: f"import {module}" for name, module in PEERS.items() if has(module)}
     failed: dict[str, str] = {}
     costs: dict[str, list[list[float]]] = {}
