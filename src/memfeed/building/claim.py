@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import threading
 import time
@@ -19,9 +20,14 @@ from memfeed.system.progress import write_line
 
 WAIT_SECONDS = 0.1
 REPORT_SECONDS = 60.0
+FILLERS = "fillers"  # the file whose shared lock the processes have that fill one build together
 _MOST_MISSING = 20  # how often a directory is seen without a lock file before it counts as a dead builder's
 _descriptors: set[int] = set()
 _held: dict[tuple[Path, int], int] = {}  # (build, thread) -> descriptor of the lock, of this process
+
+
+class ClaimedError(BuildError):
+    """Another process holds the lock of a build."""
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -57,7 +63,7 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
 
     Raises StoreError if the store that is to be replaced, or the build, may be another user's.
     While another process builds the store, waits, and names that process on stderr once a minute; without ``wait``
-    raises BuildError. The lock ends with its process; child processes do not share it.
+    raises ClaimedError. The lock ends with its process; child processes do not share it.
     """
     if path.name.endswith((format.BUILD_SUFFIX, f"{format.BUILD_SUFFIX}.old")):
         raise StoreError(f"{path}: found a name that only unfinished stores have; expected one that ends in no .build")
@@ -125,12 +131,12 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
             if fd is not None:
                 return fd
             if not wait:
-                raise BuildError(f"{path}: found another process that builds it; expected none")
+                raise ClaimedError(f"{path}: found another process that builds it; expected none")
             owner = _read_owner(root)
             if (root, threading.get_ident()) in _held:
                 raise BuildError(
-                    f"{path}: found that this very thread is building it already (a Writer, or a dataset that calls "
-                    "cache() on its own store); expected another path: it would wait for itself"
+                    f"{path}: found that this very thread is building it already (a Writer, a store that is being "
+                    "filled, or a dataset that calls cache() on its own store); expected another path: it would wait for itself"
                 )
             waited = time.monotonic() - since
             if owner != reported:
@@ -216,3 +222,42 @@ def _read_owner(root: Path) -> _Owner | None:
         return msgspec.json.decode((root / WORK_DIRECTORY / "owner").read_bytes(), type=_Owner)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def share(root: Path) -> int:
+    """Say, until the descriptor returned is given to ``unshare``, that this process writes rows into a build.
+
+    Several processes may share one. Raises FileNotFoundError if the build is gone.
+    """
+    path = root / WORK_DIRECTORY / FILLERS
+    with _unwrap_missing():
+        fd = files.open_write(path, os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if not _is_at(fd, path):
+            raise FileNotFoundError(path)
+    except BaseException:
+        os.close(fd)
+        raise
+    _descriptors.add(fd)
+    return fd
+
+
+def unshare(fd: int) -> None:
+    """End what ``share`` began."""
+    _close(fd)
+
+
+def is_shared(root: Path) -> bool:
+    """Return True if a process, this one included, writes rows into the build at ``root`` as ``share`` says."""
+    try:
+        fd = os.open(root / WORK_DIRECTORY / FILLERS, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

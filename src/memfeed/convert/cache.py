@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -12,6 +12,7 @@ import torch
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
+from memfeed.convert.lazily import open_or_fill
 from memfeed.convert.repair import repair_store
 from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
 from memfeed.errors import RandomDataError, StoreError
@@ -43,6 +44,8 @@ def cache(
     overwrite: bool = False,
     repair: bool = False,
     progress: bool = True,
+    lazily: bool = False,
+    worker_init_fn: Callable[[int], None] | None = None,
     type: None = None,
 ) -> Store:
     """Write every sample of a dataset once into a store at ``path``, and open it. A store that exists is only opened.
@@ -81,6 +84,10 @@ def cache(
         repair: check every byte of the existing store, and recompute only the rows whose bytes are damaged. The
             repaired store replaces the old one as with ``overwrite``.
         progress: print the budget and a progress bar on stderr.
+        lazily: return at once a store that is filled while it is read, of a map-style dataset: the workers read the
+            rows that a `Loader` needs next, then all others, and commit the store when the last row is there. Several
+            processes of one machine may do so together at one path. ``docs/filling.md`` says what such a store can do.
+        worker_init_fn: called in each worker process with its number before it reads, as DataLoader does.
 
     Returns:
         The open store. What it returns is memory-mapped and read-only; see `Store`. For a DatasetDict of Hugging Face
@@ -120,20 +127,22 @@ def cache(
             f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
         )
     check_keep(keep)
+    if lazily and (overwrite or repair):
+        raise ValueError("found lazily=True with overwrite=True or repair=True; expected a new path, or lazily alone")
     checked = None if metadata is None else check_metadata(metadata)
     options = ConvertOptions(
         fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite,
-        progress, length,
+        progress, length, worker_init=worker_init_fn,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
-        return _cache(dataset, path, options, copy_existing, repair, split, keep)
+        return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily)
     folder = None if path is None else local_path(path)
     if folder is not None and (folder / format.MANIFEST).exists():
         raise StoreError(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
     stores = {
-        name: _cache(part, None if folder is None else folder / name, options, copy_existing, repair, split, keep)
+        name: _cache(part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily)
         for name, part in dataset.items()
     }
     return cast("Store", stores)  # a checker of types cannot know which of both
@@ -147,6 +156,7 @@ def _cache(
     repair: bool,
     split: bool | str,
     keep: Any,
+    lazily: bool,
 ) -> Store:
     """Return the store of one dataset; see `cache`."""
     owner = None
@@ -164,8 +174,11 @@ def _cache(
     refuse_mapped_columns(given, target, copy_existing)
     require_length(given, options.length)
     try:
-        repaired = repair_store(target, given, options) if repair else None
-        store = open_or_convert(target, given, options, owner) if repaired is None else repaired
+        if lazily:
+            store = open_or_fill(target, given, options, owner)
+        else:
+            repaired = repair_store(target, given, options) if repair else None
+            store = open_or_convert(target, given, options, owner) if repaired is None else repaired
     except RandomDataError as error:
         raise error if cut is None else still_random(error, cut) from None
     return store if cut is None else with_rest(store, cut)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from memfeed.building.build import Build
-from memfeed.building.claim import clear
+from memfeed.building.claim import clear, is_shared
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
 from memfeed.convert.attributes import kept_of
@@ -79,7 +79,7 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
             "nothing else: choose another path, or remove it yourself"
         )
     files.make_directory(target.parent)
-    with sigterm_unwinds() as sigterm, _removed_on_error(owner), claim_recovered(target):
+    with sigterm_unwinds() as sigterm, removed_on_error(owner), claim_recovered(target):
         # another process may have made the store while this one waited for the claim
         is_made = format.identity(target) != identity if options.overwrite else target.exists()
         if not is_made or (options.overwrite and not _is_equal(target, given, options)):
@@ -90,7 +90,7 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
 
 
 @contextlib.contextmanager
-def _removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
+def removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -178,13 +178,13 @@ class Conversion:
 
     def run(self, sigterm: Sigterm) -> None:
         """Resume or begin the build, fill it, and commit it. After an error the rows that were written are kept."""
-        build = self._resume()
+        build = self.resume()
         written = 0 if build is None else _count_written(build)
         if build is None:
             row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
             budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds)
             message = f"{budget} -> {self.target}"
-            build = self._begin()
+            build = self.begin()
         else:
             message = f"resuming {build.root}: {written:,} rows are written already"
         try:
@@ -204,33 +204,34 @@ class Conversion:
                     "found that the system gives no more threads; expected some: raise the limit (ulimit -u), or the "
                     "address space (ulimit -v)"
                 )
-            self._keep_or_remove(build, error)
+            self.keep_or_remove(build, error)
             raise error
 
-    def _begin(self) -> Build:
+    def begin(self) -> Build:
         shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1
         root = format.build_path(self.target)
         return Build.begin(root, self.result.inferred.schema, self.given.length, self.fingerprint, shares)
 
-    def _resume(self) -> Build | None:
+    def resume(self) -> Build | None:
         """Return the unfinished build of this dataset, None without one, or if overwrite=True discards another one.
 
         Raises StaleStoreError for the build of another dataset.
         """
         root = format.build_path(self.target)
+        if is_shared(root):
+            raise BuildError(
+                f"{root}: found other processes that fill this store while they train; expected none: end them, or "
+                "join them with lazily=True"
+            )
         build = Build.resume(root)
         # where a row is depends on the number of workers, and length= counts the rows of one
         if build is None or (self.options.length is not None and build.settings.shares > 1):
             return None
-        old, found = build.settings.fingerprint, self.result.inferred.schema
+        old = build.settings.fingerprint
         if self.options.overwrite and old is not None and old.source != self.fingerprint.source:
             return None  # its rows may come from code that was faulty, which is a reason to pass overwrite=True
         try:
-            if old is None:
-                raise stale(root, "found the build of a Writer")
-            if [field.path for field in found] != [field.path for field in build.schema]:  # or other fields= were given
-                raise stale(root, schema_difference(found, build.schema))
-            require_equal(root, build.schema, old, self.fingerprint, self.result, None)
+            self.require_same(build)
         except StaleStoreError:
             if self.options.overwrite:
                 return None
@@ -238,6 +239,15 @@ class Conversion:
         if build.row_count is not None and not build.is_closing:
             build.retry_skipped()  # the dataset may have been fixed, or on_error changed
         return build
+
+    def require_same(self, build: Build) -> None:
+        """Raise StaleStoreError if ``build`` is of another dataset."""
+        old, found = build.settings.fingerprint, self.result.inferred.schema
+        if old is None:
+            raise stale(build.root, "found the build of a Writer")
+        if [field.path for field in found] != [field.path for field in build.schema]:  # or other fields= were given
+            raise stale(build.root, schema_difference(found, build.schema))
+        require_equal(build.root, build.schema, old, self.fingerprint, self.result, None)
 
     def _fill(self, build: Build, bar: Progress, sigterm: Sigterm) -> None:
         """Write the rows that are absent."""
@@ -261,10 +271,18 @@ class Conversion:
                 dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
             workers = shares if shares > 1 else 0
             length = self.options.length
-            convert_stream(build, dataset, self.plan, worker_count=workers, length=length, on_report=on_report)
+            convert_stream(
+                build,
+                dataset,
+                self.plan,
+                worker_count=workers,
+                length=length,
+                on_report=on_report,
+                init=self.options.worker_init,
+            )
         else:
             if not self.options.allow_random:
-                self._write_probed(build, on_report)
+                self.write_probed(build, on_report)
             convert_map(
                 build,
                 self.given.dataset,
@@ -272,6 +290,7 @@ class Conversion:
                 worker_count=self.worker_count,
                 seconds=self.result.probed.seconds,
                 on_report=on_report,
+                init=self.options.worker_init,
             )
 
     def _require_length(self, build: Build) -> None:
@@ -287,10 +306,10 @@ class Conversion:
                 f"those found with {line}"
             )
 
-    def _write_probed(self, build: Build, on_report: OnReport) -> None:
+    def write_probed(self, build: Build, on_report: OnReport, *, may_promote: bool = True) -> None:
         """Write the probed samples, so that they are not decoded again."""
         presence = build.presence()
-        writer = RunWriter(build, self.plan, may_promote=True)
+        writer = RunWriter(build, self.plan, may_promote=may_promote)
         for index, sample in zip(self.result.probed.indices, self.result.probed.samples, strict=True):
             if presence[index] == ABSENT:
                 report = Report()
@@ -301,7 +320,7 @@ class Conversion:
         mark_skipped(build, failed)
         on_report(Report(skipped_count=len(failed)))
 
-    def _keep_or_remove(self, build: Build, error: BaseException) -> None:
+    def keep_or_remove(self, build: Build, error: BaseException) -> None:
         """Sync the rows that were written, and add to an error of ours that they are kept.
 
         A build without a row, or of a temporary store, is removed.

@@ -12,6 +12,7 @@ import numpy as np
 
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
+from memfeed.convert.inputs import WorkerInit
 from memfeed.convert.jobs import MapJob, StreamJob
 from memfeed.convert.processes import WorkerDied, run_job
 from memfeed.convert.write_run import WRITE_BYTES, Report, RunWriter, WritePlan, promote_column
@@ -29,7 +30,14 @@ OnReport = Callable[[Report], None]
 
 
 def convert_map(
-    build: Build, dataset: Any, plan: WritePlan, *, worker_count: int, seconds: float, on_report: OnReport
+    build: Build,
+    dataset: Any,
+    plan: WritePlan,
+    *,
+    worker_count: int,
+    seconds: float,
+    on_report: OnReport,
+    init: WorkerInit = None,
 ) -> None:
     """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
     while len(absent := build.absent()):
@@ -42,18 +50,20 @@ def convert_map(
         ]
         useful = min(worker_count, len(ranges))
         try:
-            _run(MapJob(dataset, build, plan, ranges, useful), useful, on_report)
+            _run(MapJob(dataset, build, plan, ranges, useful, init), useful, on_report)
         except WorkerDied as death:
             if not plan.skip_errors or death.reading is None:
                 raise
             for row in death.reading:
-                _read_alone(build, dataset, plan, row, on_report)
+                _read_alone(build, dataset, plan, row, on_report, init)
 
 
-def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport) -> None:
+def _read_alone(
+    build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport, init: WorkerInit
+) -> None:
     """Read a sample that may have killed a worker again, in a worker of its own. Skip it if that dies too."""
     try:
-        _run(MapJob(dataset, build, plan, [range(row, row + 1)], 1), 1, on_report)
+        _run(MapJob(dataset, build, plan, [range(row, row + 1)], 1, init), 1, on_report)
     except WorkerDied as death:
         if death.reading is None:
             raise
@@ -71,6 +81,7 @@ def convert_stream(
     worker_count: int,
     length: int | None,
     on_report: OnReport,
+    init: WorkerInit = None,
 ) -> None:
     """Write every sample of an iterable (with a `length`, the first so many), in its order.
 
@@ -80,7 +91,7 @@ def convert_stream(
     stay.
     """
     build.rewrites = True  # after a power loss, parts of a block may be written already
-    while not _run(StreamJob(dataset, build, plan, worker_count, length), worker_count, on_report):
+    while not _run(StreamJob(dataset, build, plan, worker_count, length, init), worker_count, on_report):
         pass
     mark_skipped(build, build.absent())  # the workers' shares may have different lengths
 

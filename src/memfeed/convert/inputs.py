@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,10 @@ from memfeed.schema.fields import Kind
 from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
 from memfeed.store.store import Store
+
+
+WorkerInit = Callable[[int], None] | None
+"""A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -44,6 +48,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     progress: bool
     length: int | None = None
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
+    worker_init: WorkerInit = None
 
 
 def classify_input(dataset: Any) -> Input:

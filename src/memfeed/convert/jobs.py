@@ -14,7 +14,7 @@ import torch
 
 from memfeed.building.build import Build
 from memfeed.building.rows import SKIPPED
-from memfeed.convert.inputs import read_sample
+from memfeed.convert.inputs import WorkerInit, read_sample
 from memfeed.convert.randomness import Draws
 from memfeed.convert.sharing import share_memory
 from memfeed.convert.watchdog import WAITING, Watchdog
@@ -33,8 +33,16 @@ class MapJob:
     Workers take the next range from a shared counter, so they end together although samples take different times.
     """
 
-    def __init__(self, dataset: Any, build: Build, plan: WritePlan, ranges: Sequence[range], worker_count: int) -> None:
-        self.dataset, self.build, self.plan, self.ranges = dataset, build, plan, list(ranges)
+    def __init__(
+        self,
+        dataset: Any,
+        build: Build,
+        plan: WritePlan,
+        ranges: Sequence[range],
+        worker_count: int,
+        init: WorkerInit = None,
+    ) -> None:
+        self.dataset, self.build, self.plan, self.ranges, self.init = dataset, build, plan, list(ranges), init
         self.watchdog = Watchdog(worker_count)
         self._taken = _shared_counter(worker_count)
         self._reads_singly = False  # True once __getitems__ has returned samples in the same memory
@@ -123,9 +131,15 @@ class StreamJob:
     """
 
     def __init__(
-        self, dataset: Iterable[Any], build: Build, plan: WritePlan, worker_count: int, length: int | None = None
+        self,
+        dataset: Iterable[Any],
+        build: Build,
+        plan: WritePlan,
+        worker_count: int,
+        length: int | None = None,
+        init: WorkerInit = None,
     ) -> None:
-        self.dataset, self.build, self.plan, self.length = dataset, build, plan, length
+        self.dataset, self.build, self.plan, self.length, self.init = dataset, build, plan, length, init
         self.watchdog = Watchdog(worker_count)
 
     def run(self, worker: int | None) -> Iterator[Report]:

@@ -8,7 +8,6 @@ import pickle
 import random
 import signal
 import time
-import traceback
 from collections.abc import Iterator
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -19,22 +18,18 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from memfeed.convert.failure import Failure, failure_of
+from memfeed.convert.fill_job import FillJob
 from memfeed.convert.jobs import MapJob, StreamJob
 from memfeed.convert.watchdog import ENDED, Stopped, Watchdog, describe_samples
 from memfeed.convert.write_run import Report
-from memfeed.errors import BuildError, MemfeedError
+from memfeed.errors import BuildError
 from memfeed.system import machine
 from memfeed.system.signals import defer_signals
 
 STOP_SECONDS = 0.5
 CHECK_SECONDS = 1.0
-
-
-class _Failure(NamedTuple):
-    """An exception that a worker sends to the builder, and its cause."""
-
-    error: Exception
-    cause: Exception | None
+Job = MapJob | StreamJob | FillJob
 
 
 class WorkerDied(BuildError):  # noqa: N818
@@ -46,7 +41,7 @@ class WorkerDied(BuildError):  # noqa: N818
 
 
 class _Worker(NamedTuple):
-    """A worker process, its number, and the pipe for its reports: `Report`s, then None or a `_Failure`."""
+    """A worker process, its number, and the pipe for its reports: `Report`s, then None or a `Failure`."""
 
     process: BaseProcess
     pipe: Connection
@@ -54,8 +49,10 @@ class _Worker(NamedTuple):
 
 
 @contextlib.contextmanager
-def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Report]]:
+def run_job(job: Job, worker_count: int) -> Iterator[Iterator[Report]]:
     """Run `job` in `worker_count` processes, or in this one if that is 0. Yield an iterator over the reports.
+
+    The block may end in another thread than it began in.
 
     The iterator raises what the job raised, and WorkerDied if a worker died. No worker is left when the block ends.
     """
@@ -71,7 +68,7 @@ def run_job(job: MapJob | StreamJob, worker_count: int) -> Iterator[Iterator[Rep
             _end(workers, job.watchdog)
 
 
-def _start(job: MapJob | StreamJob, index: int, worker_count: int, workers: list[_Worker]) -> None:
+def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> None:
     """Start a worker and add it to `workers`."""
     try:
         pipe, sender = torch.multiprocessing.Pipe(duplex=False)
@@ -87,20 +84,22 @@ def _start(job: MapJob | StreamJob, index: int, worker_count: int, workers: list
         ) from error
 
 
-def _work(job: MapJob | StreamJob, worker: int, worker_count: int, sender: Connection) -> None:
+def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
     """Run one worker's part of `job` and send its reports."""
     with contextlib.suppress(Stopped, KeyboardInterrupt, BrokenPipeError):  # the builder ends, or has ended
         machine.die_with_parent()  # first, because the builder may be dead already
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
         _prepare_like_dataloader(job.dataset, worker, worker_count)
         try:
+            if job.init is not None:
+                job.init(worker)
             for report in job.run(worker):
                 sender.send_bytes(pickle.dumps(report))
             job.watchdog.record(worker, ENDED)
             sender.send_bytes(pickle.dumps(None))
         except Exception as error:
             job.watchdog.record(worker, ENDED)
-            sender.send_bytes(pickle.dumps(_failure(error)))
+            sender.send_bytes(pickle.dumps(failure_of(error)))
 
 
 def _prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
@@ -116,31 +115,13 @@ def _prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> No
     torch_worker._worker_info = info  # torch has no public way to set it
 
 
-def _failure(error: Exception) -> _Failure:
-    """Return `error` in a form that can be sent. A MemfeedError keeps its cause; others get their traceback as one."""
-    cause = error.__cause__ if isinstance(error, MemfeedError) else _traceback_of(error)
-    return _Failure(_picklable(error), None if cause is None else _picklable(cause))
-
-
-def _picklable(error: BaseException) -> Exception:
-    """Return `error` itself if it survives pickling, else a RuntimeError with its traceback."""
-    try:
-        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    except Exception:  # any class can break pickling in its own way
-        pass
-    return _traceback_of(error)
-
-
-def _traceback_of(error: BaseException) -> RuntimeError:
-    return RuntimeError("".join(traceback.format_exception(error)))
-
-
-def _receive(job: MapJob | StreamJob, workers: list[_Worker]) -> Iterator[Report]:
-    """Yield reports as they arrive, until every worker has sent None."""
+def _receive(job: Job, workers: list[_Worker]) -> Iterator[Report]:
+    """Yield reports as they arrive, until every worker has sent None; an empty one where a second brought none."""
     running = {worker.pipe: worker for worker in workers}
     while running:
         ready = connection.wait(list(running), CHECK_SECONDS)
+        if not ready:
+            yield Report()
         for pipe, worker in list(running.items()):
             if pipe in ready:
                 try:
@@ -149,7 +130,7 @@ def _receive(job: MapJob | StreamJob, workers: list[_Worker]) -> Iterator[Report
                     raise _death(job, worker) from None
                 if message is None:
                     del running[pipe]
-                elif isinstance(message, _Failure):
+                elif isinstance(message, Failure):
                     raise message.error from message.cause
                 else:
                     yield message
@@ -157,7 +138,7 @@ def _receive(job: MapJob | StreamJob, workers: list[_Worker]) -> Iterator[Report
                 raise _death(job, worker)
 
 
-def _death(job: MapJob | StreamJob, worker: _Worker) -> WorkerDied:
+def _death(job: Job, worker: _Worker) -> WorkerDied:
     process = worker.process
     process.join(STOP_SECONDS)
     code = process.exitcode or 0

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memfeed.errors import StoreError, StoreNotFoundError
-from memfeed.schema.fields import Schema
+from memfeed.schema.fields import Field, Schema
 from memfeed.store import foreign, format, tensordict_dir
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.format import Identity
 from memfeed.store.manifest import Manifest
+from memfeed.store.growing import growing_columns, settle_columns
 from memfeed.store.ragged import column_files, fixed_file, ragged_files
+from memfeed.store.supply import RowSupply
 
 
 @dataclass(eq=False)
@@ -23,7 +27,9 @@ class Backing:
     ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
     is a function and its arguments that make this backing in another process; None opens ``path`` there.
     ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes.
-    ``left_out`` says for each entry of a tensordict directory that is not read where it is and why.
+    ``left_out`` says for each entry of a tensordict directory that is not read where it is and why. ``supply`` brings
+    the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
+    because the dataset may raise for some.
     """
 
     path: Path | None
@@ -38,6 +44,8 @@ class Backing:
     remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = None
     description: str = ""
     transform: Any = None
+    supply: RowSupply | None = None
+    masks_rows: bool = False
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -47,7 +55,7 @@ class Backing:
         return self._columns[field_index]
 
 
-def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
+def _checker(path: Path, identity: Identity) -> Callable[[], None]:
     def check() -> None:
         if format.identity(path) != identity:
             raise StoreError(
@@ -55,14 +63,67 @@ def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Iden
                 "columns that were in use are kept, others cannot be read any more: open it again with memfeed.open"
             )
 
+    return check
+
+
+def _heap_bytes(manifest: Manifest, field: Field) -> int:
+    """Return the size of the heap of a field; 0 for a fixed one."""
+    return next((manifest.files[name] for name, size in column_files(field, 0).items() if size is None), 0)
+
+
+def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
+    check = _checker(path, identity)
+
     def open_column(field_index: int) -> Column:
         one = manifest.schema.fields[field_index]
         if one.kind == "fixed":
             return FixedColumn(one, fixed_file(path, one), manifest.rows, check)
-        heap_bytes = next(manifest.files[name] for name, size in column_files(one, 0).items() if size is None)
-        return RaggedColumn(one, ragged_files(path, one), manifest.rows, heap_bytes, check)
+        return RaggedColumn(one, ragged_files(path, one), manifest.rows, _heap_bytes(manifest, one), check)
 
     return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check)
+
+
+def filling_backing(
+    path: Path, build: Path, manifest: Manifest, supply: RowSupply, owner: object, *, masks_rows: bool
+) -> Backing:
+    """Return the columns of a build that becomes the store at ``path``; ``manifest`` says what is known of it so far.
+
+    ``digest`` is that of the source, the same for every process that fills it, now and after an interruption.
+    """
+    columns = growing_columns(build, manifest.schema, manifest.rows)
+    return Backing(
+        path,
+        manifest.schema,
+        manifest.rows,
+        source_digest(manifest) or "",
+        columns.__getitem__,
+        manifest,
+        owner,
+        supply=supply,
+        masks_rows=masks_rows,
+    )
+
+
+def settle(backing: Backing) -> bool:
+    """Let a backing that was filled read the finished store at its path. Return False if that store has other rows."""
+    assert backing.path is not None
+    found = format.read_manifest(backing.path)
+    if found is None or found[0].rows != backing.row_count or source_digest(found[0]) != backing.digest:
+        return False
+    manifest, _, identity = found
+    columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
+    heaps = [_heap_bytes(manifest, field) for field in manifest.schema]
+    check = _checker(backing.path, identity)
+    settle_columns(columns, backing.path, heaps, check)
+    backing.manifest, backing.check, backing.supply = manifest, check, None
+    return True
+
+
+def source_digest(manifest: Manifest | None) -> str | None:
+    """Return a hash of the dataset that a store was made from, in hexadecimal; None where that is not known."""
+    if manifest is None or manifest.fingerprint is None:
+        return None
+    return format.digest(msgspec.json.encode(manifest.fingerprint))
 
 
 def open_backing(root: Path, owner: object = None) -> Backing:

@@ -48,8 +48,18 @@ def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    skipped = offset % mmap.ALLOCATIONGRANULARITY
     fd = _open(path)
+    try:
+        return map_descriptor(fd, path, size, offset)
+    finally:
+        os.close(fd)
+
+
+def map_descriptor(fd: int, path: Path, size: int, offset: int = 0) -> torch.Tensor:
+    """Map bytes of an open file as `map_file` does; ``path`` names it in errors."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
     try:
         found = os.fstat(fd).st_size
         if found < offset + size:  # touching a map after the file's end is a SIGBUS
@@ -69,8 +79,6 @@ def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
-    finally:
-        os.close(fd)
     return torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from memfeed.errors import FieldError, StoreError, listed
+from memfeed.errors import FieldError, RowError, StoreError, listed
 from memfeed.order.orders import permutation
 from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
@@ -38,7 +38,7 @@ from memfeed.schema.tensordicts import is_tensordict
 from memfeed.schema.tree import as_types
 from memfeed.store import bulk, indexing, tensordict_columns
 from memfeed.store.attributes import in_form, targets_column
-from memfeed.store.backing import Backing, open_backing
+from memfeed.store.backing import Backing, open_backing, source_digest
 from memfeed.store.checksums import verify
 from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
 from memfeed.store.gather import Gather
@@ -47,6 +47,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.packed import Fill, packed_backing
 from memfeed.store.ragged import column_files
 from memfeed.store.row_views import RaggedView, read_row, sample_leaves
+from memfeed.store.supply import FillProgress, RowSupply
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.store.window_view import complete_rows, window_backing
 from memfeed.store.windows import WindowColumn
@@ -149,8 +150,11 @@ class Store(Dataset[Any]):
     @cached_property
     def digest(self) -> str:
         """A hash of the manifest and of the row numbers, in hexadecimal: it differs for every store and view."""
+        return self._with_view(self._backing.digest)
+
+    def _with_view(self, digest: str) -> str:
         view = "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
-        return f"{self._backing.digest[:16]}:{view}" if view else self._backing.digest[:16]
+        return f"{digest[:16]}:{view}" if view else digest[:16]
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -159,8 +163,73 @@ class Store(Dataset[Any]):
 
     @property
     def manifest(self) -> Manifest | None:
-        """The content of memfeed.json; None for a directory that tensordict wrote."""
+        """The content of memfeed.json, or what is known of it while the store is filled.
+
+        None for a directory that tensordict wrote.
+        """
         return self._backing.manifest
+
+    @property
+    def source_digest(self) -> str | None:
+        """A hash of the dataset and of the row numbers, in hexadecimal: the ``digest`` of the store while it is filled.
+
+        None where the dataset is not known.
+        """
+        found = source_digest(self._backing.manifest)
+        return None if found is None else self._with_view(found)
+
+    @property
+    def supply(self) -> RowSupply | None:
+        """What brings the rows of a store that is being filled; None for a finished one."""
+        return self._backing.supply
+
+    @property
+    def masks_rows(self) -> bool:
+        """True if a loader masks rows: the store is filled with ``on_error="skip"``."""
+        return self._backing.masks_rows
+
+    def progress(self) -> FillProgress:
+        """Return how many rows can be read, of how many: ``(present, total, skipped)``, of the base store.
+
+        All of them, except while the store is filled (``memfeed.cache(..., lazily=True)``).
+        """
+        if self._backing.supply is not None:
+            return self._backing.supply.progress()
+        total = self._backing.row_count or 0
+        return FillProgress(total, total)
+
+    def finish(self) -> None:
+        """Return once all rows are there and the store is committed; at once for a finished store.
+
+        Raises what the dataset raised for a row, or what keeps rows from being written.
+        """
+        if self._backing.supply is not None:
+            self._backing.supply.finish()
+
+    def _require_filled(self, what: str) -> None:
+        """Raise StoreError for what needs all rows while some are absent."""
+        if self._backing.supply is not None:
+            found = self.progress()
+            raise StoreError(
+                f"{self.path}: found {what} of a store that is being filled ({found.present:,} of {found.total:,} rows "
+                "are there); expected a finished one: call store.finish() first, which waits for it"
+            )
+
+    def _wait(self, base_rows: Int64Array) -> None:
+        """Wait until rows are there. Raises RowError for one that was skipped."""
+        supply = self._backing.supply
+        if supply is None:
+            return
+        reader = object()
+        try:
+            present = supply.wait(reader, base_rows)
+        finally:
+            supply.forget(reader)
+        if present is not None:
+            raise RowError(
+                f"{self.path}: found row {int(base_rows[int(present.argmin())])}, for which the dataset raised; "
+                "expected a row that was written: a Loader masks such rows"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -229,6 +298,7 @@ class Store(Dataset[Any]):
 
         A list of ints if the dataset had a list, else an int64 tensor [n]. Made once, and shared by later uses.
         """
+        self._require_filled("targets")
         targets = self._attribute("targets")
         assert self._backing.manifest is not None
         field, file = targets_column(self._backing.manifest.schema.fields, targets, self.path)
@@ -263,12 +333,15 @@ class Store(Dataset[Any]):
         return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more, *made])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Store) and self.__reduce__() == other.__reduce__()
+        if not isinstance(other, Store) or self._backing.supply is not None or other._backing.supply is not None:
+            return self is other
+        return self.__reduce__() == other.__reduce__()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the view; the other process maps the files itself
+        self._require_filled("a pickle")
         rows = None if self._rows is None else self._rows.tobytes()
         attached = () if self._backing.transform is None else (self._backing.transform,)
         if self._backing.remake is not None:
@@ -320,7 +393,9 @@ class Store(Dataset[Any]):
     @fork_safe
     def gather(self, ids: Int64Array) -> Any:
         """Return the batch of rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
-        return self.assemble_batch(self._gather(self.base_rows(ids)))
+        rows = self.base_rows(ids)
+        self._wait(rows)
+        return self.assemble_batch(self._gather(rows))
 
     @fork_safe
     def __getitem__(self, which: Any) -> Any:
@@ -332,6 +407,7 @@ class Store(Dataset[Any]):
             return self.gather(indexing.many_rows(which, len(self)))
         row = indexing.one_row(which, len(self))
         base_row = row if self._rows is None else int(self._rows[row])
+        self._wait(np.array([base_row]))
         return self.assemble_sample([read_row(column, base_row) for column in self.columns])
 
     def __iter__(self) -> Iterator[Any]:
@@ -342,6 +418,7 @@ class Store(Dataset[Any]):
         """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
         rows = indexing.many_rows(list(ids), len(self))
         base_rows = self.base_rows(rows)
+        self._wait(base_rows)
         leaves = self._gather(base_rows)
         batch = self.assemble_batch(leaves)
         transform = partial(getattr, self, "transform")
@@ -359,6 +436,7 @@ class Store(Dataset[Any]):
         A ragged column is returned as a sequence of views (str, bytes and json: of values). A subset of consecutive
         rows is a view too; the rows of any other subset are copied.
         """
+        self._require_filled("column(...)")
         column = self.columns[self.schema.field_index(which)]
         if isinstance(column, FixedColumn):
             if self._rows is None:
@@ -378,6 +456,7 @@ class Store(Dataset[Any]):
 
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
+        self._require_filled("tensordict()")
         if self.window_paths:
             raise StoreError(
                 f"{self.path}: found a view whose rows are made when they are read ({self._backing.description}); "
@@ -411,6 +490,7 @@ class Store(Dataset[Any]):
 
             images, labels = memfeed.open("ants.mf").to("cuda")
         """
+        self._require_filled("to(...)")
         return self.assemble_batch(bulk.load(self.columns, self._all_rows(), device, self.path.name, progress=progress))
 
     @fork_safe
@@ -433,6 +513,7 @@ class Store(Dataset[Any]):
 
             memfeed.open("weights.mf").into(model.state_dict())
         """
+        self._require_filled("into(...)")
         return bulk.into(self.columns, self._all_rows(), dest, str(self.path), strict=strict)
 
     def _all_rows(self) -> Int64Array:
@@ -488,6 +569,7 @@ class Store(Dataset[Any]):
             steps = store.windows({"image": [-1, 0], "action": range(16)}, within="episode")
             train = steps.subset(steps.column("episode") < 80)
         """
+        self._require_filled("windows(...)")
         if self._backing.remake is not None:
             raise StoreError(
                 f"{self.path}: found windows(...) of a view whose rows are made when they are read "
@@ -535,6 +617,7 @@ class Store(Dataset[Any]):
             for batch in memfeed.Loader(blocks, 8, shuffle=True):  # {"input_ids": [8, 2048], ...}
                 ...
         """
+        self._require_filled("packed(...)")
         names = tuple(which) if isinstance(which, list) else (which,)
         backing = packed_backing(self, names, operator.index(size), eos, pad)
         return Store(backing)
@@ -546,6 +629,7 @@ class Store(Dataset[Any]):
 
             short = store.subset(store.lengths("input_ids") <= 2048)
         """
+        self._require_filled("lengths(...)")
         column = self.columns[self.schema.field_index(which)]
         return torch.from_numpy(row_lengths(column, self.base_rows(np.arange(len(self)))))
 
@@ -564,6 +648,7 @@ class Store(Dataset[Any]):
 
         ``progress`` is called with (bytes done, bytes in total).
         """
+        self._require_filled("verify()")
         if isinstance(self._backing.owner, Store):
             self._backing.owner.verify(progress)  # the store of which this is a view
             return

@@ -1,0 +1,195 @@
+"""What a worker does while a store is filled: read the rows it is sent, write them, and report."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.building.build import Build, runs
+from memfeed.building.rows import ABSENT
+from memfeed.convert.failure import Failure, failure_of
+from memfeed.convert.inputs import WorkerInit, read_sample
+from memfeed.convert.randomness import Draws
+from memfeed.convert.readback import require_reread
+from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.errors import SampleError, SchemaError
+from memfeed.schema import values
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.system import files
+
+REREAD = "reread"
+"""Sent to a worker in place of rows: compare some rows with the dataset once more, before the commit."""
+
+
+class FillReport(Report):
+    """A report of one worker: the rows that it was sent, and the errors of those that could not be read."""
+
+    worker: int = 0
+    rows: list[int] = []
+    failed: list[tuple[int, Failure]] = []
+    is_reread: bool = False
+
+
+class RowLocks:
+    """Locks of single rows, so that no two processes compute one at the same time. A process that dies loses its own.
+
+    The file is opened once in a process, because POSIX frees all locks of a process that closes any descriptor of it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / WORK_DIRECTORY / "taken"
+        self._fd = -1
+
+    def __enter__(self) -> RowLocks:
+        self._fd = files.open_write(self._path, os.O_CREAT)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        os.close(self._fd)
+        self._fd = -1
+
+    def take(self, row: int) -> bool:
+        """Return True if this process has the row now, False if another one has it."""
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            return False
+        return True
+
+    def free(self, row: int) -> None:
+        """Let others have the row."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, row)
+
+
+class FillJob:
+    """Reads and writes the rows that the process of the loader sends, one list after another; None ends a worker."""
+
+    def __init__(
+        self, dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None
+    ) -> None:
+        self.dataset, self.build, self.plan, self.init = dataset, build, plan, init
+        self.watchdog = Watchdog(worker_count)
+        pipes = [torch.multiprocessing.Pipe(duplex=False) for _ in range(worker_count)]
+        self.requests = [receiver for receiver, _ in pipes]
+        self.senders: list[Connection] = [sender for _, sender in pipes]
+
+    def run(self, worker: int | None) -> Iterator[Report]:
+        """Yield a report for each list of rows that arrives."""
+        assert worker is not None
+        with FillWorker(self, worker) as filling:
+            while True:
+                self.watchdog.record(worker, ENDED)  # it may wait for long, which is no stall
+                request = self.requests[worker].recv()
+                if request is None:
+                    return
+                self.watchdog.record(worker, WAITING)
+                yield filling.reread() if request == REREAD else filling.fill(request)
+
+    def close(self) -> None:
+        """Close the pipes of this process."""
+        for pipe in (*self.requests, *self.senders):
+            pipe.close()
+
+
+class FillWorker:
+    """One process that fills rows: a worker, or the caller where there is none."""
+
+    def __init__(self, job: FillJob, worker: int) -> None:
+        self._job, self._worker, self._plan = job, worker, job.plan
+        root = job.build.root
+        self._writer = RunWriter(job.build, job.plan, may_promote=False)
+        self._draws, self._locks = Draws(job.dataset, job.plan), RowLocks(root)
+        self._presence = np.memmap(root / WORK_DIRECTORY / "presence", np.uint8, "r")
+
+    def __enter__(self) -> FillWorker:
+        self._locks.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._locks.__exit__(kind, error, tb)
+        self._writer.rows.close()
+
+    def fill(self, rows: Sequence[int]) -> FillReport:
+        """Read and write those of ``rows`` that are absent and that no other process has. Return what was done."""
+        report = FillReport(worker=self._worker, rows=list(rows))
+        taken = [row for row in rows if self._presence[row] == ABSENT and self._locks.take(row)]
+        try:
+            # another process may have written a row just before it gave it free
+            self._fill(sorted(row for row in set(taken) if self._presence[row] == ABSENT), report)
+        finally:
+            for row in taken:
+                self._locks.free(row)
+        return report
+
+    def reread(self) -> FillReport:
+        """Read some samples again, as `require_reread` does. Raise what it raises."""
+        if self._plan.refuse_random:
+            require_reread(self._job.build, self._job.dataset, self._plan)
+        return FillReport(worker=self._worker, is_reread=True)
+
+    def _fill(self, rows: Sequence[int], report: FillReport) -> None:
+        read: dict[int, list[Any]] = {}
+        self._draws.begin()
+        for row in rows:
+            try:
+                # a dataset may fill one buffer for every sample: the next one would change this one
+                read[row] = [values.copy_value(leaf) for leaf in self._read(row)]
+            except SampleError as error:
+                if self._plan.skip_errors:
+                    self._writer.skip(row)
+                    report.skipped_count += 1
+                else:
+                    report.failed.append((row, failure_of(error)))
+            except SchemaError as error:
+                report.failed.append((row, failure_of(error)))
+        self._draws.check(read, self._read)
+        for first, count in runs(sorted(read)):
+            self._write([*range(first, first + count)], read, report)
+
+    def _read(self, row: int) -> list[Any]:
+        sample = read_sample(self._job.dataset, row, self._job.watchdog, self._worker)
+        return list(flatten_sample(self._plan, sample, row))
+
+    def _write(self, rows: Sequence[int], read: dict[int, list[Any]], report: FillReport) -> None:
+        """Write consecutive rows; those that fit no column are failed."""
+        while rows:
+            before, drifts = report.row_count, len(report.drifts)
+            try:
+                if self._writer.write(rows[0], [read[row] for row in rows], rows[0], report):
+                    return
+                done = report.row_count - before
+                problem = self._drift(rows[done], *report.drifts[drifts])
+                report.drifts = []
+            except SchemaError as error:
+                if len(rows) > 1:  # find the row: the others are written
+                    for row in rows:
+                        self._write([row], read, report)
+                    return
+                done, problem = 0, error
+            report.failed.append((rows[done], failure_of(problem)))
+            rows = rows[done + 1 :]
+
+    def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> SchemaError:
+        field = self._job.build.schema.fields[field_index]
+        kind = "jagged" if field.kind == "fixed" and _dims_that_differ(field.shape, shape) == 1 else "list"
+        return SchemaError(
+            f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
+            "had that were read first. A store that is read while it is filled keeps its columns: remove "
+            f"{self._job.build.root} and say so: cache(..., fields={{{field.name!r}: {kind!r}}})"
+        )
+
+
+def _dims_that_differ(expected: Sequence[int | None], shape: Sequence[int]) -> int:
+    return sum(one != other for one, other in zip(expected, shape, strict=True))

@@ -1,0 +1,479 @@
+"""Fill a store while it is read: send rows to workers, in the order in which loaders want them, and commit at the end.
+
+`Filler` is what the store holds. Its work is done by `_Work`, in a thread that ends when the store is dropped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.building.build import Build
+from memfeed.building.claim import ClaimedError, claim, unshare
+from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.convert.conversion import Conversion
+from memfeed.convert.driver import mark_skipped
+from memfeed.convert.fill_job import REREAD, FillJob, FillReport, FillWorker
+from memfeed.convert.processes import WorkerDied, run_job
+from memfeed.convert.readback import require_probed
+from memfeed.convert.write_run import Report
+from memfeed.errors import BuildError, MemfeedError
+from memfeed.schema.codec import Int64Array
+from memfeed.store import format
+from memfeed.store.backing import Backing, settle
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.supply import FillProgress
+from memfeed.system.progress import Progress, write_line
+
+LIST_SECONDS = 0.02  # of work in one list of rows that a worker is sent
+MOST_ROWS_A_LIST = 64
+LISTS_AHEAD = 2  # that a worker has: it reads one while its report of another is on the way
+POLL_SECONDS = 0.001
+URGE_SECONDS = 0.25  # after which rows that are waited for are sent again, if nobody has them
+TICK_SECONDS = 0.5
+MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
+JOIN_SECONDS = 5.0
+
+
+class Filler:
+    """Brings the rows of a build, as ``RowSupply`` says. It ends with the last store that holds it."""
+
+    def __init__(self, work: _Work) -> None:
+        self._work = work
+        self.in_caller = not work.worker_count
+        weakref.finalize(self, work.stop).atexit = False  # _end_all does that
+
+    def start(self, backing: Backing) -> None:
+        """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
+        self._work.start(backing)
+
+    def want(self, reader: object, rows: Int64Array) -> None:
+        """See ``RowSupply``."""
+        self._work.want(reader, rows)
+
+    def forget(self, reader: object) -> None:
+        """See ``RowSupply``."""
+        self._work.forget(reader)
+
+    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+        """See ``RowSupply``."""
+        return self._work.wait(reader, rows)
+
+    def stand_in(self) -> int:
+        """See ``RowSupply``."""
+        return self._work.stand_in()
+
+    def progress(self) -> FillProgress:
+        """See ``RowSupply``."""
+        return self._work.progress()
+
+    def finish(self) -> None:
+        """See ``RowSupply``."""
+        self._work.finish()
+
+
+class _Work:
+    """The state of one filling process. ``lead`` holds the claim of the build, if this process has it.
+
+    Rows go to workers in lists. ``sent`` is True for the rows that a worker of this process has, or that failed.
+    """
+
+    def __init__(
+        self, conversion: Conversion, build: Build, lead: contextlib.ExitStack | None, shared: int, owner: object
+    ) -> None:
+        self.conversion, self.build, self.worker_count = conversion, build, conversion.worker_count
+        self._lead, self._shared, self._owner, self._pid = lead, shared, owner, os.getpid()
+        self._presence = np.memmap(build.root / WORK_DIRECTORY / "presence", np.uint8, "r")
+        self._sent = np.zeros(len(self._presence), bool)
+        self._wanted: dict[object, deque[Int64Array]] = {}  # by reader; the one that waited last is the last
+        self._idle: Int64Array = np.empty(0, np.int64)
+        self._idle_due = self._tick_due = self._lead_due = 0.0
+        self._lists: list[int] = []  # lists that each worker has
+        self._lost: deque[tuple[float, list[int]]] = deque()  # rows that another process has, and when to try again
+        self._failed: dict[int, Any] = {}
+        self._deaths: dict[int, int] = {}
+        self._error: BaseException | None = None
+        self._reread = False  # True once rows were compared with the dataset, before the commit
+        self._reread_asked = False
+        self._stopping, self._done, self._lock = threading.Event(), threading.Event(), threading.RLock()
+        self._caller_lock = threading.Lock()
+        self._job = self._new_job()
+        self._in_caller: FillWorker | None = None
+        self._size = _rows_a_list(conversion.result.probed.seconds)
+        self._thread: threading.Thread | None = None
+        self._backing: weakref.ref[Backing] | None = None
+        self._jobs = contextlib.ExitStack()
+        self._bar = contextlib.ExitStack()
+
+    # --- life
+
+    def _new_job(self) -> FillJob:
+        conversion = self.conversion
+        init = conversion.options.worker_init
+        return FillJob(conversion.given.dataset, self.build, conversion.plan, self.worker_count, init)
+
+    def start(self, backing: Backing) -> None:
+        self._backing = weakref.ref(backing)
+        reports = self._start_workers()
+        self._thread = threading.Thread(target=self._run, args=(reports,), name="memfeed-filler", daemon=True)
+        _running.add(self)
+        self._thread.start()
+
+    def _start_workers(self) -> Iterator[Report]:
+        if not self.worker_count:
+            return self._ticks()
+        reports = self._jobs.enter_context(run_job(self._job, self.worker_count))
+        with self._lock:
+            self._lists = [0] * self.worker_count
+            self._feed()
+        return reports
+
+    def _ticks(self) -> Iterator[Report]:
+        while True:
+            self._stopping.wait(TICK_SECONDS)
+            yield Report()
+
+    def stop(self) -> None:
+        """Let workers and thread end. Rows that were written stay."""
+        if os.getpid() == self._pid:
+            self._stopping.set()
+            self._send_all(None)
+
+    def join(self) -> None:
+        """Stop, and wait a few seconds for the thread."""
+        self.stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)
+
+    def _run(self, reports: Iterator[Report]) -> None:
+        bar = self._bar.enter_context(self._new_bar())
+        try:
+            while not self._is_over():
+                try:
+                    for report in reports:
+                        self._receive(report)
+                        self._tick(bar)
+                        if self._is_over():
+                            self._send_all(None)
+                            break
+                except WorkerDied as death:
+                    self._note_death(death)
+                self._jobs.close()
+                self._job.close()
+                if not self._is_over():
+                    self._job = self._new_job()
+                    self._sent[:] = False
+                    self._sent[list(self._failed)] = True
+                    reports = self._start_workers()
+        except BaseException as error:
+            self._error = error
+        finally:
+            for close in (self._jobs.close, self._keep, self._leave, self._bar.close):
+                with contextlib.suppress(Exception):  # the first error is the one that readers get
+                    close()
+            self._owner = None
+
+    def _keep(self) -> None:
+        if not self._done.is_set() and self._lead is not None and not self.conversion.is_temporary:
+            self.build.sync()
+
+    def _leave(self) -> None:
+        if self._shared >= 0:
+            unshare(self._shared)
+            self._shared = -1
+        if self._lead is not None:
+            self._lead.close()
+
+    def _is_over(self) -> bool:
+        return self._done.is_set() or self._stopping.is_set()
+
+    def _note_death(self, death: WorkerDied) -> None:
+        """Skip a sample that killed two workers. Raise the death of a worker for which no sample is to blame."""
+        if not self.conversion.plan.skip_errors or death.reading is None:
+            raise death
+        for row in death.reading:
+            self._deaths[row] = self._deaths.get(row, 0) + 1
+            if self._deaths[row] == MOST_DEATHS:
+                mark_skipped(self.build, [row])
+                write_line(
+                    f"memfeed: sample {row} is left out: {MOST_DEATHS} worker processes died while they read it "
+                    f"({death.how})"
+                )
+
+    def _new_bar(self) -> Progress:
+        found = self.progress()
+        name, shown = self.conversion.target.name, self.conversion.options.progress
+        done = found.present + found.skipped
+        return Progress(name, found.total, unit=" rows", shown=shown, done=done, delay_seconds=1.0)
+
+    # --- rows to workers
+
+    def _receive(self, report: Report) -> None:
+        if not isinstance(report, FillReport):
+            return
+        self._reread = self._reread or report.is_reread
+        with self._lock:
+            self._lists[report.worker] -= 1
+            self._note(report)
+            self._feed()
+
+    def _note(self, report: FillReport) -> None:
+        for row, failure in report.failed:
+            self._failed[row] = failure
+        rows = np.array(report.rows, np.int64)
+        lost = [row for row in rows[self._presence[rows] == ABSENT].tolist() if row not in self._failed]
+        self._sent[rows] = False
+        self._sent[list(self._failed)] = True
+        if lost:
+            self._sent[lost] = True
+            self._lost.append((time.monotonic() + URGE_SECONDS, lost))
+
+    def _feed(self) -> None:
+        """Send rows to workers that have too few. The caller has the lock."""
+        for _ in range(LISTS_AHEAD):
+            for worker, count in enumerate(self._lists):
+                if count < LISTS_AHEAD and (rows := self._next_rows()):
+                    self._lists[worker] += 1
+                    self._job.senders[worker].send(rows)
+
+    def _send_all(self, request: Any) -> None:
+        with self._lock:
+            for sender in self._job.senders:
+                with contextlib.suppress(OSError):
+                    sender.send(request)
+
+    def _next_rows(self) -> list[int]:
+        """Return absent rows that no worker has: those that a loader wants first, else any."""
+        if self._is_over():
+            return []
+        for rows in reversed(self._wanted.values()):
+            while rows:
+                at = np.flatnonzero(self._is_free(rows[0]))[: self._size]
+                if not len(at):
+                    rows.popleft()
+                    continue
+                found = rows[0][at]
+                rows[0] = rows[0][int(at[-1]) + 1 :]
+                self._sent[found] = True
+                return list(map(int, found))
+        return self._idle_rows()
+
+    def _is_free(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(self._presence[rows] == ABSENT) & ~self._sent[rows]
+
+    def _idle_rows(self) -> list[int]:
+        if not len(self._idle) and time.monotonic() >= self._idle_due:
+            self._idle_due = time.monotonic() + TICK_SECONDS
+            idle = np.flatnonzero(np.asarray(self._presence == ABSENT) & ~self._sent)
+            # other processes fill the same store: each begins elsewhere
+            self._idle = np.roll(idle, -random.Random(os.getpid()).randrange(len(idle) + 1))
+        while len(self._idle):
+            first, self._idle = self._idle[: self._size], self._idle[self._size :]
+            first = first[self._is_free(first)]
+            if len(first):
+                self._sent[first] = True
+                return list(map(int, first))
+        return []
+
+    # --- what loaders ask for
+
+    def want(self, reader: object, rows: Int64Array) -> None:
+        if self._is_elsewhere() or not self.worker_count:
+            return
+        with self._lock:
+            self._wanted.setdefault(reader, deque()).append(rows.astype(np.int64))
+            self._feed()
+
+    def forget(self, reader: object) -> None:
+        if not self._is_elsewhere():
+            with self._lock:
+                self._wanted.pop(reader, None)
+
+    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+        due = 0.0
+        while len(absent := rows[self._presence[rows] == ABSENT]):
+            self._raise_for(absent)
+            if not self.worker_count:
+                self._compute(absent)
+                continue
+            if time.monotonic() >= due and not self._is_elsewhere():
+                due = time.monotonic() + URGE_SECONDS
+                self._urge(reader, absent)
+            time.sleep(POLL_SECONDS)
+        if not self.worker_count and not self._reread:
+            self._reread_here()
+        is_present = np.asarray(self._presence[rows] != SKIPPED)
+        return None if is_present.all() else is_present
+
+    def _urge(self, reader: object, absent: Int64Array) -> None:
+        """Put rows before all others."""
+        with self._lock:
+            wanted = self._wanted.pop(reader, None) or deque()
+            wanted.appendleft(absent.astype(np.int64))
+            self._wanted[reader] = wanted
+            self._feed()
+
+    def _is_elsewhere(self) -> bool:
+        """Return True in a forked child, which has neither the thread nor the workers."""
+        return os.getpid() != self._pid
+
+    def _raise_for(self, absent: Int64Array) -> None:
+        """Raise what keeps one of these rows from being filled."""
+        failed = self._failed
+        failure = next((failed[row] for row in absent.tolist() if row in failed), None) if failed else None
+        if failure is not None:
+            raise failure.error from failure.cause
+        if self._error is not None:
+            if isinstance(self._error, MemfeedError):
+                raise self._error
+            raise BuildError(
+                f"{self.build.root}: found that the store cannot be filled any more ({self._error!r}); expected its "
+                "rows: the rows that were written are kept, and the same call goes on from there"
+            ) from self._error
+        if self._stopping.is_set() and not self._is_elsewhere():
+            raise BuildError(f"{self.build.root}: found that filling was stopped; expected the store to be in use")
+
+    def _compute(self, absent: Int64Array) -> None:
+        """Read and write rows in the caller's thread."""
+        with self._caller_lock:
+            for first in range(0, len(absent), MOST_ROWS_A_LIST):
+                report = self._here().fill(absent[first : first + MOST_ROWS_A_LIST].tolist())
+                for row, failure in report.failed:
+                    self._failed[row] = failure
+                self._raise_for(np.array([row for row, _ in report.failed], np.int64))
+        if (self._presence[absent] == ABSENT).any():
+            time.sleep(POLL_SECONDS)  # another process has them
+
+    def _here(self) -> FillWorker:
+        if self._in_caller is None or self._is_elsewhere():
+            self._in_caller = FillWorker(self._new_job(), 0).__enter__()
+        return self._in_caller
+
+    def _reread_here(self) -> None:
+        if self._lead is not None and not self._is_elsewhere() and self._is_complete():
+            self._here().reread()
+            self._reread = True
+
+    def stand_in(self) -> int:
+        present = np.flatnonzero((self._presence != ABSENT) & (self._presence != SKIPPED))
+        if not len(present):
+            raise BuildError(
+                f"{self.build.root}: found no row that can be read ({self.progress().skipped} raised); expected one"
+            )
+        return int(present[0])
+
+    def progress(self) -> FillProgress:
+        counts = np.bincount(self._presence, minlength=SKIPPED + 1)
+        return FillProgress(len(self._presence) - int(counts[ABSENT] + counts[SKIPPED]), len(self._presence), int(counts[SKIPPED]))
+
+    def finish(self) -> None:
+        every = np.arange(len(self._presence))
+        for first in range(0, len(every), 1 << 16):
+            self.wait(self, every[first : first + (1 << 16)])
+        self.forget(self)
+        while not self._done.wait(POLL_SECONDS):
+            if self._error is not None or self._is_over():
+                self._raise_for(every[:0])
+
+    # --- the store at the end
+
+    def _is_complete(self) -> bool:
+        return not (self._presence == ABSENT).any()
+
+    def _tick(self, bar: Progress) -> None:
+        """Do what is due: rows to try again, a sync, the claim of a process that has died, the commit."""
+        now = time.monotonic()
+        with self._lock:
+            while self._lost and self._lost[0][0] <= now:
+                rows = [row for row in self._lost.popleft()[1] if row not in self._failed]
+                self._sent[rows] = False
+            if now >= self._idle_due:
+                self._feed()
+        if now < self._tick_due and not self._reread:
+            return
+        self._tick_due = now + TICK_SECONDS
+        found = self.progress()
+        bar.advance_to(found.present + found.skipped, found.total)
+        if self._lead is None:
+            self._try_to_lead()
+        if self._lead is not None and not self._done.is_set():
+            self.build.sync_if_due()
+            if found.present + found.skipped == found.total:
+                self._commit()
+
+    def _try_to_lead(self) -> None:
+        """Take the claim of the build if the process that had it has ended. Without a build, open the store."""
+        target = self.conversion.target
+        if (target / format.MANIFEST).exists():
+            self._settle()
+            return
+        lead = contextlib.ExitStack()
+        try:
+            root = lead.enter_context(claim(target, wait=False))
+        except ClaimedError:
+            return
+        if (target / format.MANIFEST).exists() or not Build.is_begun(root):
+            lead.close()
+            if not (target / format.MANIFEST).exists():
+                raise BuildError(f"{root}: found that the build was removed while it was filled; run this again")
+            self._settle()
+            return
+        self._lead = lead
+
+    def _commit(self) -> None:
+        if not self._reread:
+            if self.worker_count and not self._reread_asked:
+                self._reread_asked = True
+                with self._lock:
+                    self._lists[0] += 1
+                    self._job.senders[0].send(REREAD)
+            return
+        require_probed(self.build)
+        self.build.commit(self.conversion.target, kept=self.conversion.kept)
+        self._settle()
+
+    def _settle(self) -> None:
+        backing = None if self._backing is None else self._backing()
+        if backing is not None:
+            settle(backing)
+        self._done.set()
+
+
+def _rows_a_list(seconds: float) -> int:
+    return int(min(max(LIST_SECONDS / max(seconds, 1e-6), 1), MOST_ROWS_A_LIST))
+
+
+class _Running:
+    """What runs in this process. It ends before the interpreter does: a thread inside torch would abort that."""
+
+    def __init__(self) -> None:
+        self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, work: _Work) -> None:
+        if not self._registered:
+            atexit.register(self._end)
+            self._registered = True
+        self._works.add(work)
+
+    def _end(self) -> None:
+        works = list(self._works)
+        for work in works:
+            work.stop()
+        for work in works:
+            work.join()
+
+
+_running = _Running()
+

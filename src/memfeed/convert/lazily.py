@@ -1,0 +1,192 @@
+"""`memfeed.cache(..., lazily=True)`: open a store that is filled while it is read, alone or with other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memfeed.building.build import Build
+from memfeed.building.claim import ClaimedError, is_shared, share, unshare
+from memfeed.building.recovery import claim_recovered
+from memfeed.convert.conversion import (
+    Conversion,
+    TemporaryDirectory,
+    describe_budget,
+    open_or_convert,
+    removed_on_error,
+)
+from memfeed.convert.filler import Filler, _Work
+from memfeed.convert.inputs import ConvertOptions, Input
+from memfeed.convert.probe import probe_input
+from memfeed.errors import BuildError, SchemaError
+from memfeed.store import format
+from memfeed.store.attributes import Attributes
+from memfeed.store.backing import filling_backing
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.ragged import column_files
+from memfeed.store.store import Store
+from memfeed.system import files
+from memfeed.system.progress import write_line
+from memfeed.system.signals import Sigterm
+
+WAIT_SECONDS = 0.1
+REPORT_SECONDS = 5.0
+SETTINGS = "filling.json"
+
+
+def open_or_fill(target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None) -> Store:
+    """Return the store at ``target``: the finished one, or one whose rows come while it is read.
+
+    Raises what `open_or_convert` raises, SchemaError for anything but a map-style dataset, and BuildError if other
+    processes fill the store under other settings.
+    """
+    if given.kind != "map":
+        what = "columns, which are copied as fast as the disk writes" if given.kind == "columns" else "an iterable"
+        raise SchemaError(
+            f"found {what}, and lazily=True; expected a map-style dataset (len and []), whose rows can be read in any "
+            "order: leave lazily out"
+        )
+    files.make_directory(target.parent)
+    waited, is_told = time.monotonic(), False
+    with removed_on_error(owner):
+        while not target.exists():
+            with contextlib.ExitStack() as stack:
+                try:
+                    root = stack.enter_context(claim_recovered(target, wait=False))
+                except ClaimedError:
+                    store = _join(target, given, options)
+                    if store is not None:
+                        return store
+                    if not is_told and time.monotonic() - waited > REPORT_SECONDS:
+                        is_told = True
+                        write_line(f"memfeed: another process is building {target}; waiting for it")
+                    time.sleep(WAIT_SECONDS)
+                    continue
+                if not target.exists():
+                    return _lead(target, root, given, options, owner, stack)
+        store = open_or_convert(target, given, options, owner)
+    store._backing.masks_rows = options.skip_errors
+    return store
+
+
+def _lead(
+    target: Path,
+    root: Path,
+    given: Input,
+    options: ConvertOptions,
+    owner: TemporaryDirectory | None,
+    stack: contextlib.ExitStack,
+) -> Store:
+    """Begin or resume the build that this process has claimed, and fill it."""
+    conversion = Conversion(target, given, options, probe_input(given, options), owner is not None)
+    others = is_shared(root)  # whose leader has ended
+    build = Build.join(root) if others else conversion.resume()
+    if others and build is not None:
+        _require_same(conversion, build)
+    elif build is None:
+        seconds = conversion.result.probed.seconds / max(conversion.worker_count, 1)
+        budget = describe_budget(target, conversion.length, conversion.plan.row_bytes, seconds)
+        build = conversion.begin()
+        _say(options, f"{budget} -> {target}, filled while it is read")
+    elif build.is_closing or not len(build.absent()):
+        conversion.run(Sigterm())  # only its commit is left
+        stack.close()
+        return open_or_convert(target, given, options, owner)
+    else:
+        written = conversion.length or 0
+        _say(options, f"resuming {root}: {written - len(build.absent()):,} rows are written already")
+    assert build is not None
+    try:
+        files.write_file(root / WORK_DIRECTORY / SETTINGS, msgspec.json.encode(_settings(conversion)))
+        if not options.allow_random and not others:
+            conversion.write_probed(build, lambda report: None)
+        shared = share(root)
+    except BaseException as error:
+        conversion.keep_or_remove(build, error)
+        raise
+    return _filled(conversion, build, stack.pop_all(), shared, owner)
+
+
+def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
+    """Fill a store with the process that has claimed it; None if that one does not fill, or not yet."""
+    root = format.build_path(target)
+    if not is_shared(root):
+        return None
+    try:
+        shared = share(root)
+    except FileNotFoundError:  # it is committed now
+        return None
+    try:
+        conversion = Conversion(target, given, options, probe_input(given, options), False)
+        if not Build.is_begun(root):
+            unshare(shared)
+            return None
+        build = Build.join(root)
+        _require_same(conversion, build)
+        return _filled(conversion, build, None, shared, None)
+    except FileNotFoundError:
+        unshare(shared)
+        if target.exists():
+            return None
+        raise
+    except BaseException:
+        unshare(shared)
+        raise
+
+
+def _settings(conversion: Conversion) -> dict[str, Any]:
+    """Return the arguments that all processes must share that fill one store, beside its schema."""
+    options = conversion.options
+    return {
+        "on_error": "skip" if options.skip_errors else "raise",
+        "allow_random": options.allow_random,
+        "metadata": dict(conversion.kept.metadata),
+    }
+
+
+def _require_same(conversion: Conversion, build: Build) -> None:
+    """Raise an error unless the build is of this dataset, and is filled under the same settings."""
+    conversion.require_same(build)
+    own = _settings(conversion)
+    found = msgspec.json.decode((build.root / WORK_DIRECTORY / SETTINGS).read_bytes())
+    names = [field.name for field in build.schema]
+    differing = [name for name in own if found.get(name) != own[name]]
+    if names != [field.name for field in conversion.result.inferred.schema]:
+        differing.append("fields")
+    if differing:
+        name = differing[0]
+        raise BuildError(
+            f"{build.root}: found other processes that fill this store with {name}={found.get(name, names)!r:.80}; "
+            f"expected {own.get(name)!r:.80}, as here: pass the same arguments in each"
+        )
+
+
+def _filled(
+    conversion: Conversion, build: Build, lead: contextlib.ExitStack | None, shared: int, owner: object
+) -> Store:
+    target, options, kept = conversion.target, conversion.options, conversion.kept
+    rows = build.row_count or 0
+    numbers = None if kept.class_to_idx is None else dict(kept.class_to_idx)
+    attributes = Attributes(classes=kept.classes, class_to_idx=numbers)
+    manifest = format.new_manifest(
+        rows=rows,
+        schema=build.schema,
+        files={name: size or 0 for field in build.schema for name, size in column_files(field, rows).items()},
+        checksums="",
+        fingerprint=build.settings.fingerprint,
+        attributes=msgspec.UNSET if attributes == Attributes() else attributes,
+        metadata=dict(kept.metadata) or msgspec.UNSET,
+    )
+    filler = Filler(_Work(conversion, build, lead, shared, owner))
+    backing = filling_backing(target, build.root, manifest, filler, owner, masks_rows=options.skip_errors)
+    filler.start(backing)
+    return Store(backing, types=conversion.result.types)
+
+
+def _say(options: ConvertOptions, text: str) -> None:
+    if options.progress:
+        write_line(f"memfeed: {text}")

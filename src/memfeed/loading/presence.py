@@ -1,0 +1,56 @@
+"""Wait for the rows of a store that is being filled: the one thing that a loader adds for such a store."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from memfeed.loading.gather_tasks import GatherTask
+from memfeed.store.store import Store
+from memfeed.store.supply import RowSupply
+
+ROWS_AHEAD = 1 << 16  # rows of the order that the filling processes are told ahead of the loader
+SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the caller's thread
+
+
+def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool) -> Iterator[GatherTask]:
+    """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead.
+
+    If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
+    """
+    supply, reader, held = store.supply, object(), deque[GatherTask]()
+    if supply is None:
+        yield from map(_all_valid, tasks)
+        return
+    rows_held = 0
+    try:
+        for task in tasks:
+            supply.want(reader, task.ids)
+            held.append(task)
+            rows_held += len(task.ids)
+            while held and (rows_held > ROWS_AHEAD or (not has_own_order and len(held) > SAMPLER_BATCHES_AHEAD)):
+                rows_held -= len(held[0].ids)
+                yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
+        while held:
+            yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
+    finally:
+        supply.forget(reader)
+
+
+def _present(task: GatherTask, supply: RowSupply, reader: object, *, masks: bool) -> GatherTask:
+    """Return a task whose rows are all there."""
+    present = supply.wait(reader, task.ids)
+    if present is not None:
+        task = task._replace(ids=np.where(present, task.ids, supply.stand_in()))
+    if not masks:
+        return task
+    task = _all_valid(task)
+    return task if present is None else task._replace(valid=task.valid & torch.from_numpy(present))  # type: ignore[operator]
+
+
+def _all_valid(task: GatherTask) -> GatherTask:
+    """Return a task that says which rows count."""
+    return task if task.valid is not None else task._replace(valid=torch.ones(len(task.ids), dtype=torch.bool))

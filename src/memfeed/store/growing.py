@@ -1,0 +1,78 @@
+"""The columns of a store that is still being filled: mapped at once, because its files get another path at the commit.
+
+The maps are private to the process, as those of finished stores are. A page that was not edited here shows what other
+processes write to the file, and nobody can edit one: `Store.column` waits for the finished store.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from memfeed.errors import CorruptStoreError
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Field, Schema
+from memfeed.store.columns import _ORDINARY, FixedColumn, RaggedColumn
+from memfeed.store.mapping import map_descriptor
+from memfeed.store.ragged import RaggedFiles, fixed_file, ragged_files
+from memfeed.system.descriptors import open_read
+
+
+class GrowingColumn(RaggedColumn):
+    """A ragged column of a build. Its heap is mapped again when a row lies behind what was mapped so far."""
+
+    def __init__(self, field: Field, files: RaggedFiles, row_count: int) -> None:
+        self._fd = open_read(files.heap)
+        weakref.finalize(self, os.close, self._fd)
+        super().__init__(field, files, row_count, 0)
+        self._map_heap()
+        _ = self._arrays  # maps start and dims
+
+    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """See ``RaggedRows.locate``. The rows must be present."""
+        try:
+            return super().locate(rows)
+        except CorruptStoreError:
+            if os.fstat(self._fd).st_size <= self.heap_bytes:
+                raise
+        self._map_heap()
+        return super().locate(rows)
+
+    @_ORDINARY
+    def _map_heap(self) -> None:
+        size = os.fstat(self._fd).st_size
+        heap = map_descriptor(self._fd, self.heap_path, size)
+        self.__dict__["heap"] = heap
+        if "_arrays" in self.__dict__:
+            self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
+        self.heap_bytes = size  # last: another thread may locate rows meanwhile
+
+    def settle(self, files: RaggedFiles, heap_bytes: int, check: Callable[[], None]) -> None:
+        """Become the column of the finished store, whose files are the same under other names."""
+        self.heap_path, self._files, self._check, self.heap_bytes = files.heap, files, check, heap_bytes
+
+
+def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedColumn | GrowingColumn]:
+    """Return the columns of the build at ``root``, all of them mapped."""
+    columns: list[FixedColumn | GrowingColumn] = []
+    for field in schema:
+        if field.kind == "fixed":
+            fixed = FixedColumn(field, fixed_file(root, field), row_count)
+            _ = fixed.data
+            columns.append(fixed)
+        else:
+            columns.append(GrowingColumn(field, ragged_files(root, field), row_count))
+    return columns
+
+
+def settle_columns(
+    columns: Sequence[FixedColumn | GrowingColumn], root: Path, heaps: Sequence[int], check: Callable[[], None]
+) -> None:
+    """Let the columns of a build be those of the store at ``root``, with heaps of so many bytes (0 for fixed ones)."""
+    for column, heap_bytes in zip(columns, heaps, strict=True):
+        if isinstance(column, GrowingColumn):
+            column.settle(ragged_files(root, column.field), heap_bytes, check)
+        else:
+            column.path, column._check = fixed_file(root, column.field), check

@@ -1,0 +1,54 @@
+"""What brings the rows of a store that is not complete yet: asked for ahead, and waited for before they are read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.schema.codec import Int64Array
+
+
+class FillProgress(NamedTuple):
+    """How full a store is.
+
+    Args:
+        present: rows that can be read.
+        total: rows of the whole store.
+        skipped: rows for which the dataset raised, and that will never be read.
+    """
+
+    present: int
+    total: int
+    skipped: int = 0
+
+
+class RowSupply(Protocol):
+    """Brings rows of the base store. A row that is present stays present.
+
+    ``in_caller`` is True if ``wait`` runs the user's dataset in the calling thread.
+    """
+
+    in_caller: bool
+
+    def want(self, reader: object, rows: Int64Array) -> None:
+        """Ask for rows (int [k]) that ``reader`` will wait for, in this order, after those it asked for before."""
+
+    def forget(self, reader: object) -> None:
+        """Forget what ``reader`` asked for and has not waited for."""
+
+    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+        """Return once no row of ``rows`` is absent: which of them can be read, bool [k]; None if all can.
+
+        Raises what the dataset raised for one of them, or what keeps rows from being written.
+        """
+
+    def stand_in(self) -> int:
+        """Return a row that can be read, to take the place of one that cannot."""
+
+    def progress(self) -> FillProgress:
+        """Return how full the store is."""
+
+    def finish(self) -> None:
+        """Return once all rows are there and the store is committed. Raises what keeps it from that."""
