@@ -91,6 +91,7 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
 
 @contextlib.contextmanager
 def removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
+    """Remove a temporary directory if the block raises."""
     try:
         yield
     except BaseException:
@@ -208,6 +209,7 @@ class Conversion:
             raise error
 
     def begin(self) -> Build:
+        """Return a new build of this dataset."""
         shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1
         root = format.build_path(self.target)
         return Build.begin(root, self.result.inferred.schema, self.given.length, self.fingerprint, shares)

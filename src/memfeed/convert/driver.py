@@ -58,9 +58,7 @@ def convert_map(
                 _read_alone(build, dataset, plan, row, on_report, init)
 
 
-def _read_alone(
-    build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport, init: WorkerInit
-) -> None:
+def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport, init: WorkerInit) -> None:
     """Read a sample that may have killed a worker again, in a worker of its own. Skip it if that dies too."""
     try:
         _run(MapJob(dataset, build, plan, [range(row, row + 1)], 1, init), 1, on_report)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -35,8 +36,8 @@ class FillReport(Report):
     """A report of one worker: the rows that it was sent, and the errors of those that could not be read."""
 
     worker: int = 0
-    rows: list[int] = []
-    failed: list[tuple[int, Failure]] = []
+    rows: list[int] = msgspec.field(default_factory=list)
+    failed: list[tuple[int, Failure]] = msgspec.field(default_factory=list)
     is_reread: bool = False
 
 
@@ -76,9 +77,7 @@ class RowLocks:
 class FillJob:
     """Reads and writes the rows that the process of the loader sends, one list after another; None ends a worker."""
 
-    def __init__(
-        self, dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None
-    ) -> None:
+    def __init__(self, dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None) -> None:
         self.dataset, self.build, self.plan, self.init = dataset, build, plan, init
         self.watchdog = Watchdog(worker_count)
         pipes = [torch.multiprocessing.Pipe(duplex=False) for _ in range(worker_count)]

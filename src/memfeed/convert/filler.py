@@ -375,7 +375,9 @@ class _Work:
 
     def progress(self) -> FillProgress:
         counts = np.bincount(self._presence, minlength=SKIPPED + 1)
-        return FillProgress(len(self._presence) - int(counts[ABSENT] + counts[SKIPPED]), len(self._presence), int(counts[SKIPPED]))
+        return FillProgress(
+            len(self._presence) - int(counts[ABSENT] + counts[SKIPPED]), len(self._presence), int(counts[SKIPPED])
+        )
 
     def finish(self) -> None:
         every = np.arange(len(self._presence))
@@ -476,4 +478,3 @@ class _Running:
 
 
 _running = _Running()
-

@@ -20,7 +20,6 @@ from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
 from memfeed.store.store import Store
 
-
 WorkerInit = Callable[[int], None] | None
 """A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
 

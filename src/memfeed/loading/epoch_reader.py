@@ -18,6 +18,7 @@ from memfeed.loading.placement import ColumnPlacement, fallback
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
+from memfeed.loading.presence import present_tasks
 from memfeed.loading.settings import Settings
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
@@ -50,13 +51,17 @@ class EpochReader:
         self._documents = DocumentOrder(store, rows.shuffle)
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
+        self._planned_for_filling = False
         self._fell_back = False
         self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
 
     def use(self, settings: Settings) -> bool:
-        """Read with these settings from now on. Return True if they differ from those before."""
+        """Read with these settings from now on. Return True if they, or the store, differ from those before."""
+        has_settled = self._planned_for_filling and self._store.supply is None
+        if has_settled:  # the finished store has its columns placed, read ahead, and gathered several batches at once
+            self._plan, self._planned_for_filling = None, False
         if settings is self._settings:
-            return False
+            return has_settled
         if settings.collate_fn is not self._settings.collate_fn:
             self._plan = None
         self._settings = settings
@@ -73,6 +78,7 @@ class EpochReader:
             # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
             staged = self._settings.collate_fn is None
             self._streams = streams_of(self._settings.device) if staged else None
+            self._planned_for_filling = self._store.supply is not None
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
 
@@ -127,7 +133,7 @@ class EpochReader:
         plan = self._plan_of_epoch(epoch, seed)
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
-            groups = plan.maker.groups(tasks, epoch, seed)
+            groups = plan.maker.groups(self._present(tasks), epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
         orders, begin = self._rows.orders(seed), rows_before(position)
@@ -137,12 +143,19 @@ class EpochReader:
             drawn_batches = self._batches(epoch, seed)
             tasks = tasks_of_batches(drawn_batches, shards, begin, base_rows, repeats=repeats)
             tasks = _draw_ahead(tasks, [orders], epoch + 1)
-            return plan.maker.groups(self._read_ahead(tasks, plan, drawn_batches, begin), epoch, seed)
+            tasks = self._read_ahead(tasks, plan, drawn_batches, begin)
+            return plan.maker.groups(self._present(tasks), epoch, seed)
         order = orders(epoch)
         tasks = tasks_of_order(order, shards, begin, base_rows, plan.batches_a_task, repeats=repeats)
         drawn = [orders, *self._documents.orders(seed)]
         tasks = self._read_ahead(_draw_ahead(tasks, drawn, epoch + 1), plan, order, begin)
-        return plan.maker.groups(tasks, epoch, seed)
+        return plan.maker.groups(self._present(tasks), epoch, seed)
+
+    def _present(self, tasks: Iterator[GatherTask]) -> Iterator[GatherTask]:
+        """Yield ``tasks``; of a store that is being filled, once their rows are there."""
+        if self._store.supply is None and not self._store.masks_rows:
+            return tasks
+        return present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings
@@ -157,6 +170,8 @@ class EpochReader:
         self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int
     ) -> Iterator[GatherTask]:
         """Yield ``tasks``. If rows are missing in the page cache, announce those of the next batches to the disk."""
+        if self._planned_for_filling:
+            return tasks
         reader, row_count = plan.reader, len(self._store)
         probes = np.arange(0, row_count, max(1, -(-row_count // COLD_PROBES)))
         self.is_cold = bool(reader.nbytes) and reader.begin(self._store.base_rows(probes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
@@ -33,13 +34,14 @@ from memfeed.loading.settings import (
     Settings,
     as_int,
     check_arguments,
+    check_filling,
     check_names,
     check_padding,
     check_ranks,
     check_without_effect,
     warn_about_ranks,
 )
-from memfeed.loading.sources import as_stores, join
+from memfeed.loading.sources import CACHING, as_stores, check_cache, filled_store, is_dataset, join
 from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle, default_block_rows
 from memfeed.order.mixture import shares
@@ -53,7 +55,7 @@ READ_ONLY = frozenset(
     (
         "shuffle", "seed", "pad_last", "uneven", "weights", "block_rows", "device", "transform", "placement",
         "prefetch", "rank", "world_size", "return_rows", "as_", "pad",
-        "batch_tokens", "bucket_by", "threads",
+        "batch_tokens", "bucket_by", "threads", "cache",
     )
 )  # fmt: skip
 
@@ -96,7 +98,8 @@ class Loader(DataLoader[T_co]):
     Args:
         dataset: a Store or a view of one, a `torch.utils.data.Subset` of one, a list or ConcatDataset of stores of one
             schema, or columns in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in
-            place, not copied).
+            place, not copied). Any other map-style dataset (``len`` and ``[]``), as DataLoader takes it: it becomes a
+            store at ``cache`` that is filled while it is read, ``memfeed.cache(dataset, cache, lazily=True)``.
         batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``. None gives
             single samples, through `default_convert`.
         shuffle: True for an exact uniform permutation of the rows, a new one in every epoch (8 bytes of memory a row, 4
@@ -139,8 +142,8 @@ class Loader(DataLoader[T_co]):
             are Python objects.
         generator: the generator from which a missing seed is drawn.
         num_workers, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor, persistent_workers,
-            pin_memory_device, in_order: accepted as DataLoader's, without effect. The attributes read as in a
-            DataLoader without workers.
+            pin_memory_device, in_order: accepted as DataLoader's, without effect, except for a ``dataset`` that becomes
+            a store (see ``cache``). The attributes read as in a DataLoader without workers.
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``pad_last`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
@@ -157,9 +160,13 @@ class Loader(DataLoader[T_co]):
         threads: how many threads gather and transform, the one that makes the batches among them. None takes as many as
             are measured to be worthwhile while the loop runs, at most `torch.get_num_threads()` and the cores: one that
             gains little, or whose core others use, rests until it gains more (see ``stats``).
+        cache: where the store of a map-style ``dataset`` is kept; None for a temporary store, which is removed with the
+            loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
+            0 reads it in this process, as DataLoader does.
 
     Raises:
-        LoaderError: arguments that do not fit together, or a source of another kind.
+        LoaderError: arguments that do not fit together, or a source of another kind. For a dataset also what
+            `memfeed.cache` raises.
         RowError: during iteration, if a sampler yields a row out of range.
 
     Example::
@@ -206,9 +213,15 @@ class Loader(DataLoader[T_co]):
         batch_tokens: int | None = None,
         bucket_by: Any = None,
         threads: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
         given = dict(locals())
-        check_without_effect({name: given[name] for name in WITHOUT_EFFECT})
+        is_cached = is_dataset(dataset)
+        check_without_effect({name: given[name] for name in WITHOUT_EFFECT}, CACHING if is_cached else ())
+        if is_cached:
+            dataset = filled_store(dataset, cache, num_workers, worker_init_fn)
+        elif cache is not None:
+            check_cache(dataset, cache)
         if batch_size is not None:
             batch_size = as_int("batch_size", batch_size, 1)
         check_arguments(
@@ -229,7 +242,8 @@ class Loader(DataLoader[T_co]):
         own_rank, own_world_size = check_ranks(rank, world_size, user_sampler)
         stores = as_stores(dataset)
         self.store = join(stores)
-        check_names(self.store.schema.structure, pad_last=pad_last, return_rows=return_rows)
+        check_filling(stores, by_length=(batch_tokens, bucket_by) != (None, None))
+        check_names(self.store.schema.structure, pad_last=pad_last or self.store.masks_rows, return_rows=return_rows)
         used_transform = transform_of(transform, self.store)
         bind(used_transform, self.store.schema)  # raises for what is no transform
         # a trainer that makes a loader anew hands on the collate_fn of ours: then it is the same loader, and clock
@@ -277,11 +291,12 @@ class Loader(DataLoader[T_co]):
         self.placement, self.prefetch, self.rank, self.world_size = placement, prefetch, rank, world_size
         self.return_rows, self.as_, self.pad = return_rows, as_, pad
         self.batch_tokens, self.bucket_by, self.threads = batch_tokens, bucket_by, threads
+        self.cache = cache
         self._clock, self._rows, self._batches = clock, rows, batches
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._reader = EpochReader(self.store, self._settings, rows, batches)
         samplers = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-        self._run = _Run(_new_policy(self._settings), followed(s for s in samplers if not _is_own(s)))
+        self._run = _Run(_new_policy(self._settings, self.store), followed(s for s in samplers if not _is_own(s)))
         self._locked = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -384,7 +399,7 @@ class Loader(DataLoader[T_co]):
         """Start an epoch at its first batch; return what makes the batches after a position."""
         settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
         if reader.use(settings):
-            run.policy = _new_policy(settings)
+            run.policy = _new_policy(settings, self.store)
         shards = self._shards(settings)
         warn_about_ranks(shards, run.world_size, "batches" if settings.by_length else "rows")
         driven = [epoch for one in run.samplers if (epoch := one.driven_epoch()) is not None]
@@ -453,6 +468,7 @@ class Loader(DataLoader[T_co]):
         if state_dict == {}:
             return
         settings = self._effective_settings()
+        state_dict = self._of_finished_store(state_dict)
         identity = self._identity() if self.seed is None else {**self._identity(), "seed": self.seed}
         last_row = self._shards(settings).rows if settings.has_own_order else None
         epoch, found = state.from_dict(state_dict, identity, last_row)
@@ -460,6 +476,11 @@ class Loader(DataLoader[T_co]):
             self._clock.seed = state_dict["seed"] if isinstance(state_dict["seed"], int) else None
         self._clock.load(epoch, found, at_end=last_row is not None and position.rows_before(found) >= last_row)
         self._run.progress = None
+
+    def _of_finished_store(self, state_dict: Any) -> Any:
+        """Return a state that was saved while this store was filled as one of the finished store."""
+        was_filled = isinstance(state_dict, dict) and state_dict.get("store") == self.store.source_digest
+        return {**state_dict, "store": self.store.digest} if was_filled else state_dict
 
     def skip(self, n_batches: int) -> None:
         """Leave out the next batches of the epoch, for instance those of a loss spike.
@@ -533,9 +554,12 @@ def _row_order(
     return RowOrder(sizes, counts, shuffle or False, size)
 
 
-def _new_policy(settings: Settings) -> PrefetchPolicy:
+def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     on_gpu = settings.device is not None and settings.device.type == "cuda"
-    return PrefetchPolicy(allowed=settings.prefetch > 0 and settings.has_own_order, always=on_gpu)
+    # without workers the dataset is read where batches are made: in the caller's thread, as a user's code must be
+    reads_here = store.supply is not None and store.supply.in_caller
+    allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
+    return PrefetchPolicy(allowed=allowed, always=on_gpu)
 
 
 def _user_collate(collate_fn: Any) -> Any:

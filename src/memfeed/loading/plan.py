@@ -61,6 +61,8 @@ class LoadPlan:
 
 def choose_placements(store: Store, settings: Settings, streams: Streams | None) -> list[ColumnPlacement]:
     """Return where the columns of a store go. Raises LoaderError where a requested placement does not fit."""
+    if store.supply is not None:
+        return [ColumnPlacement("mapped", "the store is being filled")] * len(store.columns)
     requests = settings.placement_requests
     has_places = streams is not None or not {*requests} <= {"auto", "mapped"}
     rows = _rows_read(store) if has_places else None
@@ -92,9 +94,10 @@ def make_plan(
     views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
     threads = Threads(settings.threads)
     gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)
+    is_filling = store.supply is not None  # then no batch waits for the rows of the next ones
     at_once = (
         1
-        if settings.by_length
+        if settings.by_length or is_filling
         else (
             gather.batches_at_once(settings.rows_a_batch)
             if streams is None
@@ -111,7 +114,7 @@ def make_plan(
         placement=placement,
         reader=_reader(store, placement),
         maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, settings.prefetch),
-        batches_a_task=at_once if at_once > 1 else max(1, min(TASK_BATCHES, planned)),
+        batches_a_task=at_once if at_once > 1 or is_filling else max(1, min(TASK_BATCHES, planned)),
         threads=threads,
     )
 
@@ -164,7 +167,7 @@ def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool
         keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths, views), threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
         plain=bind(None if keyed is not None else transform, store.schema),
-        pads=settings.last == "pad",
+        pads=settings.last == "pad" or store.masks_rows,
         returns_rows=settings.returns_rows,
         collate=_collate(store, settings),
         convert=converter(settings.as_),

@@ -19,6 +19,7 @@ from memfeed.loading.padding import PaddedField
 from memfeed.loading.placement import PlacementRequest
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.schema.fields import Node
+from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 
 ArrayKind = Literal["torch", "numpy", "jax"]
@@ -177,9 +178,10 @@ def check_arguments(
         raise LoaderError(f'found as_={as_!r}; expected "torch", "numpy" or "jax"')
 
 
-def check_without_effect(given: dict[str, Any]) -> None:
+def check_without_effect(given: dict[str, Any], used: Sequence[str] = ()) -> None:
     """Check DataLoader's arguments that change nothing here, and name those that were given, once.
 
+    Those in ``used`` have an effect.
     Raises LoaderError, a ValueError, where DataLoader does.
     """
     if given["num_workers"] < 0 or given["timeout"] < 0:
@@ -192,11 +194,24 @@ def check_without_effect(given: dict[str, Any]) -> None:
             "found prefetch_factor or persistent_workers without num_workers; expected num_workers above 0 beside them "
             "(here none of the three changes anything: leave them out)"
         )
-    named = [name for name, default in WITHOUT_EFFECT.items() if given[name] != default]
+    named = [name for name, default in WITHOUT_EFFECT.items() if given[name] != default and name not in used]
     if named:
+        reads = "the rows of the store that it fills" if used else "worker processes"
+        needs = "reads" if used else "needs no"
         say_once(
-            f"memfeed: Loader needs no worker processes; without effect: {', '.join(named)} (it reads in this process, "
+            f"memfeed: Loader {needs} {reads}; without effect: {', '.join(named)} (it reads in this process, "
             "and device= moves batches)"
+        )
+
+
+def check_filling(stores: Sequence[Store], *, by_length: bool) -> None:
+    """Raise LoaderError for what needs all rows of a store that is being filled."""
+    filling = [store for store in stores if store.supply is not None]
+    if filling and (by_length or len(stores) > 1):
+        what = "batch_tokens or bucket_by, which need the length of every row" if by_length else "a list of stores"
+        raise LoaderError(
+            f"found {what}, and {filling[0].path}, which is being filled; expected finished stores: call "
+            "store.finish() first, or make it without lazily=True"
         )
 
 

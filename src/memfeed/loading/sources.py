@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
+from memfeed.convert.cache import cache
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.tensordicts import is_tensordict
@@ -23,12 +25,48 @@ from memfeed.store.columns import (
     RaggedColumn,
 )
 from memfeed.store.columns import FixedColumn as Fixed
+from memfeed.store.format import resolve
 from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
 from memfeed.store.windows import join_windows, offsets_of
 
 if TYPE_CHECKING:
     from memfeed.transforms import Transform
+CACHING = ("num_workers", "worker_init_fn", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+"""DataLoader's arguments that mean something, or nothing worth a line, where a loader fills a store."""
+
+
+def is_dataset(source: Any) -> bool:
+    """Return True for a map-style dataset that is no store, and no columns that a loader reads in place."""
+    if isinstance(source, Store | IterableDataset | dict | str | bytes | os.PathLike):
+        return False
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        return False
+    parts = source.datasets if isinstance(source, ConcatDataset) else source if type(source) in (list, tuple) else ()
+    if isinstance(source, Subset) and not is_dataset(source.dataset):
+        return False
+    if parts and all(isinstance(one, Store | Subset) and not is_dataset(one) for one in parts):
+        return False
+    return not (is_tensordict(source) or in_memory.as_columns(source) is not None)
+
+
+def filled_store(
+    dataset: Any,
+    path: str | os.PathLike[str] | None,
+    worker_count: int,
+    worker_init_fn: Callable[[int], None] | None,
+) -> Store:
+    """Return a store of a dataset that is filled while it is read; see `memfeed.cache`."""
+    return cache(dataset, path, lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
+
+
+def check_cache(source: Any, path: str | os.PathLike[str]) -> None:
+    """Raise LoaderError for ``cache=`` beside what needs no store, unless it is the path of the store itself."""
+    if not isinstance(source, Store) or source.path != resolve(path):  # a trainer makes a loader of another one's parts
+        raise LoaderError(
+            f"found cache={str(path)!r} and {type(source).__name__}, which is read as it is; expected a map-style "
+            "dataset beside it: leave cache= out"
+        )
 
 
 def as_stores(source: Any) -> list[Store]:

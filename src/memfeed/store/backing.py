@@ -14,8 +14,8 @@ from memfeed.schema.fields import Field, Schema
 from memfeed.store import foreign, format, tensordict_dir
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.format import Identity
-from memfeed.store.manifest import Manifest
 from memfeed.store.growing import growing_columns, settle_columns
+from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files, fixed_file, ragged_files
 from memfeed.store.supply import RowSupply
 

@@ -1,0 +1,112 @@
+"""A Loader of any map-style dataset, where a DataLoader stood."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, get_worker_info
+
+import memfeed
+from memfeed import Loader
+from memfeed.errors import LoaderError, RandomDataError
+from support import Made
+
+N = 50
+
+
+def sample(i):
+    return torch.full((4,), i), i
+
+
+@pytest.fixture(autouse=True)
+def quiet(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def rows(loader):
+    return [labels.tolist() for _, labels in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_stands_where_a_dataloader_stood(tmp_path, workers):
+    dataset, path = Made(sample, N), tmp_path / "s.mf"
+    expected = list(DataLoader(dataset, 8))
+    for _ in range(2):
+        for DataLoaderLike in (Loader,):
+            loader = DataLoaderLike(dataset, 8, num_workers=workers, cache=path)
+        for batch, other in zip(loader, expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+        assert sorted(sum(rows(Loader(dataset, 8, shuffle=True, num_workers=workers, cache=path)), [])) == [*range(N)]
+        loader.store.finish()
+    assert len(memfeed.open(path)) == N
+
+
+def test_workers_run_what_dataloaders_run(tmp_path):
+    def init(worker):
+        get_worker_info().dataset.ready = True
+
+    class Needs(Made):
+        def __getitem__(self, i):
+            assert get_worker_info() is None or self.ready
+            return super().__getitem__(i)
+
+    loader = Loader(Needs(sample, N), 8, num_workers=2, worker_init_fn=init, persistent_workers=True)
+    assert sum(rows(loader), []) == list(range(N))
+
+
+def test_without_a_path_the_store_is_temporary(tmp_path):
+    loader = Loader(Made(sample, N), 8, shuffle=True, seed=1)
+    assert sorted(sum(rows(loader), [])) == list(range(N))
+    assert loader.store.path.parent.parent == tmp_path
+    loader.store.finish()
+    del loader
+    deadline = time.monotonic() + 10
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
+
+
+def test_subsets_and_concatenations_of_datasets(tmp_path):
+    one, other = Made(sample, N), Made(lambda i: sample(i + N), N)
+    assert sum(rows(Loader(Subset(one, range(5, 20)), 4)), []) == list(range(5, 20))
+    assert sum(rows(Loader(ConcatDataset([one, other]), 16)), []) == list(range(2 * N))
+
+
+def test_a_random_dataset_is_refused(tmp_path):
+    with pytest.raises(RandomDataError, match="found random samples"):
+        Loader(Made(lambda i: (torch.rand(3), i), N), 8, cache=tmp_path / "s.mf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_cache_beside_what_needs_no_store(tmp_path):
+    for source in (TensorDataset(torch.arange(3)), memfeed.cache([sample(i) for i in range(3)], progress=False)):
+        with pytest.raises(LoaderError, match="which is read as it is; expected a map-style dataset"):
+            Loader(source, 2, cache=tmp_path / "s.mf")
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(LoaderError, match="found cache="):
+        Loader(Stream(), 2, cache=tmp_path / "s.mf")
+
+
+def test_a_trainer_makes_the_loader_anew(tmp_path):
+    loader = Loader(Made(sample, N), 8, cache=tmp_path / "s.mf")
+    other = type(loader)(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn, cache=loader.cache)
+    assert rows(other) == rows(loader)
+
+
+def test_a_seed_and_a_position_are_those_of_a_store(tmp_path):
+    loader = Loader(Made(sample, N), 8, shuffle=True, seed=5, num_workers=1, cache=tmp_path / "s.mf")
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    rest = [labels.tolist() for _, labels in running]
+    loader.store.finish()
+    other = Loader(Made(sample, N), 8, shuffle=True, seed=5, num_workers=1, cache=Path(tmp_path / "s.mf"))
+    assert other.store.supply is None
+    other.load_state_dict(state)
+    assert rows(other) == rest
