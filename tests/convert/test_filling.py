@@ -415,7 +415,9 @@ def test_a_state_of_a_store_that_was_filled_is_good_for_the_finished_one(tmp_pat
     rest = numbers(running)
     store.finish()
     finished = memfeed.open(tmp_path / "s.mf").subset(range(5, N))
-    assert finished.digest != train.digest
+    assert finished.digest == train.digest != state["store"]
+    loader.load_state_dict(state)
+    assert numbers(loader) == rest
     other = Loader(finished, 5, shuffle=True, seed=9)
     other.load_state_dict(state)
     assert numbers(other) == rest

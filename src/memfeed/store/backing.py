@@ -110,12 +110,12 @@ def settle(backing: Backing) -> bool:
     found = format.read_manifest(backing.path)
     if found is None or found[0].rows != backing.row_count or source_digest(found[0]) != backing.digest:
         return False
-    manifest, _, identity = found
+    manifest, digest, identity = found
     columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
     heaps = [_heap_bytes(manifest, field) for field in manifest.schema]
     check = _checker(backing.path, identity)
     settle_columns(columns, backing.path, heaps, check)
-    backing.manifest, backing.check, backing.supply = manifest, check, None
+    backing.manifest, backing.digest, backing.check, backing.supply = manifest, digest, check, None
     return True
 
 

@@ -147,14 +147,20 @@ class Store(Dataset[Any]):
         """How many rows the base store has, of which this may be a view."""
         return len(self) if self._rows is None else self._backing.row_count or 0
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """A hash of the manifest and of the row numbers, in hexadecimal: it differs for every store and view."""
+        """A hash of the manifest and of the row numbers, in hexadecimal: it differs for every store and view.
+
+        While the store is filled it is the ``source_digest``.
+        """
         return self._with_view(self._backing.digest)
 
     def _with_view(self, digest: str) -> str:
-        view = "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
-        return f"{digest[:16]}:{view}" if view else digest[:16]
+        return f"{digest[:16]}:{self._view_hash}" if self._view_hash else digest[:16]
+
+    @cached_property
+    def _view_hash(self) -> str:
+        return "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
 
     @property
     def types(self) -> tuple[type, ...]:
