@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Subset, get_worker_info
 
 import memfeed
 from memfeed import Loader
+from memfeed.convert.filler import running
 from memfeed.errors import (
     BuildError,
     LoaderError,
@@ -29,6 +30,14 @@ from memfeed.errors import (
 from support import Made, cache, equal, rich_sample
 
 N = 60
+
+
+@pytest.fixture(autouse=True)
+def no_filler_is_left():
+    """A store in the traceback of an error lives on, and its workers with it."""
+    yield
+    running.end()
+    assert not multiprocessing.active_children()
 
 
 class Logged(Made):

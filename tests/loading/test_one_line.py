@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 import memfeed
 from memfeed import Loader
+from memfeed.convert.filler import running
 from memfeed.errors import LoaderError, RandomDataError
 from support import Made
 
@@ -23,6 +24,8 @@ def sample(i):
 @pytest.fixture(autouse=True)
 def quiet(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    running.end()  # a store in the traceback of an error lives on, and its workers with it
 
 
 def rows(loader):

@@ -52,7 +52,7 @@ class Filler:
     def __init__(self, work: _Work) -> None:
         self._work = work
         self.in_caller = not work.worker_count
-        weakref.finalize(self, work.stop).atexit = False  # _end_all does that
+        weakref.finalize(self, work.stop).atexit = False  # `running` does that
 
     def start(self, backing: Backing) -> None:
         """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
@@ -127,7 +127,7 @@ class _Work:
         self._backing = weakref.ref(backing)
         reports = self._start_workers()
         self._thread = threading.Thread(target=self._run, args=(reports,), name="memfeed-filler", daemon=True)
-        _running.add(self)
+        running.add(self)
         self._thread.start()
 
     def _start_workers(self) -> Iterator[Report]:
@@ -465,11 +465,12 @@ class _Running:
 
     def add(self, work: _Work) -> None:
         if not self._registered:
-            atexit.register(self._end)
+            atexit.register(self.end)
             self._registered = True
         self._works.add(work)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End all of it, and wait a few seconds for that."""
         works = list(self._works)
         for work in works:
             work.stop()
@@ -477,4 +478,4 @@ class _Running:
             work.join()
 
 
-_running = _Running()
+running = _Running()

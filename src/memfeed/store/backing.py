@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from memfeed.errors import StoreError, StoreNotFoundError
-from memfeed.schema.fields import Field, Schema
+from memfeed.schema.fields import Schema
 from memfeed.store import foreign, format, tensordict_dir
 from memfeed.store.columns import Column, FixedColumn, RaggedColumn
 from memfeed.store.format import Identity
@@ -66,11 +66,6 @@ def _checker(path: Path, identity: Identity) -> Callable[[], None]:
     return check
 
 
-def _heap_bytes(manifest: Manifest, field: Field) -> int:
-    """Return the size of the heap of a field; 0 for a fixed one."""
-    return next((manifest.files[name] for name, size in column_files(field, 0).items() if size is None), 0)
-
-
 def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
     check = _checker(path, identity)
 
@@ -78,7 +73,8 @@ def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Iden
         one = manifest.schema.fields[field_index]
         if one.kind == "fixed":
             return FixedColumn(one, fixed_file(path, one), manifest.rows, check)
-        return RaggedColumn(one, ragged_files(path, one), manifest.rows, _heap_bytes(manifest, one), check)
+        heap_bytes = next(manifest.files[name] for name, size in column_files(one, 0).items() if size is None)
+        return RaggedColumn(one, ragged_files(path, one), manifest.rows, heap_bytes, check)
 
     return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check)
 
@@ -112,9 +108,8 @@ def settle(backing: Backing) -> bool:
         return False
     manifest, digest, identity = found
     columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
-    heaps = [_heap_bytes(manifest, field) for field in manifest.schema]
     check = _checker(backing.path, identity)
-    settle_columns(columns, backing.path, heaps, check)
+    settle_columns(columns, backing.path, check)
     backing.manifest, backing.digest, backing.check, backing.supply = manifest, digest, check, None
     return True
 

@@ -49,9 +49,10 @@ class GrowingColumn(RaggedColumn):
             self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
         self.heap_bytes = size  # last: another thread may locate rows meanwhile
 
-    def settle(self, files: RaggedFiles, heap_bytes: int, check: Callable[[], None]) -> None:
+    def settle(self, files: RaggedFiles, check: Callable[[], None]) -> None:
         """Become the column of the finished store, whose files are the same under other names."""
-        self.heap_path, self._files, self._check, self.heap_bytes = files.heap, files, check, heap_bytes
+        self._map_heap()
+        self.heap_path, self._files, self._check = files.heap, files, check
 
 
 def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedColumn | GrowingColumn]:
@@ -67,12 +68,10 @@ def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedCol
     return columns
 
 
-def settle_columns(
-    columns: Sequence[FixedColumn | GrowingColumn], root: Path, heaps: Sequence[int], check: Callable[[], None]
-) -> None:
-    """Let the columns of a build be those of the store at ``root``, with heaps of so many bytes (0 for fixed ones)."""
-    for column, heap_bytes in zip(columns, heaps, strict=True):
+def settle_columns(columns: Sequence[FixedColumn | GrowingColumn], root: Path, check: Callable[[], None]) -> None:
+    """Let the columns of a build be those of the finished store at ``root``."""
+    for column in columns:
         if isinstance(column, GrowingColumn):
-            column.settle(ragged_files(root, column.field), heap_bytes, check)
+            column.settle(ragged_files(root, column.field), check)
         else:
             column.path, column._check = fixed_file(root, column.field), check
