@@ -113,3 +113,24 @@ def test_a_seed_and_a_position_are_those_of_a_store(tmp_path):
     assert other.store.supply is None
     other.load_state_dict(state)
     assert rows(other) == rest
+
+
+def test_a_pipeline_is_cut_before_its_random_steps(tmp_path):
+    vision = pytest.importorskip("torchvision.transforms.v2")
+
+    class Images(Made):
+        def __init__(self, transform):
+            super().__init__(None, N)
+            self.transform = transform
+
+        def __getitem__(self, i):
+            return self.transform(torch.full((3, 8, 8), i, dtype=torch.uint8)), i
+
+    flip = vision.Compose([vision.RandomHorizontalFlip(), vision.ToDtype(torch.float32, scale=True)])
+    for _ in range(2):
+        loader = Loader(Images(flip), 8, num_workers=1, cache=tmp_path / "s.mf")
+        for images, labels in loader:
+            assert images.dtype == torch.float32
+            assert torch.equal(images[:, 0, 0, 0].mul(255).round().long(), labels)
+        loader.store.finish()
+        assert loader.store.column(0).dtype == torch.uint8

@@ -142,7 +142,9 @@ def cache(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
     stores = {
-        name: _cache(part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily)
+        name: _cache(
+            part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily
+        )
         for name, part in dataset.items()
     }
     return cast("Store", stores)  # a checker of types cannot know which of both

@@ -58,6 +58,10 @@ class Filler:
         """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
         self._work.start(backing)
 
+    def follow(self, backing: Backing) -> None:
+        """Let another view of the same columns read the finished store, too."""
+        self._work.follow(backing)
+
     def want(self, reader: object, rows: Int64Array) -> None:
         """See ``RowSupply``."""
         self._work.want(reader, rows)
@@ -112,7 +116,7 @@ class _Work:
         self._in_caller: FillWorker | None = None
         self._size = _rows_a_list(conversion.result.probed.seconds)
         self._thread: threading.Thread | None = None
-        self._backing: weakref.ref[Backing] | None = None
+        self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
         self._jobs = contextlib.ExitStack()
         self._bar = contextlib.ExitStack()
 
@@ -124,11 +128,17 @@ class _Work:
         return FillJob(conversion.given.dataset, self.build, conversion.plan, self.worker_count, init)
 
     def start(self, backing: Backing) -> None:
-        self._backing = weakref.ref(backing)
+        self.follow(backing)
         reports = self._start_workers()
         self._thread = threading.Thread(target=self._run, args=(reports,), name="memfeed-filler", daemon=True)
         running.add(self)
         self._thread.start()
+
+    def follow(self, backing: Backing) -> None:
+        with self._lock:
+            self._backings.add(backing)
+            if self._done.is_set():
+                settle(backing)
 
     def _start_workers(self) -> Iterator[Report]:
         if not self.worker_count:
@@ -387,6 +397,8 @@ class _Work:
         while not self._done.wait(POLL_SECONDS):
             if self._error is not None or self._is_over():
                 self._raise_for(every[:0])
+        with self._lock:  # until the columns are those of the store
+            pass
 
     # --- the store at the end
 
@@ -446,10 +458,10 @@ class _Work:
         self._settle()
 
     def _settle(self) -> None:
-        backing = None if self._backing is None else self._backing()
-        if backing is not None:
-            settle(backing)
-        self._done.set()
+        with self._lock:
+            self._done.set()
+            for backing in list(self._backings):
+                settle(backing)
 
 
 def _rows_a_list(seconds: float) -> int:

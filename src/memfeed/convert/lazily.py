@@ -145,6 +145,7 @@ def _settings(conversion: Conversion) -> dict[str, Any]:
         "on_error": "skip" if options.skip_errors else "raise",
         "allow_random": options.allow_random,
         "metadata": dict(conversion.kept.metadata),
+        "split": [step.name for step in options.recipe or ()],
     }
 
 
@@ -171,7 +172,7 @@ def _filled(
     target, options, kept = conversion.target, conversion.options, conversion.kept
     rows = build.row_count or 0
     numbers = None if kept.class_to_idx is None else dict(kept.class_to_idx)
-    attributes = Attributes(classes=kept.classes, class_to_idx=numbers)
+    attributes = Attributes(classes=kept.classes, class_to_idx=numbers, transform=kept.transform)
     manifest = format.new_manifest(
         rows=rows,
         schema=build.schema,

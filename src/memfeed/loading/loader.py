@@ -99,7 +99,7 @@ class Loader(DataLoader[T_co]):
         dataset: a Store or a view of one, a `torch.utils.data.Subset` of one, a list or ConcatDataset of stores of one
             schema, or columns in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in
             place, not copied). Any other map-style dataset (``len`` and ``[]``), as DataLoader takes it: it becomes a
-            store at ``cache`` that is filled while it is read, ``memfeed.cache(dataset, cache, lazily=True)``.
+            store at ``cache`` that is filled while it is read, as by ``memfeed.cache(..., split="auto", lazily=True)``.
         batch_size: rows per batch and rank; the last batch is smaller unless ``drop_last`` or ``pad_last``. None gives
             single samples, through `default_convert`.
         shuffle: True for an exact uniform permutation of the rows, a new one in every epoch (8 bytes of memory a row, 4

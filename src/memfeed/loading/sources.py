@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from memfeed.convert.cache import cache
 from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.tensordicts import is_tensordict
@@ -32,6 +31,7 @@ from memfeed.store.windows import join_windows, offsets_of
 
 if TYPE_CHECKING:
     from memfeed.transforms import Transform
+
 CACHING = ("num_workers", "worker_init_fn", "persistent_workers", "prefetch_factor", "multiprocessing_context")
 """DataLoader's arguments that mean something, or nothing worth a line, where a loader fills a store."""
 
@@ -47,7 +47,11 @@ def is_dataset(source: Any) -> bool:
         return False
     if parts and all(isinstance(one, Store | Subset) and not is_dataset(one) for one in parts):
         return False
-    return not (is_tensordict(source) or in_memory.as_columns(source) is not None)
+    if is_tensordict(source):
+        return False
+    from memfeed.store import in_memory  # it imports all that tables need
+
+    return in_memory.as_columns(source) is None
 
 
 def filled_store(
@@ -57,7 +61,9 @@ def filled_store(
     worker_init_fn: Callable[[int], None] | None,
 ) -> Store:
     """Return a store of a dataset that is filled while it is read; see `memfeed.cache`."""
-    return cache(dataset, path, lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
+    from memfeed.convert.cache import cache  # loaders of stores need no conversion
+
+    return cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
 
 
 def check_cache(source: Any, path: str | os.PathLike[str]) -> None:

@@ -16,7 +16,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store.columns import _ORDINARY, FixedColumn, RaggedColumn
 from memfeed.store.mapping import map_descriptor
-from memfeed.store.ragged import RaggedFiles, fixed_file, ragged_files
+from memfeed.store.ragged import Located, RaggedFiles, fixed_file, ragged_files
 from memfeed.system.descriptors import open_read
 
 
@@ -30,7 +30,7 @@ class GrowingColumn(RaggedColumn):
         self._map_heap()
         _ = self._arrays  # maps start and dims
 
-    def locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``. The rows must be present."""
         try:
             return super().locate(rows)

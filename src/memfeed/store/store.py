@@ -286,6 +286,8 @@ class Store(Dataset[Any]):
     def with_transform(self, transform: Transform | None) -> Store:
         """Return this store with another `transform`; None gives that of the directory. Nothing is written."""
         backing = dataclasses.replace(self._backing, transform=transform)
+        if backing.supply is not None:
+            backing.supply.follow(backing)
         return Store(backing, types=self._types, fields=self._fields, rows=self._rows)
 
     @property

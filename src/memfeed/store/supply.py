@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ class RowSupply(Protocol):
 
     def stand_in(self) -> int:
         """Return a row that can be read, to take the place of one that cannot."""
+
+    def follow(self, backing: Any) -> None:
+        """Let a copy of the store's ``Backing`` read the finished store, as the first one will."""
 
     def progress(self) -> FillProgress:
         """Return how full the store is."""
