@@ -24,6 +24,11 @@ benchmarks and writes both. Each benchmark first checks that all programs give e
 turns. Times are medians; ratios are medians of the ratios of each round. Compare ratios: times depend on the
 machine, which is named under each title. Below a table of targets stands why a target is missed, where that was
 measured.
+
+**Where memfeed is the wrong tool.** Data that is read once: to write a store costs more than to read the data, however
+large its rows. Small tensors that are in memory already, of rows of a few bytes: index the tensor. Many columns of a
+few bytes each: one column of vectors is read in one piece. memfeed pays off where samples are expensive to make
+(decoding, resizing, tokenising) and are read in more than one epoch, or where they do not fit in memory.
 """
 
 
@@ -336,10 +341,6 @@ the fourth 196 KB.
 ![Rates](curves.png)
 
 {chr(10).join(parts)}
-**Where memfeed is the wrong tool.** Data that is read once: to write a store costs more than to read the data, however
-large its rows. Small tensors that are in memory already, of rows of a few bytes: index the tensor. Many columns of a
-few bytes each: one column of vectors is read in one piece. memfeed pays off where samples are expensive to make
-(decoding, resizing, tokenising) and are read in more than one epoch, or where they do not fit in memory.
 """
 
 
