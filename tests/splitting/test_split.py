@@ -293,7 +293,7 @@ def jpegs(folder, *steps):
 def test_encoded_files_are_decoded_in_every_epoch(tmp_path):
     steps = [v1.Resize(32), v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()]
     dataset = jpegs(tmp_path / "tree", *steps)
-    store = converted(dataset, tmp_path / "s.mf", keep="encoded")
+    store = converted(dataset, tmp_path / "s.mf", keep="encoded", fields=["image", "label"])
     assert store[5] == ((tmp_path / "tree" / "b" / "1.jpg").read_bytes(), 1)
     assert names(store) == ["Decode", "Resize", "RandomCrop", "RandomHorizontalFlip", "ToDtype"]
     opened = memfeed.open(tmp_path / "s.mf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,13 @@ class OnError(str, Enum):
 
     SKIP = "skip"
     RAISE = "raise"
+
+
+class Floats(str, Enum):
+    """The values of ``--floats``."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
 
 
 def cache(
@@ -54,6 +61,17 @@ def cache(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Recompute only the damaged rows of a store.")] = False,
     check: Annotated[bool, typer.Option(help="Compare an existing store with the dataset.")] = True,
+    split: Annotated[
+        bool, typer.Option("--split", help="Store the fixed part of the dataset's pipeline, and describe the rest.")
+    ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="With --split, of images: full, encoded, or their short side in pixels."),
+    ] = None,
+    floats: Annotated[Floats | None, typer.Option(help="Round floats to 16 bits.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: measure the forms that the store may have.")
+    ] = False,
     progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
 ) -> None:
     """Convert a dataset to a store, once.
@@ -72,10 +90,21 @@ def cache(
         raise UsageError("found --resize without --images; expected both: resize in the dataset itself")
     dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
     names = tuple(name.strip() for name in fields.split(",")) if fields else None
+    what: dict[str, Any] = {
+        "fields": FIELDS if names is None and images is not None else names,
+        "split": split,
+        "keep": int(keep) if keep is not None and keep.isdigit() else keep,
+        "floats": None if floats is None else _torch_dtype(floats.value),
+    }
+    if dry_run:
+        from memfeed.cli.dry_run import print_estimates
+
+        print_estimates(dataset, places[-1], {**what, "allow_random": allow_random})
+        return
     store = memfeed.cache(
         dataset,
         places[-1],
-        fields=FIELDS if names is None and images is not None else names,
+        **what,
         dtypes=dict(_parse_dtype(text) for text in dtype) if dtype else None,
         types=load_classes(types or ()),
         length=length,
@@ -94,6 +123,12 @@ def cache(
         typer.echo(f"  classes: {', '.join(shown)}{', ...' if len(dataset.classes) > MOST_CLASSES else ''}")
     if store.skipped:
         typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {printable(store.path)} lists them)")
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    from memfeed.schema.fields import DTYPES
+
+    return DTYPES[name]
 
 
 def _parse_dtype(text: str) -> tuple[str, torch.dtype]:

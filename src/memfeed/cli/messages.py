@@ -22,6 +22,9 @@ OPTIONS = {
     "fields=": "--fields",
     "dtypes=": "--dtype",
     "types=": "--types",
+    "split=True": "--split",
+    "keep=": "--keep ",
+    "floats=torch.": "--floats ",
 }
 """Arguments of `memfeed.cache` that error messages name, and the options that set them."""
 

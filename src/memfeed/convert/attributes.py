@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from memfeed.convert.inputs import Input
+from memfeed.convert.rounding import Rounded
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
@@ -30,7 +31,7 @@ def kept_of(given: Input, metadata: Mapping[str, Any], transform: tuple[RecipeSt
 
 def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:
     """Return the ``classes`` and ``class_to_idx`` of a dataset; None for what it does not have, or is no such thing."""
-    if isinstance(dataset, Subset):
+    if isinstance(dataset, Subset | Rounded):
         return classes_of(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         every_classes, every_numbers = zip(*map(classes_of, dataset.datasets), strict=True)
@@ -50,6 +51,8 @@ def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, in
 
 def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | None:
     """Return the ``targets`` of all samples, int64 [length], and their form; None if there are no such numbers."""
+    if isinstance(dataset, Rounded):
+        return targets_of(dataset.dataset, length)
     if isinstance(dataset, Subset):
         base = targets_of(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
         return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])

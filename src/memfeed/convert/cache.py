@@ -14,6 +14,7 @@ from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import open_or_fill
 from memfeed.convert.repair import repair_store
+from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
 from memfeed.errors import RandomDataError, StoreError
 from memfeed.schema.fields import Kind
@@ -34,6 +35,7 @@ def cache(
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
     keep: int | Literal["full", "encoded"] | None = None,
+    floats: torch.dtype | None = None,
     metadata: dict[str, Any] | None = None,
     length: int | None = None,
     workers: int | None = None,
@@ -69,6 +71,8 @@ def cache(
             Another str is the name of the attribute that holds the pipeline. See ``docs/splitting.md``.
         keep: with ``split``, what to store of images of several sizes that the rest resizes: "full", as decoded; an
             int, shrunk to that short side in pixels; "encoded", the bytes of their files, decoded in every epoch.
+        floats: torch.float16 or torch.bfloat16 rounds the float tensors of a map-style dataset to it, and batches have
+            that dtype: half the bytes of float32.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
             existing store, also with ``overwrite``; {} drops it.
         length: take the first so many samples of an iterable, which may be one without an end. Without it an iterable
@@ -135,7 +139,7 @@ def cache(
         progress, length, worker_init=worker_init_fn,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
-        return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily)
+        return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
     folder = None if path is None else local_path(path)
     if folder is not None and (folder / format.MANIFEST).exists():
         raise StoreError(
@@ -143,7 +147,7 @@ def cache(
         )
     stores = {
         name: _cache(
-            part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily
+            part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily, floats
         )
         for name, part in dataset.items()
     }
@@ -159,6 +163,7 @@ def _cache(
     split: bool | str,
     keep: Any,
     lazily: bool,
+    floats: torch.dtype | None,
 ) -> Store:
     """Return the store of one dataset; see `cache`."""
     owner = None
@@ -173,6 +178,10 @@ def _cache(
         given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe)
         if options.progress:
             write_line(f"memfeed: {cut.line}")
+    if floats is not None:
+        if given.kind != "map":
+            raise ValueError(f"found floats={floats} for a dataset without len and []; expected dtypes= for columns")
+        given = classify_input(Rounded(given.dataset, floats))
     refuse_mapped_columns(given, target, copy_existing)
     require_length(given, options.length)
     try:

@@ -47,6 +47,8 @@ from memfeed.system.signals import Sigterm, sigterm_unwinds
 from memfeed.system.threads import has_no_thread
 from memfeed.system.units import format_bytes, format_seconds
 
+LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
+
 
 class TemporaryDirectory:
     """A directory that is removed with this object, or at the end of the process that made it.
@@ -376,7 +378,9 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
         return f"{unknown}, {format_bytes(row_bytes)} a row; {free}"
     total = int(row_bytes * row_count)
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
-    return f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
+    line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
+    is_large = found is not None and total > found * LARGE_SHARE
+    return line + ("; smaller forms: keep=, floats= (memfeed cache --dry-run measures them)" if is_large else "")
 
 
 def _count_written(build: Build) -> int:

@@ -28,13 +28,13 @@ class Decode(Transform):
     The field becomes a list of images, on the device of the batch's tensors. Needs Pillow.
 
     Args:
-        on: the field of bytes; None for the only one.
+        on: the field of bytes, by its key, position or path; None for the only one.
 
     Raises:
         TransformError: no field of bytes, or several and no `on`; bytes that are no image, with the row.
     """
 
-    of_whole_batches = True
+    of_whole_batches = takes_bytes = True
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Decode one field; see `Operation.change_batch`."""

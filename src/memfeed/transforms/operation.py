@@ -112,6 +112,7 @@ class Operation(torch.nn.Module):
     memory_format = torch.contiguous_format  # of the images that come out
     thread_safe = True  # False for transforms that change the state of the process, as global generators
     of_whole_batches = False  # True if `change_batch` is called in place of `make_params` and `transform`
+    takes_bytes = False  # True if its field is no tensor, and `change_batch` finds it by its path
     makes_one_size = False  # True if the outputs have one size, whatever the sizes of the images
     spatial_dims: ClassVar[tuple[int, ...]] = (2,)  # of the images that it can change: 0 for vectors, 3 for volumes
     _shown: ClassVar[tuple[str, ...]] = ()  # attributes that repr shows

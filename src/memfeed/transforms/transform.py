@@ -275,7 +275,8 @@ class Transform(Operation):
         ):
             if is_whole:
                 for step in steps:
-                    known = find_all(batch, on, given) if given and on is not None else on
+                    is_found = given and on is not None and not step.operation.takes_bytes
+                    known = find_all(batch, on, given) if is_found else on
                     batch = step.operation.change_batch(batch, keys, step.stream, known)
                 has_lists = True
                 continue

@@ -1,0 +1,78 @@
+"""``memfeed cache --dry-run``, ``--split``, ``--keep`` and ``--floats``."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import memfeed
+from memfeed.cli import dry_run, main
+
+CODE = """
+import torch
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import transforms as v1
+
+def train():
+    return ImageFolder("tree", v1.Compose([v1.RandomResizedCrop(24), v1.ToTensor()]))
+
+def floats():
+    return [(torch.rand(30, generator=torch.Generator().manual_seed(i)), i) for i in range(9)]
+
+def stream():
+    yield 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dry_run, "SECONDS", 0.01)
+    (tmp_path / "dry_data.py").write_text(CODE)
+    monkeypatch.delitem(__import__("sys").modules, "dry_data", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for i in range(6):
+        (tmp_path / "tree" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(i).integers(0, 256, (10, 12 + i % 3, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((300 + 20 * (i % 3), 280))
+        image.save(tmp_path / "tree" / "ab"[i % 2] / f"{i}.jpg", quality=80)
+
+
+def table(text):
+    rows = [line.split() for line in text.splitlines()]
+    return {row[0]: row for row in rows if row and row[0].partition("=")[0] in ("as", "float16", "bfloat16", "keep")}
+
+
+def test_images_are_measured_in_each_form(tmp_path, capsys):
+    assert main(["cache", "--images", "tree", "out.mf", "--dry-run"]) == 0
+    rows = table(capsys.readouterr().out)
+    assert set(rows) == {"as", "keep=256", "keep=encoded"}  # pixels are no floats
+    assert all(float(row[-1].replace(",", "")) > 0 for row in rows.values())
+    assert not (tmp_path / "out.mf").exists()
+
+
+def test_a_pipeline_that_needs_a_choice_shows_them(capsys):
+    assert main(["cache", "dry_data:train", "out.mf", "--split", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "RandomResizedCrop" in out
+    assert set(table(out)) >= {"keep=full", "keep=256", "keep=encoded"}
+
+
+def test_floats_are_measured_in_16_bits(capsys):
+    assert main(["cache", "dry_data:floats", "out.mf", "--dry-run"]) == 0
+    assert set(table(capsys.readouterr().out)) == {"as", "float16", "bfloat16"}
+
+
+def test_the_chosen_form_is_stored(tmp_path, capsys):
+    assert main(["cache", "dry_data:train", "a.mf", "--split", "--keep", "encoded", "--no-progress"]) == 0
+    assert memfeed.open(tmp_path / "a.mf").schema.fields[0].kind == "bytes"
+    assert main(["cache", "dry_data:train", "b.mf", "--split", "--keep", "64", "--no-progress"]) == 0
+    assert min(memfeed.open(tmp_path / "b.mf")[0][0].shape[1:]) == 64
+    assert main(["cache", "dry_data:floats", "c.mf", "--floats", "float16", "--no-progress"]) == 0
+    assert memfeed.open(tmp_path / "c.mf").schema.fields[0].dtype == "float16"
+    assert main(["cache", "dry_data:train", "d.mf", "--split", "--no-progress"]) == 2
+    assert "--keep" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_an_iterable_is_refused(capsys):
+    assert main(["cache", "dry_data:stream", "out.mf", "--dry-run"]) == 2
+    assert "len and []" in capsys.readouterr().err
