@@ -140,3 +140,10 @@ def test_tutorial_says_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("tutorial", "--data", tmp_path)
     assert "hymenoptera_data" in capsys.readouterr().err
+
+
+def test_first_epoch(tmp_path):
+    found = tmp_path / "first_epoch.json"
+    run("first_epoch", "--quick", "--json", found, "--dir", tmp_path)
+    result = check_result(found, "first_epoch", "seconds")
+    assert {*result["seconds"]} == {"photographs", "made images"}
