@@ -70,6 +70,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/windows.py
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/cold.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/curves.py

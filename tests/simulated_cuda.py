@@ -749,6 +749,14 @@ def _empty_cache():
         device.release_cache()
 
 
+def _let_threads_end():
+    """Wait for the threads of loaders that are gone: one that is still making a batch would use the next machine."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "memfeed":
+            thread.join(2)
+
+
 @contextmanager
 def simulated(seed=None, **options):
     """Within the block torch has two GPUs. Yields the Machine. At its end nothing may be read after it was unlocked."""
@@ -791,6 +799,7 @@ def simulated(seed=None, **options):
             while page_locked.retired_count() and time.monotonic() < end:
                 time.sleep(0.001)
     finally:
+        _let_threads_end()
         gc.unfreeze()
         for (owner, name), value in before.items():
             setattr(owner, name, value)

@@ -7,6 +7,7 @@ import torch
 
 import memfeed
 from memfeed.errors import LoaderError
+from memfeed.loading.background import Background
 from memfeed.store import copied_rows
 from memfeed.system import openmp
 
@@ -55,3 +56,15 @@ def test_batches_are_the_same_on_any_number_of_threads(images):
     epochs = [list(memfeed.Loader(images, 50, shuffle=True, seed=1, threads=threads)) for threads in (None, 1, 4)]
     for other in epochs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(epochs[0], other, strict=True))
+
+
+@pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
+def test_the_loaders_thread_has_no_team_of_its_own():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        counts = list(Background(iter(torch.get_num_threads() for _ in range(3)), 2))
+        assert counts == [1, 1, 1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from memfeed.errors import LoaderError
 from memfeed.loading.pause import Pause
+from memfeed.system import openmp
 
 PAUSED = (
     "found next() within paused(), and no batch that is ready; expected the loop to go on after the block, in which "
@@ -27,6 +30,9 @@ class _Link:
 
     def __init__(self, limit: float) -> None:
         self.changed = threading.Condition(threading.Lock())
+        self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # what the thread waits for while it is ahead
+        self.is_waiting = False
+        self.expires: float | None = None  # when items that nobody claimed are dropped
         self.items: deque[tuple[Any, float]] = deque()
         self.held, self.limit = 0.0, limit
         self.stopped = self.ended = False
@@ -35,6 +41,28 @@ class _Link:
     def stop(self) -> None:
         # no lock: the garbage collector may call this from within a locked section of the same thread
         self.stopped = True
+        self.wake.put(None)
+
+    def make_room(self) -> None:
+        """Let the thread see that there may be room. The caller holds the lock."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self.wake.put(None)
+
+    def wait_for_room(self) -> None:
+        """Wait until there is room for one more item, or none is wanted. For the thread."""
+        while True:
+            with self.changed:
+                if self.stopped or not self.items or self.held < self.limit:
+                    return
+                self.is_waiting, expires = True, self.expires
+            try:
+                self.wake.get(timeout=None if expires is None else max(expires - monotonic(), 0.0))
+            except queue.Empty:
+                with self.changed:
+                    if self.expires is not None and self.expires <= monotonic():
+                        self.items.clear()  # nobody came for them
+                        self.stopped = self.ended = True
 
 
 class Background(Generic[T]):
@@ -70,7 +98,7 @@ class Background(Generic[T]):
     def limit(self, limit: float) -> None:
         with self._link.changed:
             self._link.limit = limit
-            self._link.changed.notify_all()
+            self._link.make_room()
 
     @property
     def ready(self) -> int:
@@ -87,7 +115,7 @@ class Background(Generic[T]):
                 if link.items:
                     item, weight = link.items.popleft()
                     link.held -= weight
-                    link.changed.notify_all()
+                    link.make_room()
                     return item  # type: ignore[no-any-return]
                 if not link.ended and self._pause is not None and self._pause.is_paused_by_me:
                     raise LoaderError(PAUSED)
@@ -106,9 +134,19 @@ class Background(Generic[T]):
         After that the caller may continue to read the source, which is where the last item left it.
         """
         self._link.stop()
-        if os.getpid() == self._pid:  # in a forked child the thread is gone, perhaps with the lock
-            with self._link.changed:
-                self._link.changed.notify_all()
+
+    def expire_after(self, seconds: float) -> None:
+        """Drop the items and end the thread if ``claim`` is not called for so long."""
+        with self._link.changed:
+            self._link.expires = monotonic() + seconds
+            self._link.is_waiting = False
+        self._link.wake.put(None)  # it waits with another limit now
+
+    def claim(self) -> bool:
+        """Keep the items after ``expire_after``. Return False if they are gone already."""
+        with self._link.changed:
+            self._link.expires = None
+            return not self._link.stopped
 
     def close(self) -> None:
         """Stop, and wait until the thread has ended: at most for the item that it is making."""
@@ -123,11 +161,10 @@ def _produce(
     weight: Callable[[Any], float],
     working: Callable[[], AbstractContextManager[None]],
 ) -> None:
+    openmp.use_one_thread()  # what is worth several is shared out: see memfeed.system.share
     try:
         while True:
-            with link.changed:
-                while link.items and link.held >= link.limit and not link.stopped:
-                    link.changed.wait(PATIENCE_SECONDS)
+            link.wait_for_room()
             if link.stopped:
                 break
             with working():

@@ -19,8 +19,6 @@ from memfeed.store.gather import Gather, split
 from memfeed.transfer.lag import Lag
 from memfeed.transfer.transfer import Transfer
 
-LAG = 3  # batches in use: one by the caller, one that the device works on, one between them
-
 
 class BatchGroup(NamedTuple):
     """Batches of one gather, in order, each with the position reached after it.
@@ -44,7 +42,7 @@ class BatchMaker:
         assemble: the stage that every batch goes through, for batches that need no other.
         transfer: the way to the device.
         placement: where the columns are.
-        ahead: how many batches are made ahead of the caller.
+        lag: keeps the device near the caller, from one epoch to the next; None without a transfer.
     """
 
     gather: Gather
@@ -53,16 +51,15 @@ class BatchMaker:
     assemble: Callable[[Sequence[Any]], Any]
     transfer: Transfer
     placement: Placement
-    ahead: int = 0
+    lag: Lag | None = None
 
     def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
-        lag = self.transfer.lag(self.ahead + LAG)
         for task in tasks:
-            if lag is None:
+            if self.lag is None:
                 yield from self._host_groups(task, (seed, epoch))
             else:
-                yield from self._stream_groups(task, (seed, epoch), lag)
+                yield from self._stream_groups(task, (seed, epoch), self.lag)
 
     def _host_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
         """Yield the batches of a task that the CPU gathers; a device without streams gets them from the caller."""

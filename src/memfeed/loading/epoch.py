@@ -8,10 +8,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.next_epoch import Handover, Made, NextEpoch, joined
 from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -33,6 +34,7 @@ class EpochProgress:
         batches, samples: given so far by this iterator.
         seconds: from the first batch to the last.
         wait_seconds: the part of that which ``next`` took.
+        gathered: bytes that its loader had gathered at its end, if the next epoch was begun before that.
     """
 
     epoch: int = -1
@@ -45,6 +47,7 @@ class EpochProgress:
     samples: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
+    gathered: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -73,33 +76,61 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Begun(NamedTuple):
+    """An epoch that begins.
+
+    Args:
+        start: returns what makes the batches after a position.
+        after: returns the epoch after it, to be begun early; None where there is to be none.
+        source: what has made its first batches already; None where nothing has.
+    """
+
+    start: Callable[[Position | None], Iterator[BatchGroup]]
+    after: Callable[[], NextEpoch | None]
+    source: Background[Made] | None
+
+
 def run_epoch(
     progress: EpochProgress,
-    begin: Callable[[EpochProgress], Callable[[Position | None], Iterator[BatchGroup]]],
+    begin: Callable[[EpochProgress], Begun],
     policy_now: Callable[[], PrefetchPolicy],
     prefetch: int,
     pause: Pause,
+    handover: Handover,
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
-    ``begin`` is called when the first batch is asked for. It sets the epoch and its position, and returns what makes
-    the batches after a position; that is called again after a move, and in a forked child. A thread makes up to
-    ``prefetch`` groups ahead if the policy finds one worth it, except while ``pause`` is paused.
+    ``begin`` is called when the first batch is asked for. It sets the epoch and its position. Its ``start`` is called
+    again after a move, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the policy finds one
+    worth it, except while ``pause`` is paused; at the end it goes on with the next epoch, and is handed over.
     """
-    start = begin(progress)
+    start, after, begun_source = begin(progress)
     policy = policy_now()
     _running.add(progress)
-    policy.begin()
+    policy.begin(goes_on=begun_source is not None)
     asked = 0.0
     while not progress.finished:
         progress.moved = False
-        groups = start(progress.position)
-        if forks.is_child():
-            groups = _on_one_thread(groups)
-        source: Iterator[BatchGroup] = _ahead(groups, prefetch, pause) if policy.threaded else groups
+        groups: Iterator[Made]
+        source: Iterator[Made]
+        if begun_source is not None and policy.threaded:
+            groups, source = iter(()), begun_source
+        else:
+            if begun_source is not None:
+                begun_source.stop()
+            groups = joined(
+                _on_one_thread(start(progress.position)) if forks.is_child() else start(progress.position), after
+            )
+            source = _ahead(groups, prefetch, pause) if policy.threaded else groups
+        begun_source = None
         while True:
             entered = perf_counter()
             for group in source:
+                if isinstance(group, NextEpoch):
+                    progress.finished, progress.gathered = True, group.gathered_before
+                    if isinstance(source, Background) and policy.threaded:
+                        handover.give(group, source)
+                    break
                 got, changed = perf_counter(), False
                 if asked:  # the clock of an epoch begins with its first batch
                     progress.seconds += got - asked
@@ -130,10 +161,10 @@ def run_epoch(
             source = _ahead(groups, prefetch, pause)
 
 
-def _ahead(groups: Iterator[BatchGroup], prefetch: int, pause: Pause) -> Iterator[BatchGroup]:
+def _ahead(groups: Iterator[Made], prefetch: int, pause: Pause) -> Iterator[Made]:
     """Iterate in a thread of its own; in the caller's if the system gives no more threads."""
     try:
-        return Background(groups, prefetch, pause=pause)
+        return Background(groups, prefetch, lambda made: 0 if isinstance(made, NextEpoch) else 1, pause)
     except RuntimeError as error:
         if not has_no_thread(error):
             raise

@@ -24,6 +24,7 @@ from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
 from memfeed.order.shards import RankShards
+from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Store
 from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
@@ -156,6 +157,18 @@ class EpochReader:
         if self._store.supply is None and not self._store.masks_rows:
             return tasks
         return present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
+
+    def begins_early(self) -> bool:
+        """Return True if the first batches of an epoch may be made before the one before it has ended.
+
+        What is no committed store may change between epochs, a packed store is laid out anew in each, and rows that
+        come from the disk are announced when an epoch begins.
+        """
+        was_filled = self._planned_for_filling or self._store.supply is not None or self._store.masks_rows
+        is_final = self._store.manifest is not None and not was_filled
+        is_packed = any(isinstance(column, PackedColumn) for column in self._store.columns)
+        on_cpu = self._streams is None  # the memory of a GPU is left to who uses it between epochs
+        return self._settings.has_own_order and self.is_cold is False and is_final and not is_packed and on_cpu
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from memfeed.loading.batch_order import LengthBatchSampler, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import Collate, LoaderCollate
-from memfeed.loading.epoch import EpochIterator, EpochProgress, run_epoch
+from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
+from memfeed.loading.next_epoch import Handover, Identity, NextEpoch
 from memfeed.loading.padding import padded_fields
 from memfeed.loading.pause import Pause
 from memfeed.loading.placement import PlacementOption, placement_requests
@@ -71,6 +73,7 @@ class _Run:
         samplers: the user's samplers, whose epoch is set.
         policy: who makes batches, the caller or a thread.
         pause: parks the threads that make batches.
+        handover: the thread that has begun the next epoch.
     """
 
     policy: PrefetchPolicy
@@ -79,6 +82,7 @@ class _Run:
     gathered_before: int = 0
     world_size: int | None = None
     pause: Pause = dataclasses.field(default_factory=Pause)
+    handover: Handover = dataclasses.field(default_factory=Handover)
 
 
 class Loader(DataLoader[T_co]):
@@ -389,14 +393,14 @@ class Loader(DataLoader[T_co]):
         progress, run = EpochProgress(), self._run
         run.progress = None
         iterator = EpochIterator(
-            run_epoch(progress, self._begin, lambda: run.policy, self._settings.prefetch, run.pause)
+            run_epoch(progress, self._begin, lambda: run.policy, self._settings.prefetch, run.pause, run.handover)
         )
         iterator.length = self.__len__
         progress.iterator = weakref.ref(iterator)
         return iterator
 
-    def _begin(self, progress: EpochProgress) -> Callable[[Position | None], Iterator[Any]]:
-        """Start an epoch at its first batch; return what makes the batches after a position."""
+    def _begin(self, progress: EpochProgress) -> Begun:
+        """Start an epoch at its first batch; return what makes its batches."""
         settings, run, clock, reader = self._effective_settings(), self._run, self._clock, self._reader
         if reader.use(settings):
             run.policy = _new_policy(settings, self.store)
@@ -414,17 +418,21 @@ class Loader(DataLoader[T_co]):
             clock.lend()
         plan = reader.prepare()
         plan.threads.allow_those_of_torch()
-        run.gathered_before = plan.maker.gather.bytes
         run.progress, run.world_size = progress, shards.world_size
         epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
-        samplers = run.samplers
+        samplers, what = run.samplers, (seed, shards, settings, progress.begin is None)
+        made = run.handover.take((epoch, *what, _state_of(settings.transform)))
+        run.gathered_before = plan.maker.gather.bytes if made is None else made[0].gathered_before
 
         def start(at: Position | None) -> Iterator[Any]:
             yield from reader.groups(epoch, seed, shards, at)
             for one in samplers:
                 one.note()
 
-        return start
+        after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
+        return Begun(
+            start, (lambda: None) if after is None else partial(after, epoch + 1), None if made is None else made[1]
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass start this epoch, at its beginning, or at a position that was loaded for this epoch.
@@ -569,6 +577,24 @@ def _user_collate(collate_fn: Any) -> Any:
     if not isinstance(collate_fn, Collate):
         say_once("memfeed: a collate_fn makes a batch from a list of samples, which is slow; a transform takes batches")
     return collate_fn
+
+
+def _next_epoch(
+    reader: EpochReader, seed: int, shards: RankShards, settings: Settings, number: int
+) -> NextEpoch | None:
+    """Return the epoch of this number, to be begun early; None where that would not be right. Keeps no plan alive."""
+    if not reader.begins_early():
+        return None
+    key = (number, seed, shards, settings, True, _state_of(settings.transform))
+    after = partial(_next_epoch, reader, seed, shards, settings, number + 1)
+    groups = reader.groups(number, seed, shards, None)
+    return NextEpoch(key, groups, reader.prepare().maker.gather.bytes, after)
+
+
+def _state_of(transform: Any) -> Any:
+    """Return what differs after somebody has changed a transform: all its modules and their attributes."""
+    modules = list(transform.modules()) if isinstance(transform, torch.nn.Module) else []
+    return [Identity(value) for module in modules for value in (module, *vars(module).values())]
 
 
 def _is_own(sampler: Any) -> bool:

@@ -33,6 +33,7 @@ TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
 # memory; batches that came together keep each other's memory
 COPY_BYTES, PICK_BYTES = 16 << 20, 256 << 20
+LAG = 3  # batches in use: one by the caller, one that the device works on, one between them
 LENGTH_BYTES = 8  # a row of the lengths beside a padded field
 PICK_SHARE = 64  # the part of a small device's memory that one group of batches may take
 VIEWED_BYTES = 16 << 10  # of an image: smaller ones are copied together faster than a transform visits each
@@ -113,7 +114,7 @@ def make_plan(
     return LoadPlan(
         placement=placement,
         reader=_reader(store, placement),
-        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, settings.prefetch),
+        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, transfer.lag(settings.prefetch + LAG)),
         batches_a_task=at_once if at_once > 1 or is_filling else max(1, min(TASK_BATCHES, planned)),
         threads=threads,
     )
