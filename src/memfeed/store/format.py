@@ -19,7 +19,7 @@ from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem, requ
 from memfeed.system import files, trust
 from memfeed.system.descriptors import open_read
 
-VERSION = 3
+VERSION = 2
 MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
 BUILD_SUFFIX = ".build"
