@@ -1,10 +1,13 @@
 """Stores that are filled while they are read."""
 
+import gc
 import json
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -449,3 +452,24 @@ def test_a_temporary_store_is_removed(tmp_path, monkeypatch):
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_that_ends_waits_for_the_commit(tmp_path, workers):
+    program = (
+        "import sys, torch, memfeed\n"
+        "dataset = [torch.ones(3)] * 50\n"
+        "list(memfeed.Loader(dataset, 5, num_workers=int(sys.argv[1]), cache=sys.argv[2]))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(workers), str(tmp_path / "s.mf")], check=True, timeout=120)
+    assert len(memfeed.open(tmp_path / "s.mf")) == 50
+    assert [path.name for path in tmp_path.iterdir()] == ["s.mf"]
+
+
+def test_a_store_that_is_dropped_when_it_is_full_commits_itself(tmp_path):
+    store = fill(Made(row, N), tmp_path / "s.mf")
+    assert sum(map(len, numbers(Loader(store, 7, shuffle=True)))) == N
+    del store
+    gc.collect()
+    running.end()
+    assert len(memfeed.open(tmp_path / "s.mf")) == N

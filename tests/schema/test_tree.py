@@ -1,3 +1,6 @@
+import sys
+import types
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from tensordict import NonTensorData, TensorDict
 from memfeed.errors import SchemaError
 from memfeed.schema.assemble import assembler
 from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener, types_of
+from memfeed.schema.tree import Flattener, open_container, types_of
 from support import Labelled, Point, equal
 
 leaves = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=3), st.none(), st.booleans())
@@ -60,3 +63,9 @@ def test_another_structure_is_an_error(first, other, message):
 def test_tensors_in_a_value_of_a_tensordict_are_refused():
     with pytest.raises(SchemaError, match="sample 0, field d: found dict, which is no JSON value"):
         infer([TensorDict({"d": NonTensorData({"x": torch.ones(2)})}, [])])
+
+
+def test_a_library_that_another_thread_is_importing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", types.ModuleType("tensordict"))
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", types.ModuleType("torch_geometric.data"))
+    assert open_container({"a": 1})[1] == [1]

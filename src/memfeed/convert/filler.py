@@ -44,6 +44,8 @@ URGE_SECONDS = 0.25  # after which rows that are waited for are sent again, if n
 TICK_SECONDS = 0.5
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
 JOIN_SECONDS = 5.0
+QUIET_SECONDS = 2.0  # of a wait at the end that nobody is told of
+COMMIT_SECONDS = 60.0  # that the end of a process waits for a commit; the next run makes up for what is left
 
 
 class Filler:
@@ -52,7 +54,7 @@ class Filler:
     def __init__(self, work: _Work) -> None:
         self._work = work
         self.in_caller = not work.worker_count
-        weakref.finalize(self, work.stop).atexit = False  # `running` does that
+        weakref.finalize(self, work.release).atexit = False  # `running` does that
 
     def start(self, backing: Backing) -> None:
         """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
@@ -160,11 +162,28 @@ class _Work:
             self._stopping.set()
             self._send_all(None)
 
+    def release(self) -> None:
+        """Let workers and thread end: once the store is committed if all its rows are there, else at once."""
+        if not self._will_commit():
+            self.stop()
+
+    def _will_commit(self) -> bool:
+        is_ours = os.getpid() == self._pid and self._lead is not None and not self.conversion.is_temporary
+        is_running = self._thread is not None and self._thread.is_alive() and not self._is_over()
+        return is_ours and is_running and self._is_complete() and (self._reread or bool(self.worker_count))
+
     def join(self) -> None:
-        """Stop, and wait a few seconds for the thread."""
+        """Wait for the commit if all rows are there; else stop, and wait a few seconds for the thread."""
+        if self._thread is None or self._thread is threading.current_thread():
+            self.stop()
+            return
+        if self._will_commit():
+            self._thread.join(QUIET_SECONDS)
+            if self._thread.is_alive():
+                write_line(f"memfeed: {self.conversion.target}: all rows are there; writing checksums before the end")
+            self._thread.join(COMMIT_SECONDS)
         self.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_SECONDS)
+        self._thread.join(JOIN_SECONDS)
 
     def _run(self, reports: Iterator[Report]) -> None:
         bar = self._bar.enter_context(self._new_bar())
@@ -477,7 +496,8 @@ class _Running:
 
     def add(self, work: _Work) -> None:
         if not self._registered:
-            atexit.register(self.end)
+            # what ends threads comes before what atexit runs: thread pools, which a commit needs, take no work then
+            getattr(threading, "_register_atexit", atexit.register)(self.end)
             self._registered = True
         self._works.add(work)
 
@@ -485,7 +505,7 @@ class _Running:
         """End all of it, and wait a few seconds for that."""
         works = list(self._works)
         for work in works:
-            work.stop()
+            work.release()
         for work in works:
             work.join()
 

@@ -13,7 +13,7 @@ from memfeed.errors import SchemaError
 def is_graph(value: Any) -> bool:
     """Return True for a Data of PyTorch Geometric, and for its Batch. Raise SchemaError for a HeteroData."""
     loaded = sys.modules.get("torch_geometric.data")
-    if loaded is None:
+    if loaded is None or not hasattr(loaded, "HeteroData"):  # not imported, or another thread is importing it
         return False
     if isinstance(value, loaded.HeteroData):
         raise SchemaError("found a HeteroData; expected Data: data = data.to_homogeneous()")

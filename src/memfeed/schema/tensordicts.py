@@ -7,6 +7,7 @@ that does so.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -18,16 +19,22 @@ def is_a(value: Any, *names: str) -> bool:
     )
 
 
+def _function(name: str) -> Callable[[Any], bool] | None:
+    """Return a function of tensordict; None if tensordict is not imported, or another thread is importing it."""
+    function: Callable[[Any], bool] | None = getattr(sys.modules.get("tensordict"), name, None)
+    return function
+
+
 def is_tensor_collection(value: Any) -> bool:
     """Return True for a TensorDict or a tensorclass, and for a class of them."""
-    module = sys.modules.get("tensordict")
-    return module is not None and bool(module.is_tensor_collection(value))
+    check = _function("is_tensor_collection")
+    return check is not None and bool(check(value))
 
 
 def is_tensorclass(value: Any) -> bool:
     """Return True for a tensorclass, and for an instance of one."""
-    module = sys.modules.get("tensordict")
-    return module is not None and bool(module.is_tensorclass(value))
+    check = _function("is_tensorclass")
+    return check is not None and bool(check(value))
 
 
 def is_tensordict(value: Any) -> bool:
