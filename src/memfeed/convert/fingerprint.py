@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,19 +55,23 @@ def hash_columns(schema: Schema, columns: Sequence[Any], casts: frozenset[int], 
     indices = probe_indices(row_count)
     hashes = []
     for field_index, (field, column) in enumerate(zip(schema.fields, columns, strict=True)):
-        # slices: torch 2.6 has no indexing with a list for uint16, uint32 and uint64
-        rows = (codec.pack_column(field, column[i : i + 1], cast=field_index in casts) for i in indices)
-        hashes.append([hash_packed(field, row) for row in rows])
+        hashes.append(list(hash_rows(field, codec.pack_rows(field, column, indices, cast=field_index in casts))))
     return tuple(Probe(index=index, hashes=row) for index, row in zip(indices, zip(*hashes, strict=True), strict=True))
 
 
 def hash_packed(field: Field, packed: Packed) -> str:
     """Return the xxh3-64 of one row of a field: of its dims, then of its bytes."""
-    dims = np.array(field.row_shape or (1,), np.int64) if packed.dims is None else packed.dims
-    hashed = xxhash.xxh3_64(dims.tobytes())
-    for buffer in packed.buffers:
-        hashed.update(buffer.data)
-    return hashed.hexdigest()
+    return next(hash_rows(field, [packed]))
+
+
+def hash_rows(field: Field, rows: Iterable[Packed]) -> Iterator[str]:
+    """Yield the hashes of rows of a field that are packed one by one; see ``hash_packed``."""
+    fixed_dims = np.array(field.row_shape or (1,), np.int64).tobytes()
+    for packed in rows:
+        hashed = xxhash.xxh3_64(fixed_dims if packed.dims is None else packed.dims.tobytes())
+        for buffer in packed.buffers:
+            hashed.update(buffer.data)
+        yield hashed.hexdigest()
 
 
 def hash_source(dataset: Any) -> tuple[str, str]:

@@ -12,14 +12,14 @@ import torch
 
 from memfeed.building.build import Build
 from memfeed.building.rows import DURABLE, WRITTEN
-from memfeed.convert.fingerprint import hash_packed
+from memfeed.convert.fingerprint import hash_rows
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.probe import spread
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema import codec
-from memfeed.schema.codec import Packed
+from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field
 from memfeed.store import ragged
 from memfeed.system import random_state
@@ -37,11 +37,17 @@ def require_probed(build: Build) -> None:
     if build.is_closing or build.settings.shares > 1 or build.settings.fingerprint is None:
         return
     presence = build.presence()
-    for probe in build.settings.fingerprint.probes:
-        if probe.index < len(presence) and presence[probe.index] in (WRITTEN, DURABLE):
-            for field, expected in zip(build.schema, probe.hashes, strict=True):
-                if hash_packed(field, _read_packed(build, field, probe.index)) != expected:
-                    raise _differs(build, field, probe.index)
+    probes = [
+        probe
+        for probe in build.settings.fingerprint.probes
+        if probe.index < len(presence) and presence[probe.index] in (WRITTEN, DURABLE)
+    ]
+    rows = [probe.index for probe in probes]
+    for field_index, field in enumerate(build.schema):  # a column at a time, whose files are opened once
+        packed = (_as_packed(*found) for found in ragged.read_rows(build.root, field, rows))
+        for probe, found in zip(probes, hash_rows(field, packed), strict=True):
+            if found != probe.hashes[field_index]:
+                raise _differs(build, field, probe.index)
 
 
 def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
@@ -75,7 +81,10 @@ def indices_between(probed: Sequence[int]) -> list[int]:
 
 
 def _read_packed(build: Build, field: Field, row: int) -> Packed:
-    data, dims = ragged.read_row(build.root, field, row)
+    return _as_packed(*ragged.read_row(build.root, field, row))
+
+
+def _as_packed(data: bytes, dims: Int64Array | None) -> Packed:
     return Packed([np.frombuffer(data, np.uint8)], dims)
 
 

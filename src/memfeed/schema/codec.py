@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from memfeed.schema.values import (
     as_tensor,
     bytes_of,
     cast_exactly,
+    is_contiguous,
     number_list_dtype,
     scalar_dtype,
 )
@@ -167,6 +168,18 @@ def pack_column(field: Field, rows: Any, *, cast: bool = False) -> Packed:
     if cast and tensor.dtype != field.torch_dtype:
         tensor = cast_exactly(tensor, field.torch_dtype)
     return Packed([bytes_of(tensor)], None)
+
+
+def pack_rows(field: Field, column: Any, rows: Iterable[int], *, cast: bool = False) -> Iterator[Packed]:
+    """Yield single rows of a fixed column, a tensor or array [n, *shape], as bytes; copy only where necessary."""
+    whole = as_tensor(column) if is_contiguous(column) else None
+    if whole is not None and whole.dtype == field.torch_dtype:
+        data, size = bytes_of(whole), field.row_bytes
+        for row in rows:
+            yield Packed([data[row * size : (row + 1) * size]], None)
+        return
+    for row in rows:  # slices: torch 2.6 has no indexing with a list for uint16, uint32 and uint64
+        yield pack_column(field, column[row : row + 1], cast=cast)
 
 
 def unpack(field: Field, tensor: torch.Tensor) -> Any:

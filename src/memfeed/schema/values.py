@@ -210,6 +210,19 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return array
 
 
+def is_contiguous(value: Any) -> bool:
+    """Return True for a tensor or array whose memory ``as_tensor`` and ``bytes_of`` give without a copy."""
+    if type(value) is np.ndarray:
+        return value.flags.c_contiguous and value.dtype.isnative
+    return (
+        type(value) is torch.Tensor
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and not (value.is_nested or value.is_quantized or value.is_conj() or value.is_neg())
+        and value.is_contiguous()
+    )
+
+
 def bytes_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return True if dtype, shape and bytes are equal: NaN equals NaN, and 0.0 does not equal -0.0."""
     if one.dtype != other.dtype or one.shape != other.shape:

@@ -11,8 +11,9 @@ A fixed column is one file, ``STEM.memmap``, with its rows one after another. An
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,18 +115,28 @@ def open_rows(root: Path, field: Field, row_count: int) -> tuple[Int64Array, Int
 
 def read_row(root: Path, field: Field, row: int) -> tuple[bytes, Int64Array | None]:
     """Return the bytes of one row, and its dims, int64 [1, dims_width]; None for a fixed column."""
+    return next(read_rows(root, field, [row]))
+
+
+def read_rows(root: Path, field: Field, rows: Iterable[int]) -> Iterator[tuple[bytes, Int64Array | None]]:
+    """Yield the bytes and dims of rows as ``read_row`` returns them. Each file of the column is opened once."""
     if field.kind == "fixed":
-        return _read(fixed_file(root, field), row * field.row_bytes, field.row_bytes), None
-    files, width = ragged_files(root, field), INT64_BYTES * dims_width(field)
-    dims = np.frombuffer(_read(files.dims, row * width, width), np.int64)[None]
-    start = int.from_bytes(_read(files.start, row * INT64_BYTES, INT64_BYTES), "little")
-    return _read(files.heap, start * field.itemsize, int(element_counts(dims)[0]) * field.itemsize), dims
+        size = field.row_bytes
+        with open(fixed_file(root, field), "rb") as file:
+            for row in rows:
+                yield _read(file, row * size, size), None
+        return
+    paths, width = ragged_files(root, field), INT64_BYTES * dims_width(field)
+    with open(paths.start, "rb") as start_file, open(paths.dims, "rb") as dims_file, open(paths.heap, "rb") as heap:
+        for row in rows:
+            dims = np.frombuffer(_read(dims_file, row * width, width), np.int64)[None]
+            start = int.from_bytes(_read(start_file, row * INT64_BYTES, INT64_BYTES), "little")
+            yield _read(heap, start * field.itemsize, int(element_counts(dims)[0]) * field.itemsize), dims
 
 
-def _read(path: Path, first: int, size: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(first)
-        return file.read(size)
+def _read(file: BinaryIO, first: int, size: int) -> bytes:
+    file.seek(first)
+    return file.read(size)
 
 
 def used_heap_ranges(
