@@ -87,3 +87,20 @@ def test_the_used_ranges_of_a_heap_are_those_of_its_present_rows(tmp_path_factor
     assert {byte for first, last in found for byte in range(first, last)} == used
     assert all(first < last for first, last in found)
     assert all(before[1] < after[0] for before, after in pairwise(found))
+
+
+def test_rows_that_are_read_together_are_those_of_the_files(path):
+    store = memfeed.cache(Made(rich_sample, 20), path, progress=False)
+    rows = [7, 0, 7, 19]
+    for one in store.schema:
+        found = list(ragged.read_rows(path, one, rows))
+        if one.kind == "fixed":
+            data, size = ragged.fixed_file(path, one).read_bytes(), one.row_bytes
+            assert found == [(data[row * size : (row + 1) * size], None) for row in rows]
+            continue
+        heap = ragged.ragged_files(path, one).heap.read_bytes()
+        starts, all_dims = ragged.open_rows(path, one, 20)
+        for row, (data, dims) in zip(rows, found, strict=True):
+            assert np.array_equal(dims, all_dims[row : row + 1])
+            first = int(starts[row]) * one.itemsize
+            assert data == heap[first : first + int(ragged.element_counts(dims)[0]) * one.itemsize]
