@@ -87,7 +87,6 @@ class Build:
         self.root, self.settings = root, settings
         self._work = root / WORK_DIRECTORY
         self._synced = time.monotonic()
-        self._has_metadata = False
         self.rewrites = False  # True if writers may write rows that exist already
         self.hashes: dict[str, list[int]] = {}  # of files that were hashed as they were written
 
@@ -246,11 +245,6 @@ class Build:
             files.sync(start)  # rows that they describe may be durable already
             files.sync(dims)
 
-    def write_metadata(self) -> None:
-        """Write tensordict's metadata before the commit, for a final schema and rows of which none is skipped."""
-        commit.write_metadata(self.root, self.schema, self.row_count or 0)
-        self._has_metadata = True
-
     def sync_if_due(self) -> None:
         """Sync if the last sync is older than ``SYNC_SECONDS``: a power loss costs no more than that."""
         if time.monotonic() - self._synced > SYNC_SECONDS:
@@ -344,7 +338,6 @@ class Build:
                 self.settings.fingerprint,
                 left_out,
                 self.hashes,
-                self._has_metadata,
                 kept,
             )
         commit.seal(self.root, manifest)

@@ -67,7 +67,6 @@ def finish_files(
     fingerprint: Fingerprint | None,
     skipped: Sequence[int],
     hashes: Mapping[str, Sequence[int]],
-    has_metadata: bool,
     kept: Kept | None = None,
 ) -> Manifest:
     """Make the column files those of a store, sync and hash them, and let tensordict write its metadata.
@@ -90,12 +89,12 @@ def finish_files(
     if (root / TARGETS_FILE).exists():
         sizes[TARGETS_FILE] = 8 * row_count
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
+        # not while columns are written: its small steps in Python held up the threads that wrote them
+        metadata = pool.submit(write_metadata, root, schema, row_count)
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
-        metadata = None if has_metadata else pool.submit(write_metadata, root, schema, row_count)
         sums = compute_checksums(root, sizes, hashes)
         schema = _share_lengths(root, schema, row_count)
-        if metadata is not None:
-            metadata.result()
+        metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
     files.write_file(root / format.CHECKSUMS, sums)
     manifest = format.new_manifest(

@@ -130,7 +130,6 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
         return written
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # a write waits for memory, not for Python
-        metadata = pool.submit(build.write_metadata)
         for first, count in runs(build.absent()):
             for at in range(first, first + count, step):
                 last = min(at + step, first + count)
@@ -139,7 +138,6 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
                 writer.mark(at, last - at, WRITTEN)
                 on_report(Report(row_count=last - at, byte_count=written))
                 build.sync_if_due()
-        metadata.result()
     writer.close()
     if is_whole:
         names = (name for field in build.schema for name in ragged.column_files(field, 0))
