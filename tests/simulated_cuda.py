@@ -467,7 +467,7 @@ def _launch(index, func, args, kwargs, outputs):
 
 _NEEDS_VALUES = {
     aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.is_nonzero.default,
-    aten.masked_select.default, aten._unique2.default, aten.repeat_interleave.Tensor,
+    aten.masked_select.default, aten._unique2.default, aten.repeat_interleave.Tensor, aten.allclose.default,
 }  # fmt: skip
 _EMPTY = {
     aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,

@@ -165,6 +165,25 @@ def mix(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
+def mix_signed(bits: torch.Tensor) -> torch.Tensor:
+    """Do what `mix` does with the bits of int64, on any device. Return a new tensor."""
+    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, None), strict=True):
+        high = bits >> int(shift)
+        high &= (1 << (64 - int(shift))) - 1  # torch shifts the sign in
+        bits = bits ^ high
+        if multiplier is not None:
+            bits *= _signed(int(multiplier))
+    return bits
+
+
+def _signed(number: int) -> int:
+    """Return the int64 with the bits of a uint64."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+DRAW_STEP_SIGNED = _signed(_DRAW_STEP)
+
+
 def _check_counter(name: str, counter: torch.Tensor) -> None:
     if counter.dtype != torch.int64 or counter.ndim != 1 or counter.device.type != "cpu":
         raise TransformError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from memfeed.errors import TransformError
@@ -12,7 +13,7 @@ from memfeed.schema.jagged import jagged_tensor, ragged_dim_of
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.batch_fields import BatchField
-from memfeed.transforms.params.geometry import Geometry
+from memfeed.transforms.params.geometry import Geometry, of_points
 from memfeed.transforms.params.sizes import Images, ImageShape
 
 
@@ -37,11 +38,12 @@ def follow(field: BatchField, geometries: Sequence[Geometry], shape: ImageShape)
     if along_rows and tensor.ndim == 3 and tensor.shape[-1] in (2, 4):
         if tensor.is_nested:
             offsets: torch.Tensor = tensor.offsets()
-            values = _move_points(tensor.values(), offsets.diff(), geometries, shape)
-            return jagged_tensor(values, offsets, tensor)
+            points = torch.arange(len(tensor.values()), device=offsets.device)
+            sample = torch.searchsorted(offsets, points, right=True) - 1
+            return jagged_tensor(_move_points(tensor.values(), sample, geometries, shape), offsets, tensor)
         n, k, width = tensor.shape
-        counts = torch.full((n,), k, device="cpu")
-        return _move_points(tensor.reshape(n * k, width), counts, geometries, shape).view(n, k, width)
+        sample = torch.arange(n, device=tensor.device)[:, None].expand(n, k).reshape(-1)
+        return _move_points(tensor.reshape(n * k, width), sample, geometries, shape).view(n, k, width)
     images = list(shape) if isinstance(shape, torch.Size) else "of several sizes"
     raise TransformError(
         f"field {field} follows images {images}; expected a mask of their height and width, boxes [n, k, 4] or "
@@ -93,16 +95,14 @@ def _move_masks(masks: Images, geometries: Sequence[Geometry], shape: ImageShape
 
 
 def _move_points(
-    values: torch.Tensor, counts: torch.Tensor, geometries: Sequence[Geometry], shape: ImageShape
+    values: torch.Tensor, sample: torch.Tensor, geometries: Sequence[Geometry], shape: ImageShape
 ) -> torch.Tensor:
-    """Move boxes [m, 4] or keypoints [m, 2]. `counts` [n] says how many belong to each sample."""
-    sample = torch.repeat_interleave(counts.cpu())
-    is_box = values.shape[1] == 4
-    exact = values.detach().to("cpu", torch.float64)
+    """Move boxes [m, 4] or keypoints [m, 2] of the images `sample`, int64 [m], on their device, without waiting for it."""
+    exact, is_box = values.detach().to(torch.float64), values.shape[1] == 4
     if is_box:
         x1, y1, x2, y2 = exact.unbind(1)
         corners = torch.stack([x1, y1, x2, y1, x1, y2, x2, y2], 1).view(-1, 2)
-        sample = sample.repeat_interleave(4)
+        sample = sample[:, None].expand(-1, 4).reshape(-1)
     else:
         corners = exact + 0.5  # the middle of a pixel
     for geometry in geometries:
@@ -110,12 +110,12 @@ def _move_points(
         shape = geometry.output_shape(shape)  # type: ignore[arg-type]  # a BySize takes Sizes
     if is_box:
         four = corners.view(-1, 4, 2)
+        sizes = np.array(_image_sizes(shape), np.float64).reshape(-1, 2)
+        largest = of_points(sample[::4], sizes[:, 1], sizes[:, 0]).T  # width, height
         moved = torch.cat([four.amin(1), four.amax(1)], 1)
-        sizes = torch.tensor(_image_sizes(shape), dtype=torch.float64, device="cpu").view(-1, 2)
-        largest = sizes.flip(1).repeat(1, 2)[sample[::4]]  # width, height, width, height
-        moved = moved.clamp(min=torch.zeros(4, device="cpu")).minimum(largest)
+        moved = moved.clamp(min=0).minimum(largest.repeat(1, 2))
     else:
         moved = corners - 0.5
     if not values.dtype.is_floating_point:
         moved = moved.round()
-    return moved.to(values.device, values.dtype)
+    return moved.to(values.dtype)

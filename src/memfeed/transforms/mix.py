@@ -77,12 +77,18 @@ class Mix(Transform):
             )
         if self.num_classes is None:
             raise TransformError(f"{name} has class numbers; expected num_classes= to be given with them")
-        if len(label) and not 0 <= int(label.min()) <= int(label.max()) < self.num_classes:
-            raise TransformError(
-                f"{name} has classes {int(label.min())} to {int(label.max())}; expected 0 to {self.num_classes - 1}, "
-                f"as num_classes={self.num_classes} says"
-            )
-        return torch.nn.functional.one_hot(label.long(), self.num_classes).to(torch.float32)
+        self._check_classes(label, name)
+        return (label[:, None] == torch.arange(self.num_classes, device=label.device)).to(torch.float32)
+
+    def _check_classes(self, label: torch.Tensor, name: str) -> None:
+        """Raise TransformError for classes beyond num_classes. On a device the check is queued, and fails there."""
+        assert self.num_classes is not None
+        expected = f"expected 0 to {self.num_classes - 1}, as num_classes={self.num_classes} says"
+        if not label.is_cpu:
+            is_known = ((label >= 0) & (label < self.num_classes)).all()
+            torch._assert_async(is_known, f"{name} has other classes; {expected}")
+        elif len(label) and not 0 <= int(label.min()) <= int(label.max()) < self.num_classes:
+            raise TransformError(f"{name} has classes {int(label.min())} to {int(label.max())}; {expected}")
 
     def _fields(self, batch: Any, on: On) -> tuple[BatchField, BatchField]:
         image, *named = find_all(batch, on)

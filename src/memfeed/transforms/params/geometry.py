@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,8 +49,8 @@ class Geometry(Imagewise):
         """Map points `xy` of the images `sample` to where this change moves them.
 
         Args:
-            xy: (x, y) in pixels, float64 [m, 2]; (0, 0) is the upper left corner of an image.
-            sample: the index in the batch of each point's image, int64 [m].
+            xy: (x, y) in pixels, float64 [m, 2], on any device; (0, 0) is the upper left corner of an image.
+            sample: the index in the batch of each point's image, int64 [m], on that device.
         """
 
 
@@ -62,10 +62,25 @@ def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor
     return values.expand(*shape).clone()
 
 
-def take_lines(image: torch.Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> torch.Tensor:
-    """Pick rows [n, height], then columns [n, width], of images [n, c, h, w], on any device."""
-    n, c, _, w = image.shape
-    (height, width), at = (rows.shape[1], columns.shape[1]), image.device
-    index = upload(torch.from_numpy(np.concatenate([rows, columns], 1)), at)
-    image = image.gather(2, index[:, None, :height, None].expand(n, c, height, w))
-    return image.gather(3, index[:, None, None, height:].expand(n, c, height, width))
+def take_lines(image: torch.Tensor, *lines: NDArray[np.int64]) -> torch.Tensor:
+    """Pick lines [n, size] along each spatial dim of images [n, c, h, w] or volumes [n, c, d, h, w], on any device."""
+    index = upload(torch.from_numpy(np.concatenate(lines, 1)), image.device)
+    for dim, picked in enumerate(index.split([one.shape[1] for one in lines], 1), 2):
+        ones = [1] * image.ndim
+        ones[0], ones[dim] = picked.shape
+        shape = [*image.shape]
+        shape[dim] = picked.shape[1]
+        image = image.gather(dim, picked.view(ones).expand(shape))
+    return image
+
+
+def of_points(sample: torch.Tensor, *values: NDArray[Any]) -> torch.Tensor:
+    """Return numbers [n] of each image for the points that belong to `sample`, float64 [number of values, m]."""
+    return upload(torch.from_numpy(np.stack([one.astype(np.float64) for one in values])), sample.device)[:, sample]
+
+
+def line_indices(first: NDArray[np.int64], size: int, mirrored: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the lines of every window along one dim, int64 [n, size]."""
+    offsets = np.arange(size)
+    indices: NDArray[np.int64] = first[:, None] + np.where(mirrored[:, None], offsets[::-1], offsets)
+    return indices

@@ -35,15 +35,20 @@ class Jitter(Imagewise):
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Change the colours of all images [n, c, h, w]. Images with the same next change are changed together."""
-        for turn in self.order.T:
-            changed = image.clone()
-            for index, (name, factors) in enumerate(self.factors.items()):
-                (samples,) = np.nonzero(turn == index)
-                if len(samples):
-                    at = upload(torch.from_numpy(samples), image.device)
-                    factor = upload(torch.from_numpy(factors[samples]), image.device).view(-1, 1, 1, 1)
-                    changed = changed.index_copy(0, at, CHANGES[name](image[at], factor))
-            image = changed
+        if not self.factors or not len(image):
+            return image
+        turns = self.order.T
+        places = np.argsort(turns, 1, kind="stable")  # the images by their change, in each turn
+        sorted_samples, back = upload(torch.from_numpy(np.stack([places, np.argsort(places, 1)])), image.device)
+        factors = upload(torch.from_numpy(np.stack(list(self.factors.values()))), image.device)
+        for number, turn in enumerate(turns):
+            groups = sorted_samples[number].split(np.bincount(turn, minlength=len(factors)).tolist())
+            changed = [
+                CHANGES[name](image[at], factors[index][at].view(-1, 1, 1, 1))
+                for index, (name, at) in enumerate(zip(self.factors, groups, strict=True))
+                if len(at)
+            ]
+            image = torch.cat(changed)[back[number]]
         return image
 
 

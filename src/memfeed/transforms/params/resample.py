@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from memfeed.errors import TransformError
-from memfeed.transforms.params.geometry import Geometry
+from memfeed.transforms.params.geometry import Geometry, of_points
 from memfeed.transforms.params.pixels import borrow, has_pixels, to_pixels
 from memfeed.transforms.params.resample_batch import Axis, resample
 
@@ -119,7 +119,7 @@ class Resampled(Geometry):
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
-        left, top, w, h = (torch.from_numpy(a)[sample] for a in (self.left, self.top, self.box_width, self.box_height))
+        left, top, w, h = of_points(sample, self.left, self.top, self.box_width, self.box_height)
         return torch.stack([(xy[:, 0] - left) * (self.width / w), (xy[:, 1] - top) * (self.height / h)], 1)
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
+from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 
 Images: TypeAlias = "torch.Tensor | list[torch.Tensor]"
@@ -150,8 +151,8 @@ class GeometryBySize(ImagewiseBySize, Geometry):
         places = np.empty((2, len(self.sizes)), np.int64)  # of each image: its group, and its index there
         for group, samples in enumerate(self.sizes.samples):
             places[:, samples] = [[group] * len(samples), range(len(samples))]
-        group_of, at = torch.from_numpy(places)[:, sample]
-        for group, part in enumerate(self.parts):
-            here = group_of == group
-            moved[here] = part.points(xy[here], at[here])
+        group_of, at = upload(torch.from_numpy(places), sample.device)[:, sample]
+        for group, part in enumerate(self.parts):  # all points: how many belong to a group, only a device may know
+            is_here = group_of == group
+            moved = torch.where(is_here[:, None], part.points(xy, torch.where(is_here, at, 0)), moved)
         return moved

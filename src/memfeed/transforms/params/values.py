@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Imagewise
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -70,7 +71,8 @@ class Scaled(Imagewise):
             return image.to(self.affine.dtype)
         values = (self.affine.scale, self.affine.shift)
         ones = [1] * (image.ndim - 2)
-        scale, shift = (torch.tensor(v, dtype=self._computed, device=image.device).view(-1, *ones) for v in values)
+        both = upload(torch.tensor(values, dtype=self._computed, device="cpu"), image.device)
+        scale, shift = (one.view(-1, *ones) for one in both)
         return (image.to(self._computed) * scale + shift).to(self.affine.dtype)
 
     @property

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import grid_sample
 
 from memfeed.transfer.packing import upload
-from memfeed.transforms.params.geometry import Fill, Geometry, filled
+from memfeed.transforms.params.geometry import Fill, Geometry, filled, of_points
 
 MODES = ("nearest", "bilinear")
 
@@ -57,11 +57,12 @@ class Warped(Geometry):
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
-        matrix = torch.from_numpy(self.matrix)
-        middle = torch.tensor([self.width / 2, self.height / 2], dtype=torch.float64, device="cpu")
-        moved = (xy - middle - matrix[sample, :, 2])[:, :, None]
-        shown: torch.Tensor = torch.linalg.solve(matrix[sample, :, :2], moved)[:, :, 0]
-        return shown + middle
+        # inverted here: to solve on a device, the CPU waits for it
+        inverse, moves = np.linalg.inv(self.matrix[:, :, :2]), self.matrix[:, :, 2]
+        values = of_points(sample, *inverse.reshape(-1, 4).T, *moves.T)
+        x, y = xy[:, 0] - self.width / 2 - values[4], xy[:, 1] - self.height / 2 - values[5]
+        shown_x, shown_y = values[0] * x + values[1] * y, values[2] * x + values[3] * y
+        return torch.stack([shown_x + self.width / 2, shown_y + self.height / 2], 1)
 
     def _sample(self, image: torch.Tensor, matrix: NDArray[np.float64]) -> torch.Tensor:
         n, c, h, w = image.shape

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.transfer.packing import upload
-from memfeed.transforms.params.geometry import Fill, Geometry, filled, take_lines
+from memfeed.transforms.params.geometry import Fill, Geometry, filled, line_indices, of_points, take_lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,8 @@ class Window(Geometry):
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Cut the windows out of images [n, c, h, w], on any device: pick rows, then columns."""
         _, c, h, w = image.shape
-        rows = _line_indices(self.top, self.height, self.vflip)
-        columns = _line_indices(self.left, self.width, self.hflip)
+        rows = line_indices(self.top, self.height, self.vflip)
+        columns = line_indices(self.left, self.width, self.hflip)
         is_inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
         rows, columns = (a.clip(0, size - 1) for a, size in ((rows, h), (columns, w)))
         image = take_lines(image, rows, columns)
@@ -114,13 +114,6 @@ class Window(Geometry):
 
     def points(self, xy: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """Map points; see `Geometry`."""
-        left, top, hflip, vflip = (torch.from_numpy(a)[sample] for a in (self.left, self.top, self.hflip, self.vflip))
+        left, top, hflip, vflip = of_points(sample, self.left, self.top, self.hflip, self.vflip)
         x, y = xy[:, 0] - left, xy[:, 1] - top
-        return torch.stack([torch.where(hflip, self.width - x, x), torch.where(vflip, self.height - y, y)], 1)
-
-
-def _line_indices(first: NDArray[np.int64], size: int, mirrored: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the pixel rows, or columns, of every window, int64 [n, size]."""
-    offsets = np.arange(size)
-    indices: NDArray[np.int64] = first[:, None] + np.where(mirrored[:, None], offsets[::-1], offsets)
-    return indices
+        return torch.stack([torch.where(hflip > 0, self.width - x, x), torch.where(vflip > 0, self.height - y, y)], 1)
