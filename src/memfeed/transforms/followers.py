@@ -57,6 +57,9 @@ def _as_masks(tensor: Any, shape: ImageShape) -> Images | None:
     if isinstance(shape, torch.Size) and isinstance(tensor, torch.Tensor) and not tensor.is_nested:
         dims = len(shape) - 2
         return tensor if tensor.ndim - dims in (1, 2) and tensor.shape[-dims:] == shape[2:] else None
+    is_jagged = isinstance(tensor, torch.Tensor) and tensor.is_nested
+    if isinstance(shape, torch.Size) and is_jagged and ragged_dim_of(tensor) == 0 and tensor.shape[-1] != shape[-1]:
+        return None  # of another width; to take its rows apart, the CPU waits for a device
     rows = list(tensor.unbind()) if isinstance(tensor, torch.Tensor) else list(tensor)
     if len(rows) != len(sizes) or any(
         row is None or row.ndim - len(size) not in (0, 1) or row.shape[-len(size) :] != size
@@ -97,7 +100,7 @@ def _move_masks(masks: Images, geometries: Sequence[Geometry], shape: ImageShape
 def _move_points(
     values: torch.Tensor, sample: torch.Tensor, geometries: Sequence[Geometry], shape: ImageShape
 ) -> torch.Tensor:
-    """Move boxes [m, 4] or keypoints [m, 2] of the images `sample`, int64 [m], on their device, without waiting for it."""
+    """Move boxes [m, 4] or keypoints [m, 2] of the images `sample`, int64 [m], on their device."""
     exact, is_box = values.detach().to(torch.float64), values.shape[1] == 4
     if is_box:
         x1, y1, x2, y2 = exact.unbind(1)

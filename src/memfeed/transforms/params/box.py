@@ -45,8 +45,8 @@ class Erased(Imagewise):
         return painted
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
-        """Paint over the boxes of all images [n, c, h, w], on any device, in calls whose number does not depend on n."""
-        n, c, h, w = image.shape
+        """Paint over the boxes of all images [n, c, h, w], on any device."""
+        _, c, h, w = image.shape
         boxes = np.stack([self.top, self.left, self.top + self.box_height, self.left + self.box_width, self.seeds])
         top, left, bottom, right, seeds = upload(torch.from_numpy(boxes), image.device)[..., None, None, None]
         row = torch.arange(h, device=image.device)[:, None]
@@ -57,9 +57,7 @@ class Erased(Imagewise):
         position = torch.arange(c * h * w, device=image.device).view(c, h, w)
         return torch.where(is_inside, normal(seeds, position).to(image.dtype), image)
 
-    def _paint(
-        self, image: torch.Tensor, sample: int, top: int, left: int, height: int, width: int
-    ) -> torch.Tensor:
+    def _paint(self, image: torch.Tensor, sample: int, top: int, left: int, height: int, width: int) -> torch.Tensor:
         if self.fill is not None:
             return filled(self.fill, (len(image), 1, 1), image)
         c, h, w = image.shape
