@@ -170,7 +170,9 @@ class TestCosts:
             del batches
 
     def test_parameters_of_transforms_cross_without_synchronisation(self, monkeypatch):
-        monkeypatch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: None)  # the path without Triton
+        monkeypatch.setattr(
+            "memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None
+        )  # the path without Triton
         augment = Compose([
             RandomCrop(12, padding=2), RandomHorizontalFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), RandomRotation(20),
             Normalize([0.5] * 3, [0.2] * 3),

@@ -5,6 +5,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,6 +109,10 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         [RandomCrop(32, padding=9), RandomCrop(36, padding=9, fill=7), NORMALIZE],
         [RandomResizedCrop(16), RandomHorizontalFlip(), ToDtype(torch.float32, scale=True)],
         [ToDtype(torch.float32, scale=True), ColorJitter(0.3, 0.3), NORMALIZE, RandomErasing(), RandomCrop(8)],
+        [RandomCrop(20), NORMALIZE, RandomErasing(0.8, value=(1, 2, 3))],
+        [RandomCrop(20), RandomHorizontalFlip(), NORMALIZE, RandomErasing(0.8, value="random")],
+        [RandomErasing(0.8, value=9), RandomErasing(0.8), RandomCrop(20), NORMALIZE],
+        [ToDtype(torch.float64, scale=True), RandomErasing(0.8, value="random")],
         [RandomRotation(20), Negative(), RandomHorizontalFlip(), NORMALIZE],
         [ToDtype(torch.float64, scale=True), RandomCrop(8), NORMALIZE],
         [ToDtype(torch.int32), RandomCrop(8)],
@@ -123,3 +128,28 @@ def test_sequences(parts, layout):
     if isinstance(parts[0], RandomResizedCrop):  # bytes: the CPU rounds them between rows and columns
         atol = 1.01 / 255
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("value", [0, (1, 2, 3), "random"])
+def test_boxes_are_erased_in_the_same_run(monkeypatch, value):
+    runs = []
+    monkeypatch.setattr(kernel, "launch", lambda *args, launch=kernel.launch: runs.append(1) or launch(*args))
+    batch, keys = images(6, 3, 32, 30, torch.uint8), Keys(0, 0, torch.arange(6))
+    transform = Interpreted([RandomCrop(20), NORMALIZE, RandomErasing(1.0, value=value)])
+    torch.testing.assert_close(transform.apply(batch, keys), transform.reference(batch, keys), rtol=1e-5, atol=1e-5)
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int64, torch.float8_e5m2]
+)
+def test_masks_of_any_dtype_take_the_kernel(monkeypatch, dtype):
+    runs = []
+    monkeypatch.setattr(kernel, "launch", lambda *args, launch=kernel.launch: runs.append(1) or launch(*args))
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    mask = torch.randint(0, 2, (3, 1, 9, 11)).to(bits)
+    window = Window.whole(mask.shape, top=np.array([0, -2, 3]), left=np.array([1, 4, -3]), height=7, width=8)
+    got = kernel.fused(mask.view(dtype), [window], None, torch.contiguous_format)
+    assert got.dtype is dtype
+    assert torch.equal(got.view(bits), window.all(mask))
+    assert len(runs) == 1

@@ -108,7 +108,7 @@ def test_launches(monkeypatch, parts, launches, layout, seed):
     for n in (1, 5):
         images = pictures(n, 3, 16, 14)
         with simulated(seed) as machine, monkeypatch.context() as patch:
-            patch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: kernel)
+            patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
             for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
                 patch.setattr(owner, name, Queued(getattr(owner, name), machine))
             there = images.to("cuda")
@@ -140,7 +140,7 @@ def test_launches_of_images_of_several_sizes(monkeypatch, parts, launches, layou
     transform = Compose(parts, memory_format=layout)
     images = [pictures(1, 3, 10 + n % 3, 14 - n % 4, seed=n)[0] for n in range(7)]
     with simulated() as machine, monkeypatch.context() as patch:
-        patch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: kernel)
+        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
         for name in ("resize", "warp"):
             patch.setattr(sampling_kernels, name, Queued(getattr(sampling_kernels, name), machine))
         there = [image.to("cuda") for image in images]
@@ -154,3 +154,26 @@ def test_launches_of_images_of_several_sizes(monkeypatch, parts, launches, layou
     assert got.dtype == expected.dtype
     steps = 1.01 if got.dtype == torch.uint8 else 1.01 / 255 / 0.224 + 4 * torch.finfo(got.dtype).eps
     assert ((got.double() - expected.double()).abs() <= steps).double().mean() > 0.95
+
+
+@needs_simulation
+@pytest.mark.parametrize("part", [RandomCrop(9), RandomHorizontalFlip(), RandomResizedCrop(9), RandomRotation(30)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int64])
+def test_masks_take_the_kernel(monkeypatch, part, dtype):
+    transform, batch = Compose([part], on=["image", "mask"]), {"image": pictures(5, 3, 16, 14)}
+    batch["mask"] = torch.randint(0, 2, (5, 16, 14)).to(dtype)
+    with simulated() as machine, monkeypatch.context() as patch:
+        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+        for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
+            patch.setattr(owner, name, Queued(getattr(owner, name), machine))
+        there = {name: value.to("cuda") for name, value in batch.items()}
+        before, syncs = machine.devices[0].launches.copy(), machine.syncs.total()
+        got = transform.apply(there, keys(5))["mask"]
+        launches = machine.devices[0].launches - before
+        assert launches["Triton"] == 2, launches
+        assert launches.total() == 4, launches  # and the copies of their parameters
+        assert machine.syncs.total() == syncs
+        got = got.cpu()
+    expected = transform.reference(batch, keys(5))["mask"]
+    assert got.dtype is dtype
+    assert (got.to(torch.uint8) == expected.to(torch.uint8)).float().mean() > 0.98  # a place between two pixels

@@ -62,7 +62,7 @@ VOLUMES = [
 
 @pytest.fixture(autouse=True)
 def _without_compilers(monkeypatch):
-    monkeypatch.setattr("memfeed.transforms.transform.gpu_kernel", lambda device: None)
+    monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
     monkeypatch.setattr(pointwise, "COMPILED_ON", ())
 
 

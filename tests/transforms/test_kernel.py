@@ -26,7 +26,8 @@ for number, (source, target, c) in enumerate(kinds):  # each row of flags, and a
     for cast, rounded, scaled, other in (flags[number], flags[-1]):
         if not cast:
             target = source
-        values = {"c": c, "channels": triton.next_power_of_2(c), "rows": 8, "columns": 32, "cast": cast}
+        values = {"c": c, "rows": 8, "columns": 32, "cast": cast}
+        values["erased"] = "no" if not other else "noise" if number else "fill"
         values |= {"padded": other, "rounded": rounded, "scaled": scaled, "last": other, "column_stride": 1}
         types = {name: "constexpr" if name in values else "i32" for name in _kernel.arg_names}
         types |= {"image": f"*{source}", "output": f"*{target}", "parameters": "*i32", "sample_stride": "i64"}

@@ -12,6 +12,7 @@ from memfeed.errors import TransformError
 from memfeed.schema.jagged import jagged_tensor, ragged_dim_of
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.transforms.backends.cpu import fused
+from memfeed.transforms.backends.gpu import kernel_for
 from memfeed.transforms.batch_fields import BatchField
 from memfeed.transforms.params.geometry import Geometry, of_points
 from memfeed.transforms.params.sizes import Images, ImageShape
@@ -87,8 +88,11 @@ def _move_masks(masks: Images, geometries: Sequence[Geometry], shape: ImageShape
     if lacks_channel:
         planes = masks[:, None] if isinstance(masks, torch.Tensor) else [mask[None] for mask in masks]
     nearest = [geometry.nearest() for geometry in geometries]
+    kernel = kernel_for(planes) if isinstance(planes, torch.Tensor) else None
     if (masks if isinstance(masks, torch.Tensor) else masks[0]).device.type == "cpu":
         planes = fused(planes, nearest, None)
+    elif kernel is not None:
+        planes = kernel.fused(planes, nearest, None, torch.contiguous_format)
     else:
         for geometry in nearest:
             planes = geometry.all(planes)

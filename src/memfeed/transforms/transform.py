@@ -19,7 +19,7 @@ from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
-from memfeed.transforms.backends.gpu import gpu_kernel
+from memfeed.transforms.backends.gpu import kernel_for
 from memfeed.transforms.batch_fields import (
     BatchField,
     GivenNames,
@@ -239,10 +239,9 @@ class Transform(Operation):
         # It writes into a buffer, which gradients cannot flow through. It goes image by image, slow for vectors [n, d].
         if any(row.requires_grad for row in rows) or rows[0].ndim == 2:
             return None
-        device, are_images = rows[0].device, rows[0].ndim == (3 if isinstance(image, list) else 4)
-        if device.type == "cpu":
+        if rows[0].device.type == "cpu":
             return partial(fused, memory_format=self.memory_format, allocator=allocator)
-        kernel = gpu_kernel(device) if device.type == "cuda" and are_images else None
+        kernel = kernel_for(image)
         return None if kernel is None else partial(kernel.fused_list, memory_format=self.memory_format)
 
     @property

@@ -12,6 +12,15 @@ import torch
 from memfeed.transforms.params.values import Affine
 
 
+def kernel_for(images: torch.Tensor | list[torch.Tensor]) -> ModuleType | None:
+    """Return the module `kernel` if it takes these images, on a CUDA device where Triton works.
+
+    It takes a batch [n, c, h, w], and a list of images [c, h, w].
+    """
+    first, dims = (images[0], 3) if isinstance(images, list) else (images, 4)
+    return gpu_kernel(first.device) if first.device.type == "cuda" and first.ndim == dims else None
+
+
 @cache
 def gpu_kernel(device: torch.device) -> ModuleType | None:
     """Return the module `kernel` if it runs on `device`. Return None without Triton, or with a warning if it fails.

@@ -1,4 +1,4 @@
-"""The fused GPU path: a window, a cast and a normalisation in one Triton kernel.
+"""The fused GPU path: a window, a cast, a normalisation and erased boxes in one Triton kernel.
 
 Imported with the first images on a GPU, and only if Triton is installed.
 """
@@ -12,20 +12,24 @@ import torch
 import triton
 import triton.language as tl
 
+from memfeed.transfer.packing import upload
 from memfeed.transforms.backends import sampling
-from memfeed.transforms.params.geometry import Imagewise, filled
+from memfeed.transforms.backends.sampling import takes_window
+from memfeed.transforms.params.box import Erased
+from memfeed.transforms.params.geometry import Fill, Imagewise, filled
 from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.values import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
-COLUMNS = 32  # per tile of one program; usual image widths are multiples of it, so that no thread is idle
-TILE_VALUES = 2048  # per tile, all channels together
+COLUMNS = 32  # values side by side in a tile of one program; of usual images a line is a multiple of it
+TILE_VALUES = 4096  # per tile
 MAX_SPAN = 2**31  # elements from the first to the last of an image: the kernel counts them with 32 bits
 
 COPIED = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # to move values of other dtypes, by their size
 COMPUTED = (torch.float16, torch.bfloat16, torch.float32)  # dtypes for which float32 is precise enough
 
 
@@ -35,7 +39,8 @@ def fused(
     """Change images [n, c, h, w], then apply `affine`. Return `image` itself if there is nothing to do.
 
     A resize or a warp, the window within it that follows and the Affine after them take one kernel run, as does each
-    alone. A kernel writes each pixel of the output once. Torch carries out the other changes, each in its plain form.
+    alone. So do a window, the Affine after it and the erased boxes after both. A kernel writes each pixel of the output
+    once. Torch carries out the other changes, each in its plain form.
 
     Args:
         image: GPU images of any strides. They are only read.
@@ -45,24 +50,33 @@ def fused(
     """
     sampled: sampling.Sampled | None = None
     window: Window | None = None
+    scaled: Affine | None = None
 
-    def run(affine: Affine | None) -> torch.Tensor:
-        return _run_or_fall_back(image, sampled, window, affine, memory_format)
+    def run(erased: Erased | None = None) -> torch.Tensor:
+        return _run_or_fall_back(image, sampled, window, scaled, erased, memory_format)
 
     for change in [*changes, *([] if affine is None else [Scaled(affine)])]:
-        if isinstance(change, Scaled):
-            image, sampled, window = run(change.affine), None, None
-        elif isinstance(change, Window) and window is None and sampling.takes_window(sampled, change):
+        if isinstance(change, Scaled) and scaled is None:
+            scaled = change.affine
+        elif (
+            isinstance(change, Window) and window is None and scaled is None and sampling.takes_window(sampled, change)
+        ):
             window = change
+        elif isinstance(change, Erased) and sampled is None:
+            image, window, scaled = run(change), None, None
         else:
-            image, sampled, window = run(None), None, None
+            image, sampled, window, scaled = run(), None, None, None
             if isinstance(change, Window):
                 window = change
             elif isinstance(change, sampling.Sampled):
                 sampled = change
+            elif isinstance(change, Scaled):
+                scaled = change.affine
+            elif isinstance(change, Erased):
+                image = run(change)
             else:
                 image = change.all(image)
-    return run(None)
+    return run()
 
 
 def fused_list(
@@ -92,26 +106,37 @@ def _run_or_fall_back(
     sampled: sampling.Sampled | None,
     window: Window | None,
     affine: Affine | None,
+    erased: Erased | None,
     memory_format: torch.memory_format,
 ) -> torch.Tensor:
     """Run the kernel if it fits, else torch."""
     if affine == Affine(image.dtype):
         affine = None
-    if sampled is None and window is None and affine is None:
+    if all(one is None for one in (sampled, window, affine, erased)):
         return image
     image = image.as_subclass(torch.Tensor)
+    bits = None if image.dtype in COPIED or affine is not None or erased is not None else BITS.get(image.dtype.itemsize)
+    if bits is not None and _only_moves(sampled) and (window is None or window.fill == 0):
+        moved = _run_or_fall_back(image.view(bits), sampled, window, None, None, memory_format)
+        return moved.view(image.dtype)
     if sampled is not None:
         if sampling.fits(image, sampled, affine):
             return sampling.launch(image, sampled, window, affine, memory_format)
         image = sampled.all(image)
-        return _run_or_fall_back(image, None, window, affine, memory_format)
-    if fits(image, window, affine):
-        return launch(image, window, affine, memory_format)
+        return _run_or_fall_back(image, None, window, affine, erased, memory_format)
+    if fits(image, window, affine, erased):
+        return launch(image, window, affine, memory_format, erased)
     image = image if window is None else window.all(image)
-    return image if affine is None else Scaled(affine).all(image)
+    image = image if affine is None else Scaled(affine).all(image)
+    return image if erased is None else erased.all(image)
 
 
-def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> bool:
+def _only_moves(sampled: sampling.Sampled | None) -> bool:
+    """Return True if no value is computed, and 0 is filled in."""
+    return sampled is None or (sampled.mode.startswith("nearest") and not np.any(getattr(sampled, "fill", 0)))
+
+
+def fits(image: torch.Tensor, window: Window | None, affine: Affine | None, erased: Erased | None = None) -> bool:
     """Return True if the kernel gives the result that torch gives."""
     if image.dtype not in COPIED or not (affine is None or affine.dtype in COMPUTED):
         return False
@@ -120,13 +145,19 @@ def fits(image: torch.Tensor, window: Window | None, affine: Affine | None) -> b
     out = c * h * w if window is None else c * window.height * window.width
     if max(span, out) >= MAX_SPAN:
         return False
-    # The kernel gets the fill as float32, which changes some values of int32, int64 and float64.
-    fill = torch.empty(0, device="cpu") if window is None else _fill(image, window)
-    return torch.equal(fill.to(torch.float32).to(fill.dtype), fill)
+    fills = [] if window is None else [_fill(window.fill, c, image.dtype)]
+    if erased is not None and erased.fill is not None:
+        fills.append(_fill(erased.fill, c, image.dtype if affine is None else affine.dtype))
+    # The kernel gets a fill as float32, which changes some values of int32, int64 and float64.
+    return all(torch.equal(fill.to(torch.float32).to(fill.dtype), fill) for fill in fills)
 
 
 def launch(
-    image: torch.Tensor, window: Window | None, affine: Affine | None, memory_format: torch.memory_format
+    image: torch.Tensor,
+    window: Window | None,
+    affine: Affine | None,
+    memory_format: torch.memory_format,
+    erased: Erased | None = None,
 ) -> torch.Tensor:
     """Run the kernel; see `fused`. Call it only if it `fits`."""
     n, c, h, w = image.shape
@@ -140,14 +171,15 @@ def launch(
     )
     if not output.numel():
         return output
-    channels = triton.next_power_of_2(c)
-    rows = max(1, TILE_VALUES // (COLUMNS * channels))
-    tiles = triton.cdiv(window.height, rows) * triton.cdiv(window.width, COLUMNS)
+    last = memory_format is torch.channels_last
+    rows = min(TILE_VALUES // COLUMNS, triton.next_power_of_2(window.height))
+    line, planes = (window.width * c, 1) if last else (window.width, c)
+    tiles = triton.cdiv(line, COLUMNS) * triton.cdiv(window.height, rows) * planes
     with torch.cuda.device_of(image):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         _kernel[(n * tiles,)](
             image,
             output,
-            _parameters(image, window, affine),
+            _parameters(image, window, affine, erased, output.dtype),
             n,
             h,
             w,
@@ -155,7 +187,6 @@ def launch(
             window.height,
             window.width,
             c=c,
-            channels=channels,
             rows=rows,
             columns=COLUMNS,
             padded=not window.lies_within(h, w),
@@ -163,32 +194,42 @@ def launch(
             # float16 and bfloat16 hold every integer of 8 bits
             rounded=scaled and image.dtype not in (torch.uint8, torch.int8),
             scaled=scaled,
-            last=memory_format is torch.channels_last,
+            last=last,
+            erased="no" if erased is None else "noise" if erased.fill is None else "fill",
             enable_fp_fusion=True,  # the default of Triton 3.9, which warns, but not of 3.10
         )
     return output
 
 
-def _parameters(image: torch.Tensor, window: Window, affine: Affine | None) -> torch.Tensor:
-    """Pack what the kernel looks up in one tensor, int32 [4 * n + 3 * c], for a single copy to the device.
+def _parameters(
+    image: torch.Tensor, window: Window, affine: Affine | None, erased: Erased | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Pack what the kernel looks up in one tensor, int32, for a single copy to the device.
 
-    Top, left, hflip and vflip of each image, then the bits of a float32 scale, shift and fill of each channel.
+    Top, left, hflip and vflip of each image; the bits of a float32 scale, shift and fill of each channel; with boxes,
+    the bits of the float32 they are painted with in each channel, then of each image top, left, bottom, right, and the
+    lower and the upper half of the seed.
     """
     c = image.shape[1]
     scale: Sequence[float] = (1.0,) * c
     shift: Sequence[float] = (0.0,) * c
     if affine is not None and affine.scale is not None and affine.shift is not None:
         scale, shift = affine.scale, affine.shift
-    floats = np.concatenate([scale, shift, _fill(image, window).float().numpy()]).astype(np.float32)
-    positions = np.concatenate([window.top, window.left, window.hflip, window.vflip]).astype(np.int32)
-    packed = torch.from_numpy(np.concatenate([positions, floats.view(np.int32)]))
-    # The caller does not wait for a copy from page-locked memory. Torch keeps that memory until the copy is complete.
-    return packed.pin_memory().to(image.device, non_blocking=True) if image.is_cuda else packed
+    floats = [np.array([*scale, *shift], np.float32), _fill(window.fill, c, image.dtype).float().numpy()]
+    parts = [np.concatenate([window.top, window.left, window.hflip, window.vflip]).astype(np.int32)]
+    boxes = []
+    if erased is not None:
+        floats.append(_fill(0 if erased.fill is None else erased.fill, c, dtype).float().numpy())
+        bottom, right = erased.top + erased.box_height, erased.left + erased.box_width
+        boxes = [np.concatenate([erased.top, erased.left, bottom, right]).astype(np.int32)]
+        boxes += [half.astype(np.uint32).view(np.int32) for half in (erased.seeds & 0xFFFFFFFF, erased.seeds >> 32)]
+    parts += [np.concatenate(floats).view(np.int32), *boxes]
+    return upload(torch.from_numpy(np.concatenate(parts)), image.device)
 
 
-def _fill(image: torch.Tensor, window: Window) -> torch.Tensor:
+def _fill(fill: Fill, c: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the fill of each channel, [c], in the dtype of the images, on the CPU."""
-    return filled(window.fill, (image.shape[1],), torch.empty(0, dtype=image.dtype))
+    return filled(fill, (c,), torch.empty(0, dtype=dtype, device="cpu"))
 
 
 @triton.jit(do_not_specialize=["n", "h", "w", "sample_stride", "channel_stride", "row_stride", "height"])  # type: ignore[untyped-decorator]
@@ -206,7 +247,6 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     height,
     width,
     c: tl.constexpr,
-    channels: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     padded: tl.constexpr,
@@ -214,36 +254,45 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     rounded: tl.constexpr,
     scaled: tl.constexpr,
     last: tl.constexpr,
+    erased: tl.constexpr,
 ):
-    """Compute a tile of one output image: all channels of rows x columns pixels.
+    """Compute a tile of one output image: rows x columns values, in the order in which they lie in memory.
 
-    The block is [channels, rows, columns]. Triton does not know the order of these dims in memory, so it assigns the
-    last one to neighbouring threads, which then read neighbouring pixels. For channels_last it exchanges values between
-    threads, and writes in memory order. An offset is a sum of one part per dim, so that a thread computes a part once
-    and not per value. The parts are added to 64-bit pointers, where no sum overflows.
+    For channels_last a line is a pixel row of all channels, c values a pixel; else it is a pixel row of one channel.
+    Values side by side in a line belong to one thread, so that it stores 16 bytes at once. An offset is a sum of one
+    part per dim, so that a thread computes a part once and not per value. The parts are added to 64-bit pointers, where
+    no sum overflows.
     """
-    across = (width + columns - 1) // columns
-    tiles = across * ((height + rows - 1) // rows)
-    sample = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
+    line = width * c if last else width
+    planes: tl.constexpr = 1 if last else c
+    across = (line + columns - 1) // columns
+    down = (height + rows - 1) // rows
+    tile = tl.program_id(0)
+    band = tile // across % down
+    plane = tile // (across * down)
+    sample = plane // planes
+    plane = plane % planes
     top = tl.load(parameters + sample)
     left = tl.load(parameters + n + sample)
     hflip = tl.load(parameters + 2 * n + sample)
     vflip = tl.load(parameters + 3 * n + sample)
 
-    channel = tl.arange(0, channels)[:, None, None]
-    row = (tile // across * rows + tl.arange(0, rows))[None, :, None]
-    column = (tile % across * columns + tl.arange(0, columns))[None, None, :]
-    is_needed = (channel < c) & (row < height) & (column < width)
+    row = (band * rows + tl.arange(0, rows))[:, None]
+    value = (tile % across * columns + tl.arange(0, columns))[None, :]
+    is_needed = (row < height) & (value < line)
+    if last:
+        column, channel = value // c, value % c
+    else:
+        column, channel = value, plane
 
-    y = top + tl.where(vflip != 0, height - 1 - row, row)
-    x = left + tl.where(hflip != 0, width - 1 - column, column)
+    y = tl.where(vflip != 0, top + height - 1 - row, top + row)
+    x = tl.where(hflip != 0, left + width - 1 - column, left + column)
     source = image + sample.to(tl.int64) * sample_stride
     source += y * row_stride + (channel * channel_stride + x * column_stride)
     floats = parameters + 4 * n + channel
     if padded:
         is_inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
-        fill = tl.load(floats + 2 * c, mask=channel < c, other=0).to(tl.float32, bitcast=True)
+        fill = tl.load(floats + 2 * c).to(tl.float32, bitcast=True)
         values = tl.load(source, mask=is_needed & is_inside, other=0)
         values = tl.where(is_inside, values, fill.to(values.dtype))
     else:
@@ -253,14 +302,35 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
         if rounded:
             values = values.to(output.dtype.element_ty)
     if scaled:
-        scale = tl.load(floats, mask=channel < c, other=0).to(tl.float32, bitcast=True)
-        shift = tl.load(floats + c, mask=channel < c, other=0).to(tl.float32, bitcast=True)
+        scale = tl.load(floats).to(tl.float32, bitcast=True)
+        shift = tl.load(floats + c).to(tl.float32, bitcast=True)
         values = values.to(tl.float32) * scale + shift
     values = values.to(output.dtype.element_ty)
+    if erased != "no":
+        box = parameters + 4 * (n + c) + sample
+        is_erased = (row >= tl.load(box)) & (column >= tl.load(box + n))
+        is_erased &= (row < tl.load(box + 2 * n)) & (column < tl.load(box + 3 * n))
+        if erased == "noise":
+            low, high = tl.load(box + 4 * n), tl.load(box + 5 * n)
+            seed = low.to(tl.uint32, bitcast=True).to(tl.uint64) | (
+                high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
+            )
+            paint = _normal(seed, (channel * height + row) * width + column)
+        else:
+            paint = tl.load(floats + 3 * c).to(tl.float32, bitcast=True)
+        values = tl.where(is_erased, paint.to(values.dtype), values)
 
-    target = output + sample.to(tl.int64) * (c * height * width)
-    if last:
-        target += row * (width * c) + (column * c + channel)
-    else:
-        target += row * width + (channel * (height * width) + column)
-    tl.store(target, values, mask=is_needed)
+    target = output + (sample.to(tl.int64) * planes + plane) * (height * line)
+    tl.store(target + (row * line + value), values, mask=is_needed)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normal(seed, position):  # type: ignore[no-untyped-def]
+    """Do what `memfeed.transforms.params.box.normal` does."""
+    bits = position.to(tl.uint64) * 0x9E3779B97F4A7C15 + seed
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    bits = bits ^ (bits >> 31)
+    first, second = (bits >> 40).to(tl.uint32), (bits >> 16).to(tl.uint32) & 0xFFFFFF
+    radius = tl.sqrt(-2.0 * tl.log((first + 1).to(tl.float32) * 5.9604644775390625e-08))
+    return tl.cos(second.to(tl.float32) * 3.745070282923929e-07) * radius
