@@ -14,7 +14,6 @@ import triton.language as tl
 
 from memfeed.transfer.packing import upload
 from memfeed.transforms.backends import sampling
-from memfeed.transforms.backends.sampling import takes_window
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Fill, Imagewise, filled
 from memfeed.transforms.params.sizes import BySize, Images
