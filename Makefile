@@ -77,6 +77,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/weight.py
+	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi

@@ -446,6 +446,21 @@ used again and again.
 {targets(result) if cuda else found}"""
 
 
+def kernels(result: Result) -> str:
+    rows = [
+        [name, f"{one['instructions_a_value_before']}", f"{one['instructions_a_value']}", ", ".join(one["stores"])]
+        for name, one in result["code"].items()
+    ]
+    return f"""## The compiled kernel
+
+uint8 images to bfloat16, cropped, flipped and normalised: the instructions of the compiled code, per value, of the
+kernel before its threads stored 16 bytes at once, and now. Counted in the machine code, without a GPU: this is not a
+time, and no time has been measured.
+
+{table(["", "before", "now", "stores"], rows)}
+{targets(result)}"""
+
+
 def others(result: Result) -> str:
     versions, exact = result["machine"]["versions"], result["exact_shuffle"]
     parts = []
@@ -504,6 +519,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "transforms": transforms,
     "weight": weight,
     "device-cuda": device,
+    "kernels": kernels,
     "sequences": sequences,
     "device-cpu": device,
     "to_device-cuda": to_device,

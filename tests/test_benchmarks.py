@@ -59,6 +59,23 @@ FIGURES = {
 }
 
 
+def test_the_compiled_kernel_stores_16_bytes_at_once(tmp_path):
+    triton = pytest.importorskip("triton")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
+        pytest.skip("an older Triton takes other descriptions of what to compile")
+    path = tmp_path / "kernels.json"
+    command = [sys.executable, str(BENCHMARKS / "kernels.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)  # this process may interpret kernels
+    assert done.returncode == 0, done.stderr
+    result = check_result(path, "kernels", "code")
+    assert all(check["passed"] for check in result["checks"])
+    for code in result["code"].values():
+        assert set(code["stores"]) == {"STG.E.128"}
+        assert all(".v4.b32" in store for store in code["stores_of_ptx"])
+    run("report", "--results", tmp_path, "--docs", tmp_path)
+    assert "The compiled kernel" in (tmp_path / "benchmarks.md").read_text()
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """Run each benchmark in its short form, once for all tests. Return the path of its result."""

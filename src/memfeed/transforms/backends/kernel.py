@@ -323,7 +323,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton reads the types
     tl.store(target + (row * line + value), values, mask=is_needed)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _normal(seed, position):  # type: ignore[no-untyped-def]
     """Do what `memfeed.transforms.params.box.normal` does."""
     bits = position.to(tl.uint64) * 0x9E3779B97F4A7C15 + seed

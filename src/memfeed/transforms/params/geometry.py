@@ -65,7 +65,7 @@ def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor
 def take_lines(image: torch.Tensor, *lines: NDArray[np.int64]) -> torch.Tensor:
     """Pick lines [n, size] along each spatial dim of images [n, c, h, w] or volumes [n, c, d, h, w], on any device."""
     index = upload(torch.from_numpy(np.concatenate(lines, 1)), image.device)
-    for dim, picked in enumerate(index.split([one.shape[1] for one in lines], 1), 2):
+    for dim, picked in enumerate(torch.split(index, [one.shape[1] for one in lines], 1), 2):
         ones = [1] * image.ndim
         ones[0], ones[dim] = picked.shape
         shape = [*image.shape]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -78,12 +77,14 @@ def copy_image(image: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(image)
 
 
+_IMPORTING = threading.Lock()  # threads ask for it together, and cv2 replaces itself while it is imported
+
+
 @cache
 def _opencv() -> Any:
     """Return OpenCV; None where it is not installed, or cannot be imported (a library of the system is missing)."""
-    if find_spec("cv2") is None:
-        return None
-    try:
-        return import_module("cv2")
-    except ImportError:
-        return None
+    with _IMPORTING:
+        try:
+            return import_module("cv2")
+        except ImportError:
+            return None

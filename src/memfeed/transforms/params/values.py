@@ -73,7 +73,8 @@ class Scaled(Imagewise):
         ones = [1] * (image.ndim - 2)
         both = upload(torch.tensor(values, dtype=self._computed, device="cpu"), image.device)
         scale, shift = (one.view(-1, *ones) for one in both)
-        return (image.to(self._computed) * scale + shift).to(self.affine.dtype)
+        changed: torch.Tensor = (image.to(self._computed) * scale + shift).to(self.affine.dtype)
+        return changed
 
     @property
     def _computed(self) -> torch.dtype:
