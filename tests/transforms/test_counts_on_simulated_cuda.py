@@ -48,8 +48,8 @@ ALONE = {
     "normalize, then pad": T.Compose([T.Normalize(MEAN, STD), T.RandomCrop((H, W), padding=4)]),
     "function": T.Compose([lambda batch: batch, T.RandomCrop(8)], on="image"),
 }
-# a function of one sample runs on the CPU: each sample crosses
-ON_THE_CPU = {T.PerSample}
+# a function of one sample and the decoder run on the CPU
+ON_THE_CPU = {T.PerSample, T.Decode}
 MOVING = ["center crop", "crop with padding", "horizontal flip", "flip", "resized crop", "resize", "rotation", "affine"]
 VOLUMES = [
     T.CenterCrop(4),
