@@ -29,6 +29,9 @@ from memfeed.transforms import (
 )
 from memfeed.transforms.backends import kernel
 
+# Triton 3.2 with NumPy 2 warns in its interpreter
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")
+
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(cases())

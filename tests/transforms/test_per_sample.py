@@ -100,7 +100,7 @@ class _Threaded:
 
     threaded, settled = True, True
 
-    def begin(self):
+    def begin(self, goes_on=False):
         pass
 
 

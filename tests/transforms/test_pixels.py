@@ -1,5 +1,8 @@
 """Images whose channels lie together or apart, with OpenCV and without, on one thread and on several."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -26,6 +29,30 @@ def mover(request, monkeypatch):
         monkeypatch.setattr(pixels, "_opencv", lambda: None)
     else:
         pytest.importorskip("cv2")
+
+
+def test_opencv_is_imported_by_one_thread_at_a_time(monkeypatch):
+    importing, together, both_ask = threading.Lock(), [], threading.Barrier(2)
+
+    def import_module(name):
+        together.append(not importing.acquire(blocking=False))
+        time.sleep(0.05)  # a thread that does not wait asks meanwhile
+        if not together[-1]:
+            importing.release()
+        return name
+
+    def ask():
+        both_ask.wait()
+        return pixels._opencv()
+
+    monkeypatch.setattr(pixels, "import_module", import_module)
+    pixels._opencv.cache_clear()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            assert [one.result() for one in [threads.submit(ask), threads.submit(ask)]] == ["cv2", "cv2"]
+        assert not any(together)
+    finally:
+        pixels._opencv.cache_clear()
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
