@@ -279,8 +279,9 @@ def test_the_root_directory_is_no_store():
 AS_NOBODY = """
 import os, sys
 import memfeed, torch
-os.setgid(65534), os.setuid(65534)
 data = {"x": torch.arange(3)}
+memfeed.cache(data, progress=False)[0]  # imports all that is needed: another user may not read Python's own files
+os.setgid(65534), os.setuid(65534)
 for action in (lambda: memfeed.cache(data, sys.argv[1], progress=False), lambda: memfeed.open(sys.argv[2])[0],
                lambda: memfeed.open(sys.argv[2])):
     try:

@@ -1,5 +1,6 @@
 """The heap space of builds: granted sparingly, given back, and never taken from a writer that may still live."""
 
+import contextlib
 import errno
 import os
 
@@ -14,7 +15,7 @@ from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.rows import ABSENT
 from memfeed.building.space import Extents, Turn
-from memfeed.errors import SpaceError
+from memfeed.errors import BuildError, SpaceError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
 from memfeed.store import ragged
@@ -163,6 +164,30 @@ def test_nothing_is_taken_from_a_writer_that_may_still_write(root):
     assert Turn.is_free(root)
     new.writer().write(8, 2, packed(8, 2))
     assert not len(new.absent())
+    path = root.with_suffix("")
+    new.commit(path)
+    assert is_right(memfeed.open(path), range(10))
+
+
+def test_rows_that_a_writer_of_the_dead_builder_wrote_last_keep_their_space(root, monkeypatch):
+    """It wrote them after the next builder had read which rows are there, and before it was kept out."""
+    old = Build.begin(root, SCHEMA, 10, None).writer()
+    old.write(0, 2, packed(0, 2))
+    read = Build.presence
+
+    def read_early(build):
+        found = read(build)
+        if not found[4]:
+            with contextlib.suppress(BuildError):
+                old.write(4, 3, packed(4, 3))
+        return found
+
+    monkeypatch.setattr(Build, "presence", read_early)
+    new = Build.resume(root)
+    monkeypatch.undo()
+    assert new.presence()[4:7].all(), "they were written"
+    new.writer().write(2, 2, packed(2, 2))
+    new.writer().write(7, 3, packed(7, 3))
     path = root.with_suffix("")
     new.commit(path)
     assert is_right(memfeed.open(path), range(10))

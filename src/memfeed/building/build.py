@@ -173,6 +173,7 @@ class Build:
         had_turns = (build._work / "writers").exists()  # builds of older versions have none
         build._save()
         if Turn.is_free(root) and had_turns and not build.is_closing:
+            presence = build.presence()  # a writer of the killed builder may have written rows until now
             take_back(root, build.schema, (presence == WRITTEN) | (presence == DURABLE))
         return build
 
