@@ -488,7 +488,7 @@ def _rows_a_list(seconds: float) -> int:
 
 
 class _Running:
-    """What runs in this process. It ends before the interpreter does: a thread inside torch would abort that."""
+    """The filling of this process. It ends before the interpreter does, which a thread inside torch would abort."""
 
     def __init__(self) -> None:
         self._works: weakref.WeakSet[_Work] = weakref.WeakSet()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class EpochOrders:
         times.append(took)
         if len(times) == MEASURED_EPOCHS:
             self._measuring = self._ahead  # first ahead, then not
-            self._ahead = not self._ahead and statistics.median(self._took[True]) < statistics.median(times)
+            self._ahead = not self._ahead and bool(np.median(self._took[True]) < np.median(times))
 
     def draw_ahead(self, epoch: int) -> None:
         """Start to make the order of a later epoch."""

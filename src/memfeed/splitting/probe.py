@@ -35,7 +35,7 @@ class Recorder:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a pipeline got, a copy, and what it returned, with the sample that came of it and the images' fields."""
+    """A copy of what a pipeline got, and what it returned, with the sample that came of it and the images' fields."""
 
     given: Value
     result: Value

@@ -204,30 +204,22 @@ class Gather:
         A jagged leaf is one nested tensor, or with ``batch_size`` a list of nested tensors of so many rows each.
         """
         with self._in_use():
-            return self._gather_here(rows, located, batch_size, fixed, others)
-
-    def _gather_here(
-        self,
-        rows: Int64Array,
-        located: Sequence[Located],
-        batch_size: int | None,
-        fixed: Sequence[_Fixed],
-        others: Sequence[_Other],
-    ) -> list[Any]:
-        leaves: list[Any] = [None] * (len(self._columns) + len(self._pad))
-        self.bytes += len(rows) * self._bytes_on_device
-        for column, gathered in zip(fixed, self._gather_fixed(fixed, rows), strict=True):
-            leaves[column.field_index] = gathered
-        for column in self._viewed:
-            self.bytes += len(rows) * column.row_bytes
-            leaves[column.field_index] = RowViews(column.column.data, rows, partial(self._copy_viewed, column, rows))
-        for index, leaf in self._gather_others(others, rows):
-            leaves[index] = leaf
-        shared: SharedOffsets = {}
-        for (index, ragged), where in zip(self._ragged, located, strict=True):
-            self.bytes += where.nbytes
-            self._gather_ragged(leaves, index, ragged, where, batch_size, shared)
-        return leaves
+            leaves: list[Any] = [None] * (len(self._columns) + len(self._pad))
+            self.bytes += len(rows) * self._bytes_on_device
+            for column, gathered in zip(fixed, self._gather_fixed(fixed, rows), strict=True):
+                leaves[column.field_index] = gathered
+            for column in self._viewed:
+                self.bytes += len(rows) * column.row_bytes
+                leaves[column.field_index] = RowViews(
+                    column.column.data, rows, partial(self._copy_viewed, column, rows)
+                )
+            for index, leaf in self._gather_others(others, rows):
+                leaves[index] = leaf
+            shared: SharedOffsets = {}
+            for (index, ragged), where in zip(self._ragged, located, strict=True):
+                self.bytes += where.nbytes
+                self._gather_ragged(leaves, index, ragged, where, batch_size, shared)
+            return leaves
 
     def _gather_ragged(
         self,

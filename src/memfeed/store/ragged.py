@@ -34,7 +34,7 @@ class RaggedFiles(NamedTuple):
 
 
 class Located(NamedTuple):
-    """Where rows lie in their column.
+    """The positions of rows in their column.
 
     Args:
         starts: the first byte of each row, int64 [k]; where rows have files of their own, the number of the file.

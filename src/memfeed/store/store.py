@@ -186,7 +186,7 @@ class Store(Dataset[Any]):
 
     @property
     def supply(self) -> RowSupply | None:
-        """What brings the rows of a store that is being filled; None for a finished one."""
+        """The source of the rows of a store that is being filled; None for a finished one."""
         return self._backing.supply
 
     @property
@@ -255,7 +255,7 @@ class Store(Dataset[Any]):
 
     @property
     def transform(self) -> Transform | None:
-        """What `cache(split=True)` left out of the dataset's pipeline, as one transform of batches; None if nothing.
+        """The steps that `cache(split=True)` left out of the pipeline, as one transform of batches; None without steps.
 
         A `Loader` without ``transform=`` applies it; ``store[i]`` is the sample before it. StoreError if steps of it
         are functions of the dataset's own, which a store cannot hold: `cache(dataset, path, split=True)` has them.
@@ -279,7 +279,7 @@ class Store(Dataset[Any]):
 
     @property
     def recipe(self) -> tuple[RecipeStep, ...]:
-        """What the manifest says of `transform`; () without one."""
+        """The steps of `transform` as the manifest describes them; () without one."""
         manifest = self._backing.manifest
         return (manifest.attributes.transform or ()) if manifest is not None and manifest.attributes else ()
 

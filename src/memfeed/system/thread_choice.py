@@ -8,10 +8,11 @@ the thread that shares its work out waits much more or much less for cores than 
 from __future__ import annotations
 
 import math
-import statistics
 import threading
 from collections.abc import Callable
 from time import perf_counter
+
+import numpy as np
 
 GAIN = 1.2  # twice the threads are kept if they do this many times the work
 TURNS, TURN_SECONDS = 5, 0.004  # of each of the two numbers in a comparison
@@ -94,7 +95,7 @@ class ThreadChoice:
                     self._settle(*self._compared)
 
     def _settle(self, few: int, many: int) -> None:
-        gain = statistics.median(self._rates[1]) / statistics.median(self._rates[0])
+        gain = np.median(self._rates[1]) / np.median(self._rates[0])
         best = many if gain >= GAIN ** math.log2(many / few) else few
         took = self._clock() - self._began
         if best != self._threads:
