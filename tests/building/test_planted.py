@@ -1,5 +1,6 @@
 """Builds that another user may have put there: nothing outside them is written, and nothing of theirs is obeyed."""
 
+import errno
 import os
 import shutil
 import stat
@@ -311,3 +312,28 @@ def test_what_cannot_be_read_is_an_error_of_ours(request):
     assert lines[0].startswith("StoreError")
     assert "found a directory that cannot be read" in lines[0]
     assert "x.memmap: found a file that cannot be opened (Permission denied)" in lines[1]
+
+
+def test_a_directory_that_others_make_and_remove_all_the_time_is_made(tmp_path, monkeypatch):
+    """Other processes have made it when mkdir comes, and at every second look they have removed it again."""
+    path, mkdir, look = tmp_path / "d", os.mkdir, os.stat
+    made, looks = [], []
+
+    def late(name, mode):
+        made.append(name)
+        if len(made) < 4:
+            raise FileExistsError(errno.EEXIST, "File exists", str(name))
+        mkdir(name, mode)
+
+    def removed_again(name, **options):
+        if Path(name) != path or path in made[3:] or not options.get("follow_symlinks", True):
+            return look(name, **options)
+        looks.append(name)
+        if len(looks) % 2:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(name))
+        return look(tmp_path, **options)
+
+    monkeypatch.setattr(os, "mkdir", late)
+    monkeypatch.setattr(os, "stat", removed_again)
+    files.make_directory(path)
+    assert looks

@@ -285,29 +285,31 @@ def make_directory(path: Path) -> None:
     Raises BuildError if that is impossible, for instance where a link leads nowhere.
     """
     found = OSError()
-    for _ in range(_TRIES):  # other processes may make and remove the same directories
-        if path.is_dir():
-            return
+    for _ in range(_TRIES):  # other processes may make and remove the same directories, between any two lines here
         try:
             os.mkdir(path, 0o775)  # never writable for all, whatever the umask is: see `memfeed.system.trust`
             return
         except FileNotFoundError as error:
             found = error
             make_directory(path.parent)
-        except FileExistsError as error:
-            found = error
-            if path.is_symlink() or path.exists():
-                break
         except OSError as error:
             found = error
-            break
-    if path.is_symlink() and not path.exists():
-        raise BuildError(
-            f"{path}: found a symbolic link that leads nowhere; expected a directory: remove the link, or make the "
-            "directory that it leads to"
-        ) from found
-    if not path.is_dir():
-        raise refused(found, path, "making a directory") from found
+            try:
+                is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+            except FileNotFoundError:
+                if path.is_symlink():
+                    raise BuildError(
+                        f"{path}: found a symbolic link that leads nowhere; expected a directory: remove the link, or "
+                        "make the directory that it leads to"
+                    ) from error
+                is_directory = None  # it was there, and another process has removed it
+            except OSError:
+                is_directory = False  # what it is cannot be seen: what mkdir said is the better reason
+            if is_directory:
+                return
+            if is_directory is False or not isinstance(error, FileExistsError):
+                break
+    raise refused(found, path, "making a directory") from found
 
 
 def remove(path: Path) -> None:
