@@ -38,7 +38,7 @@ soak: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[vision,plots,dev,trainers]'
+	$(BIN)/python -m pip install --quiet --editable '.[vision,plots,dev,trainers,remote,ray]'
 	$(BIN)/python -m pip install --quiet --no-deps torchrl  # with its dependencies it would bring an older tensordict
 	touch $@
 
@@ -88,7 +88,7 @@ bench: $(INSTALLED)
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
-	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev]'
+	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev,remote]'
 	$(call run-tests,.venv-oldest/bin/python)
 
 # Run the tests that torchdata, Accelerate and Lightning have for loaders, with Loader in the place of DataLoader. Needs

@@ -1,0 +1,1 @@
+"""Stores at an address: object storage, read and written through obstore."""
