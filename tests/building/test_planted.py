@@ -1,6 +1,7 @@
 """Builds that another user may have put there: nothing outside them is written, and nothing of theirs is obeyed."""
 
 import errno
+import gc
 import os
 import shutil
 import stat
@@ -337,3 +338,14 @@ def test_a_directory_that_others_make_and_remove_all_the_time_is_made(tmp_path, 
     monkeypatch.setattr(os, "stat", removed_again)
     files.make_directory(path)
     assert looks
+
+
+def test_a_directory_that_exists_leaves_no_cycle_of_references(tmp_path):
+    """A frame that keeps its exception keeps the frames of its callers, and what these have, until a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        files.make_directory(tmp_path)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

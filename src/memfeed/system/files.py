@@ -284,32 +284,28 @@ def make_directory(path: Path) -> None:
 
     Raises BuildError if that is impossible, for instance where a link leads nowhere.
     """
-    found = OSError()
-    for _ in range(_TRIES):  # other processes may make and remove the same directories, between any two lines here
+    for tries_left in reversed(range(_TRIES)):  # others may make and remove the same directories, between any two lines
         try:
             os.mkdir(path, 0o775)  # never writable for all, whatever the umask is: see `memfeed.system.trust`
             return
-        except FileNotFoundError as error:
-            found = error
-            make_directory(path.parent)
         except OSError as error:
-            found = error
             try:
-                is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+                if stat.S_ISDIR(os.stat(path).st_mode):
+                    return
+                can_be_made = False
             except FileNotFoundError:
                 if path.is_symlink():
                     raise BuildError(
                         f"{path}: found a symbolic link that leads nowhere; expected a directory: remove the link, or "
                         "make the directory that it leads to"
                     ) from error
-                is_directory = None  # it was there, and another process has removed it
-            except OSError:
-                is_directory = False  # what it is cannot be seen: what mkdir said is the better reason
-            if is_directory:
-                return
-            if is_directory is False or not isinstance(error, FileExistsError):
-                break
-    raise refused(found, path, "making a directory") from found
+                can_be_made = isinstance(error, (FileExistsError, FileNotFoundError))
+            except OSError:  # what it is cannot be seen: what mkdir said is the better reason
+                can_be_made = False
+            if not can_be_made or not tries_left:
+                raise refused(error, path, "making a directory") from error
+            if isinstance(error, FileNotFoundError):
+                make_directory(path.parent)
 
 
 def remove(path: Path) -> None:
