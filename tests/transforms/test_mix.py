@@ -118,7 +118,7 @@ def test_an_empty_batch():
         (lambda: MixUp(0), "alpha=0; expected a positive"),
         (lambda: CutMix(num_classes=0), "num_classes=0"),
         (lambda: MixUp().apply(batch(), keys()), "expected num_classes="),
-        (lambda: MixUp(num_classes=3).apply(batch(), keys()), "classes 0 to 4; expected 0 to 2"),
+        (lambda: MixUp(num_classes=3).apply(batch(), keys()), "has class 3 in row 3; expected classes from 0 to 2"),
         (
             lambda: MixUp(num_classes=CLASSES).apply(batch(torch.uint8), keys()),
             "images are torch.uint8; expected floats",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from memfeed.loading.gather_tasks import GatherTask
+from memfeed.loading.host_labels import BatchLabels, HostLabels, KnownLabels
 from memfeed.loading.placement import Placement
 from memfeed.loading.position import Position
 from memfeed.loading.stages import Arrival, Draft, Stages
@@ -43,6 +44,7 @@ class BatchMaker:
         transfer: the way to the device.
         placement: where the columns are.
         lag: keeps the device near the caller, from one epoch to the next; None without a transfer.
+        labels: checks labels before they are on the device; None where no transform needs that.
     """
 
     gather: Gather
@@ -52,6 +54,7 @@ class BatchMaker:
     transfer: Transfer
     placement: Placement
     lag: Lag | None = None
+    labels: HostLabels | None = None
 
     def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
@@ -79,12 +82,14 @@ class BatchMaker:
             with self.transfer.on_side_stream():
                 note_taken = partial(lag.take, lag.begin()) if self.stages.is_plain else None
                 self.transfer.begin_batch()
-                leaves = self.transfer.send_batch(self.gather(ids), self.placement.index(ids))
+                leaves = self.gather(ids)
+                labels = None if self.labels is None else self.labels.copied(leaves)
+                leaves = self.transfer.send_batch(leaves, self.placement.index(ids))
                 arrival = Arrival(leaves, self.transfer.record_event())
             leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
             if not self.stages.is_plain:
                 del leaves
-                yield from self._staged(leaves_of_batches, task, first, key, arrival, lag)
+                yield from self._staged(leaves_of_batches, task, first, key, arrival, lag, labels)
                 continue
             drafts = map(partial(_plain_draft, self.assemble, arrival, note_taken), leaves_of_batches)
             positions = task.positions[first : first + count]
@@ -99,14 +104,22 @@ class BatchMaker:
         key: tuple[int, int],
         arrival: Arrival | None,
         lag: Lag | None = None,
+        labels: KnownLabels | None = None,
     ) -> Iterator[BatchGroup]:
-        """Run the stages ahead of the caller's for each batch from batch ``first`` of the task on."""
+        """Run the stages ahead of the caller's for each batch from batch ``first`` of the task on.
+
+        ``labels`` are those of all these batches; None where the leaves have them.
+        """
         for at, leaves in enumerate(leaves_of_batches, first):
             part = slice(at * task.size, (at + 1) * task.size)
             valid = None if task.valid is None else task.valid[part].clone()
             keys = self._keys(task, part, key) if self.stages.needs_keys else None
             rows = torch.from_numpy(task.rows[part].astype(np.int64)) if self.stages.needs_rows else None
             draft = Draft(leaves, keys, valid, rows, arrival)
+            if self.labels is not None:
+                within = slice((at - first) * task.size, (at - first + 1) * task.size)
+                known = self.labels.copied(leaves) if labels is None else {p: one[within] for p, one in labels.items()}
+                draft.labels = BatchLabels(self.labels, known, task.ids[part], task.rows[part])
             del leaves
             with self.transfer.on_side_stream():
                 if lag is not None:

@@ -12,6 +12,7 @@ from torch.utils.data import default_convert
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import Bound, bind, is_keyed
+from memfeed.loading.host_labels import host_labels
 from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
@@ -93,6 +94,7 @@ def make_plan(
     ]
     allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
     views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
+    on_device = settings.device is not None and settings.device.type != "cpu"
     threads = Threads(settings.threads)
     gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)
     is_filling = store.supply is not None  # then no batch waits for the rows of the next ones
@@ -114,7 +116,16 @@ def make_plan(
     return LoadPlan(
         placement=placement,
         reader=_reader(store, placement),
-        maker=BatchMaker(gather, at_once, stages, assemble, transfer, placement, transfer.lag(settings.prefetch + LAG)),
+        maker=BatchMaker(
+            gather,
+            at_once,
+            stages,
+            assemble,
+            transfer,
+            placement,
+            transfer.lag(settings.prefetch + LAG),
+            labels=host_labels(settings.transform, store.schema, placement) if on_device else None,
+        ),
         batches_a_task=at_once if at_once > 1 or is_filling else max(1, min(TASK_BATCHES, planned)),
         threads=threads,
     )

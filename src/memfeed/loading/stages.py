@@ -10,12 +10,14 @@ on a GPU within the side stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from memfeed.loading.bind import Bound
+from memfeed.loading.host_labels import BatchLabels
 from memfeed.random import Keys
 from memfeed.schema.fields import Node
 from memfeed.schema.tensordicts import is_a
@@ -55,9 +57,10 @@ class Draft:
         rows: the row numbers, int64 [k]; None where the batch does not give them.
         arrival: the transfer that brings it; None where there is none.
         note_taken: called when the caller takes it; see `memfeed.transfer.lag`. None where there is no transfer.
+        labels: its labels as the CPU has them; None where no transform asks for them.
     """
 
-    __slots__ = ("arrival", "keys", "note_taken", "rows", "valid", "value")
+    __slots__ = ("arrival", "keys", "labels", "note_taken", "rows", "valid", "value")
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Draft:
     ) -> None:
         self.value, self.keys, self.valid, self.rows, self.arrival = value, keys, valid, rows, arrival
         self.note_taken = note_taken
+        self.labels: BatchLabels | None = None
 
 
 class Stage(NamedTuple):
@@ -198,7 +202,9 @@ def _place(device: torch.device) -> Callable[[Draft], None]:
 
 def _transform(keyed: Bound) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
-        draft.value = keyed(draft.value, draft.keys)
+        known = nullcontext() if draft.labels is None else draft.labels.known_to_transforms(draft.value)
+        with known:
+            draft.value = keyed(draft.value, draft.keys)
 
     return run
 

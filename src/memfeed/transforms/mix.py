@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, derive
+from memfeed.schema.names import Path
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, tensors
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
+CheckLabels = Callable[[Path, int, str], bool]
+_checked_by: ContextVar[tuple[Any, CheckLabels] | None] = ContextVar("checked_by", default=None)
+
+
+@contextmanager
+def labels_checked_by(batch: Any, check: CheckLabels) -> Iterator[None]:
+    """Within the block check labels that ``batch`` has on a device by ``check``, and not there.
+
+    ``check(path, num_classes, name)`` raises TransformError for labels that are no classes, as `require_classes` does.
+    It returns False if it does not know the labels of the field at this path.
+    """
+    token = _checked_by.set((batch, check))
+    try:
+        yield
+    finally:
+        _checked_by.reset(token)
+
+
+def require_classes(labels: torch.Tensor, num_classes: int, name: str, rows: NDArray[np.int64] | None = None) -> None:
+    """Raise TransformError unless all ``labels``, int [n] on the CPU, are from 0 to ``num_classes`` - 1.
+
+    ``rows`` are the numbers of their rows; without them the error has the position in the batch.
+    """
+    values = labels.numpy()
+    if not len(values) or (values.min() >= 0 and values.max() < num_classes):
+        return
+    at = int(np.flatnonzero((values < 0) | (values >= num_classes))[0])
+    where = f"at position {at} of the batch" if rows is None else f"in row {rows[at]}"
+    raise TransformError(
+        f"{name} has class {values[at]} {where}; expected classes from 0 to {num_classes - 1}, as "
+        f"num_classes={num_classes} says; correct the label, or pass a larger num_classes"
+    )
 
 
 class Mix(Transform):
-    """Mix each sample with the one before it in the batch. A subclass mixes the images."""
+    """Mix each sample with the one before it in the batch. A subclass mixes the images.
+
+    Labels that are no classes raise TransformError, also in a loader that gives batches on a GPU: it checks them on
+    the CPU. Called by hand with labels on a GPU, it does not wait for them: the check is queued, and such labels fail
+    there, as an assertion of the device, after which the process cannot use it any more.
+    """
 
     _shown = ("alpha", "num_classes")
 
@@ -45,6 +87,7 @@ class Mix(Transform):
                 "e.g. RandomResizedCrop(224)"
             )
         generator = np.random.Generator(np.random.SFC64(derive(keys.seed, keys.epoch, stream, *keys.rows.tolist())))
+        self._check_field(batch, label, keys)
         mixed = self._mix(image.tensor, label.tensor, generator, f"field {label}")
         result: B = replace(replace(batch, image, mixed[0]), label, mixed[1])
         return result
@@ -56,6 +99,8 @@ class Mix(Transform):
             Images of the same shape, and float labels [n, classes].
         """
         seed = int(torch.randint(2**62, (), device="cpu"))
+        if self._has_classes(label, "the labels"):
+            self._check_classes(label, "the labels", None)
         return self._mix(image, label, np.random.Generator(np.random.SFC64(seed)), "the labels")
 
     def _mix(
@@ -68,8 +113,15 @@ class Mix(Transform):
         return images, labels * share + labels.roll(1, 0) * (1 - share)
 
     def _one_hot(self, label: torch.Tensor, name: str) -> torch.Tensor:
+        if not self._has_classes(label, name):
+            return label
+        assert self.num_classes is not None
+        return (label[:, None] == torch.arange(self.num_classes, device=label.device)).to(torch.float32)
+
+    def _has_classes(self, label: torch.Tensor, name: str) -> bool:
+        """Return True for class numbers, False for shares. Raise TransformError for neither and without num_classes."""
         if label.ndim == 2 and label.dtype.is_floating_point:
-            return label  # mixed by an earlier transform, or smoothed
+            return False  # mixed by an earlier transform, or smoothed
         if label.ndim != 1 or label.dtype.is_floating_point or label.dtype is torch.bool:
             raise TransformError(
                 f"{name} is {label.dtype} {list(label.shape)}; expected class numbers [n], or their shares, float "
@@ -77,18 +129,31 @@ class Mix(Transform):
             )
         if self.num_classes is None:
             raise TransformError(f"{name} has class numbers; expected num_classes= to be given with them")
-        self._check_classes(label, name)
-        return (label[:, None] == torch.arange(self.num_classes, device=label.device)).to(torch.float32)
+        return True
 
-    def _check_classes(self, label: torch.Tensor, name: str) -> None:
-        """Raise TransformError for classes beyond num_classes. On a device the check is queued, and fails there."""
+    def _check_field(self, batch: Any, label: BatchField, keys: Keys) -> None:
+        """Check the labels of a field: where they came to a device with a loader, on the CPU."""
+        name = f"field {label}"
+        if not self._has_classes(label.tensor, name):
+            return
         assert self.num_classes is not None
-        expected = f"expected 0 to {self.num_classes - 1}, as num_classes={self.num_classes} says"
-        if not label.is_cpu:
-            is_known = ((label >= 0) & (label < self.num_classes)).all()
-            torch._assert_async(is_known, f"{name} has other classes; {expected}")
-        elif len(label) and not 0 <= int(label.min()) <= int(label.max()) < self.num_classes:
-            raise TransformError(f"{name} has classes {int(label.min())} to {int(label.max())}; {expected}")
+        known = _checked_by.get()
+        if known is not None:
+            given, check = known
+            # a transform before this one may have replaced the labels
+            is_as_given = any(one.names == label.names and one.tensor is label.tensor for one in tensors(given))
+            if is_as_given and check(label.names, self.num_classes, name):
+                return
+        self._check_classes(label.tensor, name, keys.rows.numpy())
+
+    def _check_classes(self, label: torch.Tensor, name: str, rows: NDArray[np.int64] | None) -> None:
+        """Raise TransformError for classes beyond num_classes. On a GPU the check is queued, and fails there."""
+        assert self.num_classes is not None
+        if label.device.type != "cuda":
+            require_classes(label.cpu(), self.num_classes, name, rows)
+            return
+        is_known = ((label >= 0) & (label < self.num_classes)).all()
+        torch._assert_async(is_known, f"{name} has other classes; expected 0 to {self.num_classes - 1}")
 
     def _fields(self, batch: Any, on: On) -> tuple[BatchField, BatchField]:
         image, *named = find_all(batch, on)
@@ -125,7 +190,8 @@ class MixUp(Mix):
 
     Args:
         alpha: of the distribution; with 1 any share is equally likely, with less most batches change little.
-        num_classes: of labels that are class numbers.
+        num_classes: of labels that are class numbers. Labels beyond it are an error; called by hand with labels on a
+            GPU, one that the device reports later, as a failed assertion, because it does not wait for them.
         on: images and labels, ["image", "label"]. None: the only field that looks like images, and the only one that
             looks like labels, integers [n] or floats [n, classes].
 
@@ -152,7 +218,7 @@ class CutMix(Mix):
 
     Args:
         alpha: of the distribution Beta(alpha, alpha) of the area; with 1 any is equally likely.
-        num_classes: of labels that are class numbers.
+        num_classes: of labels that are class numbers, see `MixUp`.
         on: images and labels, see `MixUp`.
 
     Raises:
