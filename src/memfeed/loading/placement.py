@@ -26,6 +26,7 @@ from memfeed.store.windows import MaskColumn, WindowColumn
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
+from memfeed.transfer.double_buffer import Copy, copies_to
 from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import TableRows
@@ -229,13 +230,19 @@ def place(
     """
     placements, there, tables, kept = list(placements), list(columns), {}, {}
     total = sum(one.nbytes for one in placements if one.where != "mapped")
-    with Progress("placing columns", total, unit="B", shown=total > 0, delay_seconds=SLOW_SECONDS) as bar:
+    target = torch.device("cpu") if streams is None else streams.device
+    with (
+        Progress("placing columns", total, unit="B", shown=total > 0, delay_seconds=SLOW_SECONDS) as bar,
+        copies_to(target, streams) as copy_to_device,
+    ):
         for field_index, column in enumerate(columns):
             while placements[field_index].where != "mapped":
                 placed, here = _placed(column, rows)
                 is_whole = len(here) == placed.row_count
                 try:
-                    copy, table = _load(placed, placements[field_index].where, here, is_whole, streams, bar)
+                    copy, table = _load(
+                        placed, placements[field_index].where, here, is_whole, streams, bar, copy_to_device
+                    )
                     break
                 except (RuntimeError, MemoryError, OSError) as error:
                     if is_out_of_memory(error):
@@ -257,14 +264,14 @@ def place(
 
 @torch.inference_mode(False)  # the columns outlive the caller's block
 def _load(
-    column: Column, where: Where, rows: Int64Array, whole: bool, streams: Streams | None, bar: Progress
+    column: Column, where: Where, rows: Int64Array, whole: bool, streams: Streams | None, bar: Progress, to_device: Copy
 ) -> tuple[Column, torch.Tensor | None]:
     """Return the column for the CPU to gather from, and the table where the device can pick rows by itself."""
     field, shape = column.field, (len(rows), *column.field.row_shape)
     if where == "device" and streams is not None:
         with streams.on_side_stream():  # the stream that will read it: else its memory could be reused too early
             table = torch.empty(shape, dtype=field.torch_dtype, device=streams.device)
-            copy_rows(column, rows, table, bar)
+            copy_rows(column, rows, table, bar, to_device)
         return column, table
     if streams is None:
         data = torch.empty(shape, dtype=field.torch_dtype, device="cpu")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from memfeed.system.buffers import Fresh
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
+from memfeed.transfer.double_buffer import Copy, copies_to
 from memfeed.transfer.streams import memory_info
 from memfeed.transfer.to_device import to_device
 
@@ -47,13 +49,16 @@ def load(
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
-    with Progress(f"{title} to {target}", total, unit="B", shown=progress, delay_seconds=SLOW_SECONDS) as bar:
+    with (
+        Progress(f"{title} to {target}", total, unit="B", shown=progress, delay_seconds=SLOW_SECONDS) as bar,
+        copies_to(target) as copy,
+    ):
         for column in columns:
             if isinstance(column, Dense):
                 leaf: Any = torch.empty(_shape(column, rows), dtype=column.field.torch_dtype, device=target)
-                copy_rows(column, rows, leaf, bar)
+                copy_rows(column, rows, leaf, bar, copy)
             elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
-                leaf = _jagged(column, rows, target, offsets, bar)
+                leaf = _jagged(column, rows, target, offsets, bar, copy)
             else:
                 leaf = to_device(Gather([column], [Fresh()])(rows)[0], target)
                 bar.advance(_bytes(column, rows))
@@ -95,20 +100,25 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
     if problems:
         more = f"; and {len(problems) - 2} more" if len(problems) > 2 else ""
         raise FieldError(f"{title}: {'; '.join(problems[:2])}{more}")
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
+        copies: dict[torch.device, Copy] = {}
         for column, target in pairs:
             first = int(rows[0]) if len(rows) else 0
             if isinstance(column, FixedColumn) and _is_run(rows) and column.read(first, target):
                 continue
+            if target.device not in copies:
+                copies[target.device] = stack.enter_context(copies_to(target.device))
             for part, chunk in _chunks(column, rows):
-                target[part].copy_(chunk)
+                copies[target.device](target[part], chunk)
     return Unfilled(missing, unexpected)
 
 
-def copy_rows(column: Column, rows: Int64Array, out: torch.Tensor, bar: Progress) -> None:
-    """Copy rows of one shape into ``out``, [len(rows), *shape] on any device."""
+def copy_rows(
+    column: Column, rows: Int64Array, out: torch.Tensor, bar: Progress, copy: Copy = torch.Tensor.copy_
+) -> None:
+    """Copy rows of one shape into ``out``, [len(rows), *shape] on any device, by ``copy``; see `copies_to`."""
     for part, chunk in _chunks(column, rows):
-        out[part].copy_(chunk)
+        copy(out[part], chunk)
         bar.advance(chunk.nbytes)
 
 
@@ -138,7 +148,12 @@ def _is_run(rows: Int64Array) -> bool:
 
 
 def _jagged(
-    column: RaggedColumn, rows: Int64Array, target: torch.device, shared: dict[int, torch.Tensor], bar: Progress
+    column: RaggedColumn,
+    rows: Int64Array,
+    target: torch.device,
+    shared: dict[int, torch.Tensor],
+    bar: Progress,
+    copy: Copy,
 ) -> torch.Tensor:
     """Return ``rows`` as one nested tensor. Fields of equal lengths share their offsets through ``shared``."""
     field = column.field
@@ -151,7 +166,7 @@ def _jagged(
     start = 0
     for stop in np.unique(stops.clip(max=len(rows))).tolist():
         chunk = gather(rows[start:stop])[0].values()
-        values.narrow(dim, int(ends[start]), int(ends[stop] - ends[start])).copy_(chunk)
+        copy(values.narrow(dim, int(ends[start]), int(ends[stop] - ends[start])), chunk)
         bar.advance(chunk.nbytes)
         start = stop
     known = shared.get(field.lengths_of) if field.lengths_of is not None else None
