@@ -64,7 +64,7 @@ def test_batches_are_made_before_the_epoch_begins_and_are_the_right_ones(store):
     threads = set()
     for epoch in range(4):
         same(one_epoch(loader), expected(store, epoch))
-        threads.add(loader._run.handover._held[1]._thread)
+        threads.add(loader._run.handover._held[0].thread._thread)
         assert loader.state_dict()["epoch"] == epoch + 1
     assert len(threads) == 1  # it goes on from epoch to epoch
 
@@ -76,6 +76,26 @@ def test_the_caller_does_not_wait_for_the_first_batch(store):
         iterator = iter(loader)
         found = [next(iterator), next(iterator)]
     same(found + list(iterator), expected(store, 1))
+
+
+@pytest.mark.parametrize("groups", [0, 1, 3])
+def test_the_thread_is_given_back_in_the_midst_of_an_epoch_that_it_began(tmp_path, groups):
+    """The measurement finds that it is worth nothing: the caller makes the rest of this epoch, and the next one."""
+    store = memfeed.cache(torch.arange(5000), tmp_path / "many.mf", progress=False)
+    loader = threaded(store)
+    list(loader)
+    wait_until(lambda: loader._run.handover._held[0].thread.ready)
+    policy, left = loader._run.policy, iter([False] * groups + [True])
+
+    def note(wait, busy):
+        policy.settled = next(left)
+        policy.threaded = not policy.settled
+        return policy.settled
+
+    policy.settled, policy.note = False, note
+    for epoch in (1, 2):
+        assert torch.equal(torch.cat(list(loader)), torch.cat(expected(store, epoch)))
+        assert policy.settled
 
 
 @pytest.mark.parametrize(
@@ -148,7 +168,7 @@ def test_batches_that_nobody_takes_are_dropped_after_a_while(store, monkeypatch)
     monkeypatch.setattr(next_epoch, "KEPT_SECONDS", 0.05)
     loader = threaded(store)
     list(loader)
-    _, source, _ = loader._run.handover._held
+    source = loader._run.handover._held[0].thread
     wait_until(lambda: not source._thread.is_alive())
     assert source.ready == 0
     same(list(loader), expected(store, 1))
@@ -200,7 +220,7 @@ def test_the_thread_ends_with_the_loader_at_once(store, monkeypatch):
     monkeypatch.setattr(background, "PATIENCE_SECONDS", 1000)  # it is woken: it does not look from time to time
     loader = threaded(store)
     one_epoch(loader)
-    thread = loader._run.handover._held[1]._thread
+    thread = loader._run.handover._held[0].thread._thread
     del loader
     gc.collect()
     thread.join(20)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.next_epoch import Handover, Made, NextEpoch, joined
+from memfeed.loading.next_epoch import BegunEarly, Handover, Made, NextEpoch, joined
 from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -82,12 +82,12 @@ class Begun(NamedTuple):
     Args:
         start: returns what makes the batches after a position.
         after: returns the epoch after it, to be begun early; None where there is to be none.
-        source: what has made its first batches already; None where nothing has.
+        early: the thread that makes its first batches already; None where none does.
     """
 
     start: Callable[[Position | None], Iterator[BatchGroup]]
     after: Callable[[], NextEpoch | None]
-    source: Background[Made] | None
+    early: BegunEarly | None
 
 
 def run_epoch(
@@ -104,32 +104,32 @@ def run_epoch(
     again after a move, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the policy finds one
     worth it, except while ``pause`` is paused; at the end it goes on with the next epoch, and is handed over.
     """
-    start, after, begun_source = begin(progress)
+    start, after, early = begin(progress)
     policy = policy_now()
     _running.add(progress)
-    policy.begin(goes_on=begun_source is not None)
+    policy.begin(goes_on=early is not None)
     asked = 0.0
     while not progress.finished:
         progress.moved = False
         groups: Iterator[Made]
         source: Iterator[Made]
-        if begun_source is not None and policy.threaded:
-            groups, source = iter(()), begun_source
+        if early is not None and policy.threaded:
+            groups, source = early.groups, early.thread
         else:
-            if begun_source is not None:
-                begun_source.stop()
+            if early is not None:
+                early.thread.stop()
             groups = joined(
                 _on_one_thread(start(progress.position)) if forks.is_child() else start(progress.position), after
             )
             source = _ahead(groups, prefetch, pause) if policy.threaded else groups
-        begun_source = None
+        early = None
         while True:
             entered = perf_counter()
             for group in source:
                 if isinstance(group, NextEpoch):
                     progress.finished, progress.gathered = True, group.gathered_before
                     if isinstance(source, Background) and policy.threaded:
-                        handover.give(group, source)
+                        handover.give(BegunEarly(group, source, groups))
                     break
                 got, changed = perf_counter(), False
                 if asked:  # the clock of an epoch begins with its first batch

@@ -421,8 +421,8 @@ class Loader(DataLoader[T_co]):
         run.progress, run.world_size = progress, shards.world_size
         epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
         samplers, what = run.samplers, (seed, shards, settings, progress.begin is None)
-        made = run.handover.take((epoch, *what, _state_of(settings.transform)))
-        run.gathered_before = plan.maker.gather.bytes if made is None else made[0].gathered_before
+        early = run.handover.take((epoch, *what, _state_of(settings.transform)))
+        run.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
 
         def start(at: Position | None) -> Iterator[Any]:
             yield from reader.groups(epoch, seed, shards, at)
@@ -430,9 +430,7 @@ class Loader(DataLoader[T_co]):
                 one.note()
 
         after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
-        return Begun(
-            start, (lambda: None) if after is None else partial(after, epoch + 1), None if made is None else made[1]
-        )
+        return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass start this epoch, at its beginning, or at a position that was loaded for this epoch.

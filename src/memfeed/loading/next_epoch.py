@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
@@ -54,24 +54,38 @@ def joined(groups: Iterator[BatchGroup], after: Callable[[], NextEpoch | None]) 
         after = coming.after
 
 
+class BegunEarly(NamedTuple):
+    """An epoch of which a thread makes the batches already.
+
+    Args:
+        coming: the epoch.
+        thread: its next items are the groups of the epoch.
+        groups: what the thread reads; they continue where the thread is stopped.
+    """
+
+    coming: NextEpoch
+    thread: Background[Made]
+    groups: Iterator[Made]
+
+
 class Handover:
     """Keeps the thread that has begun the next epoch, until that begins or its batches are given up."""
 
     def __init__(self) -> None:
-        self._held: tuple[NextEpoch, Background[Made], int] | None = None
+        self._held: tuple[BegunEarly, int] | None = None
 
-    def give(self, coming: NextEpoch, source: Background[Made]) -> None:
-        """Keep a thread whose next items are the groups of ``coming``; after some seconds they are dropped."""
-        source.expire_after(KEPT_SECONDS)
-        self._held = coming, source, os.getpid()
+    def give(self, begun: BegunEarly) -> None:
+        """Keep a thread that has begun an epoch; after some seconds its batches are dropped."""
+        begun.thread.expire_after(KEPT_SECONDS)
+        self._held = begun, os.getpid()
 
-    def take(self, key: tuple[Any, ...]) -> tuple[NextEpoch, Background[Made]] | None:
+    def take(self, key: tuple[Any, ...]) -> BegunEarly | None:
         """Return what has begun the epoch of this key; None, and stop the thread, if it has begun another one."""
         held, self._held = self._held, None
         if held is None:
             return None
-        coming, source, pid = held
-        if coming.key == key and pid == os.getpid() and source.claim():
-            return coming, source
-        source.stop()
+        begun, pid = held
+        if begun.coming.key == key and pid == os.getpid() and begun.thread.claim():
+            return begun
+        begun.thread.stop()
         return None
