@@ -92,6 +92,18 @@ class CorruptStoreError(StoreError):
     """The files of a store differ from what its manifest says."""
 
 
+class RemoteError(MemfeedError, OSError):
+    """A store at an address cannot be reached, read or written; the message has no credentials."""
+
+
+class ObjectNotFoundError(RemoteError, FileNotFoundError):
+    """There is no such object, or no such bucket."""
+
+
+class ObjectReplacedError(RemoteError):
+    """An object was replaced after it was first looked at."""
+
+
 class BuildError(MemfeedError, RuntimeError):
     """A store could not be finished; its build is kept and can be resumed."""
 

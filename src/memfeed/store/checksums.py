@@ -114,10 +114,17 @@ def compute_checksums(root: Path, sizes: Mapping[str, int], known: Mapping[str, 
 def read_checksums(path: Path, manifest: Manifest) -> dict[str, list[int]]:
     """Read the checksums of every chunk of every file. Raises CorruptStoreError if they are damaged themselves."""
     format.check_file(path, format.CHECKSUMS, format.checksum_bytes(manifest))
-    content = (path / format.CHECKSUMS).read_bytes()
+    return split_checksums((path / format.CHECKSUMS).read_bytes(), manifest, path / format.CHECKSUMS)
+
+
+def split_checksums(content: bytes, manifest: Manifest, where: object) -> dict[str, list[int]]:
+    """Return the checksums of every chunk of every file from the bytes of checksums.bin; ``where`` they are is shown.
+
+    Raises CorruptStoreError if they are damaged themselves.
+    """
     if format.digest(content) != manifest.checksums:
         raise CorruptStoreError(
-            f"{path / format.CHECKSUMS}: found other bytes than were written; expected the checksums that the manifest "
+            f"{where}: found other bytes than were written; expected the checksums that the manifest "
             "names: restore the file from a copy, or make the store anew with overwrite=True"
         )
     hashes = iter(np.frombuffer(content, "<u8").tolist())

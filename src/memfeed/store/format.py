@@ -56,7 +56,7 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def decode(data: bytes, where: Path) -> Manifest:
+def decode(data: bytes, where: object) -> Manifest:
     """Decode a manifest and check all it claims. Raises StoreError, which names ``where``."""
     try:
         heading = msgspec.json.decode(data, type=_Heading)

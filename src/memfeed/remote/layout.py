@@ -1,0 +1,186 @@
+"""What lies at an address: the objects of a store, and which push of it readers see. docs/format.md specifies it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError, StoreNotFoundError
+from memfeed.remote.address import Address
+from memfeed.remote.objects import ObjectInfo, Objects
+from memfeed.remote.retry import Retry
+from memfeed.store import format
+from memfeed.store.checksums import split_checksums
+from memfeed.store.manifest import Manifest
+
+POINTER = "manifest.json"
+PUSHES = "pushes"
+VERSION = 1
+_MOST_POINTER_BYTES = 1 << 20
+_REQUESTS_AT_ONCE = 16
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of manifest.json: which push of a store the readers of an address see.
+
+    ``digest`` is the xxh3-128 of the store's memfeed.json, and the name of the push.
+    """
+
+    format: str = "memfeed-address"
+    version: int = VERSION
+    digest: str = ""
+
+    @property
+    def directory(self) -> str:
+        """The directory of the push, below the address."""
+        return f"{PUSHES}/{self.digest}"
+
+
+@dataclass(frozen=True)
+class StoreObject:
+    """One file of a store at an address: the name of its object below the address, its size in bytes, its etag."""
+
+    name: str
+    size: int
+    etag: str | None
+
+
+@dataclass(frozen=True)
+class RemoteStore:
+    """A store at an address, as it was when it was looked at.
+
+    ``digest`` is the xxh3-128 of its memfeed.json. ``files`` has each file of the manifest, and checksums.bin, by its
+    name in the store. If an object of it is replaced later, reading with its etag raises ObjectReplacedError.
+    """
+
+    objects: Objects
+    manifest: Manifest
+    manifest_bytes: bytes
+    digest: str
+    files: dict[str, StoreObject]
+
+    @property
+    def address(self) -> Address:
+        """Where the store is."""
+        return self.objects.address
+
+    def read_checksums(self) -> dict[str, list[int]]:
+        """Return the xxh3-64 of every chunk of 4 MiB of every file. Raises CorruptStoreError if they are damaged."""
+        return split_checksums(self.read_checksum_file(), self.manifest, f"{self.address}/{format.CHECKSUMS}")
+
+    def read_checksum_file(self) -> bytes:
+        """Return the bytes of checksums.bin, as the manifest says they are."""
+        found = self.files[format.CHECKSUMS]
+        return bytes(self.read(format.CHECKSUMS, 0, found.size, self._is_checksum_file))
+
+    def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
+        """Return ``size`` bytes of a file of the store from byte ``first``. See `Objects.read` for ``accept``."""
+        found = self.files[name]
+        return self.objects.read(found.name, first, size, etag=found.etag, accept=accept)
+
+    def _is_checksum_file(self, data: memoryview) -> bool:
+        return format.digest(bytes(data)) == self.manifest.checksums
+
+
+def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None = None) -> RemoteStore:
+    """Return what the store at an address is, from three requests; no column is read.
+
+    Raises StoreNotFoundError if there is no store (yet), StoreError if it is none that this version reads,
+    CorruptStoreError if an object is missing or has another size than the manifest says, RemoteError if the address
+    cannot be reached.
+    """
+    objects = Objects(address, retry)
+    while True:
+        pointer = read_pointer(objects)
+        try:
+            return _read_store(objects, None if pointer is None else pointer[0])
+        except (ObjectNotFoundError, CorruptStoreError):
+            if pointer is None or read_pointer(objects) == pointer:
+                raise  # else the store was replaced, and the old push removed: look at the new one
+
+
+def read_pointer(objects: Objects) -> tuple[Pointer, str | None] | None:
+    """Return manifest.json of an address and its etag; None if there is none: a plain copy of a store, or nothing."""
+    try:
+        data, info = objects.read_whole(POINTER, most_bytes=_MOST_POINTER_BYTES)
+    except ObjectNotFoundError:
+        return None
+    where = f"{objects.address}/{POINTER}"
+    try:
+        pointer = msgspec.json.decode(data, type=Pointer)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where}: found a manifest that cannot be read ({error}); push the store again") from None
+    if pointer.format != "memfeed-address":
+        raise StoreError(f"{where}: found format {pointer.format!r:.60}; expected 'memfeed-address': this is no store")
+    if pointer.version != VERSION:
+        raise StoreError(
+            f"{where}: found version {pointer.version}; this memfeed reads version {VERSION}: upgrade memfeed "
+            "(pip install -U memfeed)"
+        )
+    if len(pointer.digest) != 32 or set(pointer.digest) - set("0123456789abcdef"):
+        raise StoreError(f"{where}: found the digest {pointer.digest!r:.60}; expected 32 hex digits: push it again")
+    return pointer, info.etag
+
+
+def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
+    directory = "" if pointer is None else f"{pointer.directory}/"
+    where = f"{objects.address}/{directory}{format.MANIFEST}"
+    try:
+        data, _ = objects.read_whole(directory + format.MANIFEST, most_bytes=format.LARGEST_JSON)
+    except ObjectNotFoundError as error:
+        raise _not_found(objects, pointer, error) from None
+    manifest, digest = format.decode(data, where), format.digest(data)
+    if pointer is not None and digest != pointer.digest:
+        raise CorruptStoreError(f"{where}: found other bytes than were pushed; expected those of {POINTER}: push again")
+    sizes = {**manifest.files, format.CHECKSUMS: format.checksum_bytes(manifest)}
+    found = _look_up(objects, directory, list(sizes))
+    for name, size in sizes.items():
+        if name not in found or found[name].size != size:
+            what = "no such object" if name not in found else f"{found[name].size:,} bytes"
+            raise CorruptStoreError(
+                f"{objects.address}/{directory}{name}: found {what}; expected {size:,} bytes, as the manifest says: "
+                "a copy that is not complete, or was changed; push the store again"
+            )
+    stored = {name: StoreObject(directory + name, size, found[name].etag) for name, size in sizes.items()}
+    return RemoteStore(objects, manifest, data, digest, stored)
+
+
+def _look_up(objects: Objects, directory: str, names: list[str]) -> dict[str, ObjectInfo]:
+    """Return the objects of a store that exist, by their names in it."""
+    if objects.address.kind != "http":
+        return {name[len(directory) :]: info for name, info in objects.list(directory).items()}
+
+    def ask(name: str) -> ObjectInfo | None:
+        try:
+            return objects.head(directory + name)
+        except ObjectNotFoundError:
+            return None
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # web servers cannot list
+        return {name: info for name, info in zip(names, pool.map(ask, names), strict=True) if info is not None}
+
+
+def _not_found(objects: Objects, pointer: Pointer | None, error: ObjectNotFoundError) -> Exception:
+    """Return the error that says what is at an address in place of a store."""
+    if "no such bucket" in str(error):
+        return error
+    if pointer is not None:
+        return CorruptStoreError(
+            f"{objects.address}: found a manifest whose push {pointer.digest} is not there; expected its objects: "
+            "push the store again"
+        )
+    names = [] if objects.address.kind == "http" else list(objects.list())
+    if any(name.startswith(f"{PUSHES}/") for name in names):
+        return StoreNotFoundError(
+            f"{objects.address}: found a push that is not complete; expected a store: finish it, "
+            f"memfeed push STORE {objects.address}"
+        )
+    others = f"{len(names):,} other objects" if names else "nothing"
+    return StoreNotFoundError(
+        f"{objects.address}: found {others}; expected a store: correct the address, or push one, "
+        f"memfeed push STORE {objects.address}"
+    )

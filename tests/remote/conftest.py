@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import logging
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fault_proxy import FaultProxy
+from memfeed.remote import retry
+from memfeed.remote.retry import Retry
+
+FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, stall_seconds=30.0)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[tuple[str, int]]:
+    """Return host and port of moto's S3 server, in a thread of this process."""
+    pytest.importorskip("obstore")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    yield server.get_host_and_port()
+    server.stop()
+
+
+@pytest.fixture
+def s3_environment(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let obstore's environment name moto's server and a login; return the endpoint."""
+    endpoint = f"http://{s3_server[0]}:{s3_server[1]}"
+    for name, value in {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test-key-id",
+        "AWS_SECRET_ACCESS_KEY": "SECRET-of-the-test",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(retry, "DEFAULT", FAST)
+    return endpoint
+
+
+def new_bucket(endpoint: str) -> str:
+    """Create a bucket of a random name and return the name."""
+    name = f"bucket-{uuid.uuid4().hex[:12]}"
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=60):
+        return name
+
+
+@pytest.fixture
+def bucket(s3_environment: str) -> str:
+    """Return the address of a new bucket: ``s3://bucket-...``."""
+    return f"s3://{new_bucket(s3_environment)}"
+
+
+@pytest.fixture
+def proxy(s3_server: tuple[str, int], bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """Return a fault proxy before the server of ``bucket``; requests of obstore go through it."""
+    with FaultProxy(*s3_server) as started:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
+        yield started
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def address(request: pytest.FixtureRequest, tmp_path) -> str:
+    """Return an address where nothing is, of each kind that can be written here."""
+    pytest.importorskip("obstore")
+    kinds: dict[str, Callable[[], str]] = {
+        "s3": lambda: f"{request.getfixturevalue('bucket')}/ants.mf",
+        "file": lambda: f"file://{tmp_path}/remote/ants.mf",
+        "memory": lambda: f"memory://{uuid.uuid4().hex}/ants.mf",
+    }
+    return kinds[request.param]()
