@@ -11,13 +11,17 @@ define run-tests
 	PYTHONDONTWRITEBYTECODE= $(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
 endef
 
-.PHONY: demo test test-cuda torture lint types contract rooms inputs check bench test-oldest clean
+.PHONY: demo test test-long test-cuda torture lint types contract rooms inputs check bench test-oldest clean
 
 demo: $(INSTALLED)
 	$(BIN)/memfeed demo $(if $(IMAGES),--images $(IMAGES))
 
 test: $(INSTALLED)
 	$(call run-tests,$(BIN)/python)
+
+# The tests that take longest: examples that run a trainer in several processes, and benchmarks in their short form.
+test-long: $(INSTALLED)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
 
 # Only the tests that need an NVIDIA GPU.
 test-cuda: $(INSTALLED)
@@ -60,7 +64,7 @@ rooms: $(INSTALLED)
 inputs: $(INSTALLED)
 	$(BIN)/python docs/draw_inputs.py
 
-check: lint types contract test
+check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
 # from these files report.py writes docs/benchmarks.md and its charts.

@@ -92,7 +92,12 @@ def quick(tmp_path_factory):
     return quick
 
 
-@pytest.mark.parametrize("name", FIGURES)
+SHORT = {"convert", "columnar", "verify", "loader", "imports"}  # the others take ten seconds to a minute each
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in FIGURES]
+)
 def test_quick(name, quick):
     path = quick(name)
     result = check_result(path, path.stem, FIGURES[name])
@@ -102,6 +107,7 @@ def test_quick(name, quick):
             assert set(part["rows_per_second"]) == set(part["ratios"]) == set(result["machine"]["versions"])
 
 
+@pytest.mark.long
 def test_report(quick, tmp_path):
     results = [quick(name) for name in FIGURES]
     run("report", "--results", results[0].parent, "--docs", tmp_path)
@@ -113,6 +119,7 @@ def test_report(quick, tmp_path):
         assert (tmp_path / f"{chart}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_weight(tmp_path):
     pytest.importorskip("torchvision")
     pytest.importorskip("kornia", reason="kornia is not installed: it comes with the extra 'dev'")
@@ -138,6 +145,7 @@ def test_a_reason_stands_below_the_table():
 
 
 @pytest.mark.real_data
+@pytest.mark.long
 def test_tutorial(photos, tmp_path):
     skip_without_disk(gettempdir())
     arguments = ["--quick", "--data", str(photos), "--json", str(tmp_path / "tutorial.json")]
@@ -159,6 +167,7 @@ def test_tutorial_says_what_is_missing(tmp_path, capsys):
     assert "hymenoptera_data" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_first_epoch(tmp_path):
     found = tmp_path / "first_epoch.json"
     run("first_epoch", "--quick", "--json", found, "--dir", tmp_path)

@@ -56,7 +56,14 @@ def test_there_are_examples():
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES for name in PROGRAMS)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+LONG = {  # import a trainer in several processes, one after another: half a minute each
+    "dcp_reshard", "fabric_resume", "hf_trainer_resume", "language_model", "lightning_resume", "torchrun_uneven",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PROGRAMS]
+)
 def test_an_example_ends_well(name, tmp_path):
     path = EXAMPLES / f"{name}.py"
     require(path)
@@ -78,6 +85,7 @@ def test_an_imagenet_script_changes_by_two_lines_or_ten():
     assert changed_lines("imagenet/before.py", "imagenet/after.py") <= 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", ["fixed_after", "after"])
 def test_an_imagenet_script_trains_on_two_ranks(script, tmp_path):
     image = pytest.importorskip("PIL.Image", reason="the images need Pillow, which comes with the extra 'vision'")

@@ -146,7 +146,7 @@ def test_pickles_are_small_and_reopen(store):
     code = "import pickle, sys; s = pickle.load(sys.stdin.buffer); print([int(r['label']) for r in s])"
     here = {
         **os.environ,
-        "PYTHONPATH": os.path.dirname(support.__file__),
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(support.__file__), os.environ.get("PYTHONPATH", "")]),
     }  # the classes of the samples are in support.py
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True, env=here)
     assert done.stdout.decode().strip() == "[5, 3]"
