@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memfeed.transfer.page_locked as page_locked
-from memfeed import Loader
+from memfeed import Loader, to_device
 from memfeed.errors import LoaderError
 from memfeed.transfer.staging import StagingBuffer
 from memfeed.transfer.streams import CudaStreams
@@ -195,6 +195,16 @@ class TestDevices:
                 gc.collect()
                 assert_given_back(machine)
                 assert machine.contexts == {1}
+
+    def test_calls_by_hand_make_no_context_on_another_device(self, monkeypatch):
+        monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
+        augment = Compose(
+            [RandomCrop(12, padding=2), ColorJitter(0.2), RandomRotation(20), Normalize([0.5] * 3, [1] * 3)]
+        )
+        with simulated() as machine:
+            x, y, nothing = to_device((*DATA, torch.empty(0)), "cuda:1")
+            assert augment(x[:8]).device == y.device == nothing.device == torch.device("cuda:1")
+            assert machine.contexts == {1}
 
     @pytest.mark.parametrize("seed", SCHEDULES[:3])
     def test_one_process_with_a_loader_for_each_device(self, seed):

@@ -74,6 +74,7 @@ class Queued:
 
     def __getitem__(self, grid):
         def launch(*args, **options):
+            assert torch.cuda.current_device() == args[0].device.index, "Triton launches on the current device"
             later = [reference(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
             self.machine.launch(
                 "Triton",
@@ -88,8 +89,7 @@ NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @needs_simulation
-@pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "seed"), [*zip(LAYOUTS, (None, 1), strict=True)])
 @pytest.mark.parametrize(
     ("parts", "launches"),
     [
@@ -126,6 +126,23 @@ def test_launches(monkeypatch, parts, launches, layout, seed):
 
 
 @needs_simulation
+@pytest.mark.parametrize("part", [RandomCrop(9), RandomResizedCrop(9), RandomRotation(30)], ids=repr)
+def test_images_on_another_device_than_the_current_one(monkeypatch, part):
+    images = pictures(3, 3, 16, 14)
+    transform = Compose([part, NORMALIZE])
+    with simulated() as machine, monkeypatch.context() as patch:
+        patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
+        for owner, name in ((sampling_kernels, "resize"), (sampling_kernels, "warp"), (kernel, "_kernel")):
+            patch.setattr(owner, name, Queued(getattr(owner, name), machine))
+        got = transform.apply(images.to("cuda:1"), keys(3))
+        assert got.device == torch.device("cuda:1")
+        assert machine.contexts == {1}
+        got = got.cpu()
+    expected = transform.reference(images, keys(3))
+    assert ((got - expected).abs() <= 1.01 / 255 / 0.224).float().mean() > 0.95
+
+
+@needs_simulation
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("parts", "launches"),
@@ -157,8 +174,20 @@ def test_launches_of_images_of_several_sizes(monkeypatch, parts, launches, layou
 
 
 @needs_simulation
-@pytest.mark.parametrize("part", [RandomCrop(9), RandomHorizontalFlip(), RandomResizedCrop(9), RandomRotation(30)])
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int64])
+@pytest.mark.parametrize(
+    ("part", "dtype"),
+    [
+        *[
+            (RandomHorizontalFlip(), dtype)
+            for dtype in (torch.bool, torch.uint8, torch.int16, torch.uint16, torch.int64)
+        ],
+        *[
+            (part, dtype)
+            for part in (RandomCrop(9), RandomResizedCrop(9), RandomRotation(30))
+            for dtype in (torch.bool, torch.int64)
+        ],
+    ],
+)
 def test_masks_take_the_kernel(monkeypatch, part, dtype):
     transform, batch = Compose([part], on=["image", "mask"]), {"image": pictures(5, 3, 16, 14)}
     batch["mask"] = torch.randint(0, 2, (5, 16, 14)).to(dtype)

@@ -25,9 +25,13 @@ TensorLayout = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
 """The dtype, shape, stride and offset of one tensor in a packed buffer; stride and offset count elements."""
 
 
-def allocate_page_locked(nbytes: int) -> torch.Tensor:
-    """Return page-locked memory, uint8 [nbytes]; torch reuses it only after the copies queued from it have ended."""
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+def allocate_page_locked(device: torch.device, nbytes: int) -> torch.Tensor:
+    """Return page-locked memory, uint8 [nbytes]; torch reuses it only after the copies queued from it have ended.
+
+    ``device`` is the CUDA device that reads it: to lock memory may make a context on the current one.
+    """
+    with torch.cuda.device(device):
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -37,7 +41,9 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """
     if device.type != "cuda" or not values.is_cpu:
         return values.to(device)
-    locked = allocate_page_locked(values.nbytes).view(values.dtype).view(values.shape) if values.numel() else values
+    if not values.numel():
+        return torch.empty_like(values, device=device)
+    locked = allocate_page_locked(device, values.nbytes).view(values.dtype).view(values.shape)
     return locked.copy_(values).to(device, non_blocking=True)
 
 

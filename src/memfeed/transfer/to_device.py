@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = Tru
         target,
         non_blocking=non_blocking and target.type not in _BLOCKING_DEVICES,
         strict=strict,
-        allocate=allocate_page_locked if target.type == "cuda" else None,
+        allocate=partial(allocate_page_locked, target) if target.type == "cuda" else None,
     )
 
 
