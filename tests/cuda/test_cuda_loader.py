@@ -61,6 +61,22 @@ def test_a_slow_model_and_few_staging_buffers_see_every_batch_whole(placement, s
     assert torch.equal(torch.stack(found).cpu(), want)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_piece_of_the_next_epoch_does_not_overwrite_what_the_model_reads(rank):
+    data = images(250, 16)
+    options = {"shuffle": True, "seed": 0, "uneven": True, "rank": rank, "world_size": 3, "placement": "sharded"}
+    want, loader = Loader(data, 8, **options), Loader(data, 8, **options, device="cuda")
+    for _ in range(3):
+        found = []
+        for batch in loader:
+            torch.cuda._sleep(SLEEP // 10)
+            found.append(sums(batch))
+            del batch
+        assert torch.equal(torch.stack(found).cpu(), torch.stack([sums(batch) for batch in want]))
+        assert loader.stats()["columns"] == {"0": "device", "1": "device"}
+        assert len(loader._reader.plan.placement.tables[0]) == -(-(250 - rank) // 3)
+
+
 def test_batches_on_another_stream_than_the_default():
     data, stream = images(), torch.cuda.Stream()
     want = torch.stack([sums(batch) for batch in Loader(data, 8)])

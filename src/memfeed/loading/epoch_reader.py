@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.presence import present_tasks
 from memfeed.loading.settings import Settings
+from memfeed.loading.sharded import Piece, agree, rows_of_rank, sample_of_piece
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
@@ -54,6 +56,8 @@ class EpochReader:
         self._plan: LoadPlan | None = None
         self._planned_for_filling = False
         self._fell_back = False
+        self._piece: Piece | None = None  # what is placed, with placement="sharded"
+        self._piece_placements: Sequence[ColumnPlacement] | None = None
         self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
 
     def use(self, settings: Settings) -> bool:
@@ -83,15 +87,60 @@ class EpochReader:
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
 
-    def _plan_of_epoch(self, epoch: int, seed: int) -> LoadPlan:
+    def prepare_epoch(
+        self, epoch: int, seed: int, shards: RankShards, position: Position | None, order_name: str = ""
+    ) -> LoadPlan:
+        """Return how the batches of an epoch are made from ``position`` on.
+
+        With ``placement="sharded"`` the rows that this rank reads are placed, in place of those of another epoch. At
+        the first call all ranks compare what they read. Raises LoaderError, on each of them, if they cannot go on.
+        """
+        cuts = self._rows.cuts
+        if cuts is None:
+            return self.prepare()
+        row = rows_before(position)
+        cut = cuts.of(epoch, shards.world_size)
+        if shards.world_size == 1 and cut.pieces == 1:
+            return self.prepare()
+        piece = Piece(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
+        if self._plan is not None and self._piece is not None and self._piece.covers(piece):
+            return self._plan
+        self._streams = streams_of(self._settings.device) if self._settings.collate_fn is None else None
+        if self._piece_placements is None:
+            self._piece_placements = self._agreed(
+                shards, {"order": order_name, "seed": seed, "epoch": epoch, "row": row, "pieces": cut.pieces}
+            )
+        self._plan = None  # frees the rows of another epoch
+        self._piece = piece.whole()
+        self._plan = self._make_plan(self._piece_placements)
+        return self._plan
+
+    def _agreed(self, shards: RankShards, reads: Mapping[str, Any]) -> Sequence[ColumnPlacement]:
+        """Return the placements of a piece, once all ranks have said that theirs fits and that they read the same."""
+        store, settings = self._store, self._settings
+        placements: list[ColumnPlacement] = []
+        failure = None
+        try:
+            placements = choose_placements(store, settings, self._streams, sample_of_piece(store, shards))
+        except LoaderError as error:
+            failure = error
+        in_ram = sum(one.nbytes for one in placements if one.where == "device") if self._streams is None else 0
+        agree(store, settings, shards, reads, failure, in_ram)
+        return placements
+
+    def _plan_of_epoch(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> LoadPlan:
         """Return how the batches of an epoch are made: a packed store is laid out anew if the loader shuffles."""
-        plan = self.prepare()
+        plan = self.prepare_epoch(epoch, seed, shards, position)
         if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
             plan = self._plan = with_columns(plan, self._store, columns)
         return plan
 
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
-        return make_plan(self._store, self._settings, placements, self._streams)
+        rows = None
+        if self._piece is not None:
+            order = self._rows.orders(self._piece.seed, self._piece.cut)(self._piece.epoch)
+            rows = rows_of_rank(order, self._piece, self._store)
+        return make_plan(self._store, self._settings, placements, self._streams, rows)
 
     def describe_placements(self) -> str:
         """Return the fields of each placement, for people: ``mapped: image, label``."""
@@ -124,6 +173,8 @@ class EpochReader:
                     raise
             self._fell_back, self._plan = True, None  # frees what the columns took, before they are placed again
             self._plan = self._make_plan(placements)
+            if self._piece is not None:
+                self._piece_placements = self._plan.placement.placements
             warnings.warn(
                 f"memory ran out in epoch {epoch}: the columns fell back to places that need less, now "
                 f"{self.describe_placements()}; leave more room with placement=, or a smaller batch",
@@ -131,13 +182,14 @@ class EpochReader:
             )
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
-        plan = self._plan_of_epoch(epoch, seed)
+        plan = self._plan_of_epoch(epoch, seed, shards, position)
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
             groups = plan.maker.groups(self._present(tasks), epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
-        orders, begin = self._rows.orders(seed), rows_before(position)
+        cuts, begin = self._rows.cuts, rows_before(position)
+        orders = self._rows.orders(seed, None if cuts is None else cuts.of(epoch, shards.world_size))
         base_rows = None if self._store.has_all_rows else self._store.base_rows
         repeats = self._settings.has_repeats
         if self._batches is not None:
@@ -168,6 +220,8 @@ class EpochReader:
         is_final = self._store.manifest is not None and not was_filled
         is_packed = any(isinstance(column, PackedColumn) for column in self._store.columns)
         on_cpu = self._streams is None  # the memory of a GPU is left to who uses it between epochs
+        if self._piece is not None:  # the rows of the next epoch take the place of those of this one
+            return False
         return self._settings.has_own_order and self.is_cold is False and is_final and not is_packed and on_cpu
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:

@@ -19,12 +19,14 @@ from memfeed.errors import LoaderError, RowError
 from memfeed.loading.position import Position, SamplerPosition
 from memfeed.loading.samplers import Generators
 from memfeed.order.buckets import LengthBatches
-from memfeed.order.orders import Order
-from memfeed.order.shards import RankShards
+from memfeed.order.orders import Order, Rows
+from memfeed.order.pieces import Pieces
+from memfeed.order.shards import RankShards, StepRun
 from memfeed.schema.codec import Int64Array
 
 BaseRows = Callable[[Int64Array], Int64Array]
 LastBatch = Literal["keep", "drop", "pad"]
+SPAN_ROWS = 1 << 16  # positions that all ranks read together; of more, only this rank's own are asked for
 
 
 class GatherTask(NamedTuple):
@@ -61,7 +63,7 @@ def tasks_of_order(
         if not consecutive or repeats or pads:
             starts = run.start + run.stride * np.arange(run.steps)
             places = (starts[:, None] + np.arange(run.size)).ravel()
-        rows = order(run.start, last) if places is None or consecutive else _rows_at(order, run.row, places)
+        rows = order(run.start, last) if places is None or consecutive else rows_of_run(order, run, places)
         yield GatherTask(
             rows if base_rows is None else base_rows(rows),
             rows,
@@ -91,15 +93,28 @@ def tasks_of_batches(
         )
 
 
-def _rows_at(order: Order, first: int, places: Int64Array) -> Int64Array:
-    """Return the rows at ``places``, from ``first`` on; after the end of the epoch its first rows come again."""
-    last = int(places.max()) + 1 if len(places) else first
-    rows = order(first, min(last, order.n))
-    if last <= order.n:
-        return rows[places - first]
-    again = order(0, min(last - order.n, order.n))
-    at = np.where(places < order.n, places - first, len(rows) + (places - order.n) % len(again))
-    return np.concatenate([rows, again])[at]
+def rows_of_run(order: Order, run: StepRun, places: Int64Array) -> Rows:
+    """Return the rows at ``places``, those of a run; after the end of the epoch its first rows come again.
+
+    What is held meanwhile does not grow with the number of ranks.
+    """
+    if isinstance(order, Pieces):
+        return order.at(places % order.n)
+    stop = run.start + (run.steps - 1) * run.stride + run.size
+    if stop <= order.n and stop - run.row <= SPAN_ROWS:
+        return order(run.row, stop)[places - run.row]
+    parts = [_around(order, start, run.size) for start in places[:: run.size].tolist()]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _around(order: Order, start: int, count: int) -> Rows:
+    """Return ``count`` rows from position ``start`` on, going on at the beginning after the end."""
+    parts = []
+    while count:
+        start %= order.n
+        parts.append(order(start, min(start + count, order.n)))
+        start, count = start + len(parts[-1]), count - len(parts[-1])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def tasks_of_sampler(

@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.loading.cuts import Cuts
 from memfeed.loading.position import Position, rows_before
-from memfeed.order.choice import Shuffle, mixed_orders, orders_of
+from memfeed.order.choice import Shuffle, mixed_orders, orders_of, piece_orders
 from memfeed.order.epoch_orders import EpochOrders
+from memfeed.order.pieces import Cut
 
 CHUNK_ROWS = 4096  # rows that a sampler takes from the order at once
 
@@ -29,27 +31,31 @@ class RowOrder:
         counts: rows of each store in an epoch, where stores are mixed by weight; else None.
         shuffle: as in `Loader`.
         block_rows: rows of a block with ``shuffle="blocks"``.
+        cuts: how epochs are cut into pieces, one for each rank; None where they are not.
     """
 
     sizes: Sequence[int]
     counts: Sequence[int] | None
     shuffle: Shuffle
     block_rows: int
-    _made: tuple[int, EpochOrders] | None = field(default=None, repr=False, compare=False)
+    cuts: Cuts | None = None
+    _made: tuple[tuple[int, Cut | None], EpochOrders] | None = field(default=None, repr=False, compare=False)
 
     @property
     def row_count(self) -> int:
         """The number of rows in an epoch."""
         return sum(self.sizes)
 
-    def orders(self, seed: int) -> EpochOrders:
-        """Return the order of each epoch under ``seed``."""
-        if self._made is None or self._made[0] != seed:
-            if self.counts is None:
+    def orders(self, seed: int, cut: Cut | None = None) -> EpochOrders:
+        """Return the order of each epoch under ``seed``, cut into pieces if need be."""
+        if self._made is None or self._made[0] != (seed, cut):
+            if cut is not None:
+                made = piece_orders(self.row_count, self.shuffle, seed, self.block_rows, cut)
+            elif self.counts is None:
                 made = orders_of(self.row_count, self.shuffle, seed, self.block_rows)
             else:
                 made = mixed_orders(self.sizes, self.counts, self.shuffle, seed, self.block_rows)
-            self._made = seed, made
+            self._made = (seed, cut), made
         return self._made[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,7 +73,9 @@ class RowSampler:
     def __iter__(self) -> Iterator[int]:
         # a generator: the pass starts with the first row that is drawn, after the frameworks have set the epoch
         epoch, position = self._begin_pass()
-        order = self._rows.orders(self._clock.resolve_seed(1))(epoch)
+        cuts, seed = self._rows.cuts, self._clock.resolve_seed(1)
+        cut = None if cuts is None else cuts.begin(epoch, rows_before(position), joined_world_size())
+        order = self._rows.orders(seed, cut)(epoch)
         for begin in range(rows_before(position), self._rows.row_count, CHUNK_ROWS):
             yield from order(begin, min(begin + CHUNK_ROWS, self._rows.row_count)).tolist()
 
@@ -107,9 +115,9 @@ class OrderedSampler(RowSampler, SequentialSampler):
 
 
 class MixedSampler(RowSampler, Sampler[int]):
-    """The order of ``shuffle="blocks"`` and of ``weights``.
+    """The order of ``shuffle="blocks"``, of ``weights`` and of ``placement="sharded"``.
 
-    It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks and weights.
+    It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks, weights, pieces.
     """
 
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
@@ -118,7 +126,7 @@ class MixedSampler(RowSampler, Sampler[int]):
 
 def make_sampler(data_source: Any, rows: RowOrder, clock: EpochClock) -> Sampler[int]:
     """Return the sampler that gives the order of ``rows``."""
-    if rows.counts is not None or rows.shuffle == "blocks":
+    if rows.counts is not None or rows.shuffle == "blocks" or rows.cuts is not None:
         return MixedSampler(data_source, rows, clock)
     return (ShuffledSampler if rows.shuffle else OrderedSampler)(data_source, rows, clock)
 

@@ -20,6 +20,7 @@ from memfeed.loading.batch_order import LengthBatchSampler, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import Collate, LoaderCollate
+from memfeed.loading.cuts import Cuts
 from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import RowOrder, make_sampler, wraps_own_sampler
@@ -40,6 +41,7 @@ from memfeed.loading.settings import (
     check_names,
     check_padding,
     check_ranks,
+    check_sharded,
     check_without_effect,
     warn_about_ranks,
 )
@@ -136,7 +138,11 @@ class Loader(DataLoader[T_co]):
             columns first. Without a CUDA device "auto" leaves all columns mapped, and "device" and "pinned" are a copy
             in RAM. Columns are placed when the first epoch begins, so move the model to the device before. Columns
             whose rows differ in size stay mapped. If memory runs out later, columns fall back to the next placement
-            that needs less, once, with a warning. See ``stats``.
+            that needs less, once, with a warning. See ``stats``. "sharded" (for all fields, or beside "mapped"): as
+            "device", but each rank keeps only the rows that it reads in an epoch, one ``world_size``-th of all. The
+            order is then another one: random blocks of neighbouring rows come to each rank, in every epoch other ones,
+            and are shuffled there; `memfeed.order.pieces.Pieces` says how far that is from uniform. Before the first
+            epoch the ranks of `torch.distributed` compare their stores, settings and memory.
         prefetch: how many batches are made ahead: by a thread if the device is a GPU, else by a thread if it is
             measured to be faster (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
@@ -257,6 +263,15 @@ class Loader(DataLoader[T_co]):
             clock, collate_fn = rebuilt.clock, rebuilt.settings.collate_fn
         rows = _row_order(self.store, [len(store) for store in stores], shuffle, weights, block_rows, user_sampler)
         by_length = user_sampler is None and (batch_tokens, bucket_by) != (None, None)
+        requests = placement_requests(placement, self.store.schema, check_device(device))
+        if "sharded" in requests:
+            check_sharded(
+                user_sampler,
+                has_weights=rows.counts is not None,
+                by_length=by_length,
+                is_filling=self.store.supply is not None,
+            )
+            rows.cuts = Cuts(batch_size or 1)
         batches = batch_order(self.store, rows, batch_size, batch_tokens, bucket_by, drop_last) if by_length else None
         last: LastRows = "drop" if drop_last else "pad" if pad_last else "uneven" if uneven else "repeat"
         self._settings = Settings(
@@ -267,7 +282,7 @@ class Loader(DataLoader[T_co]):
             has_repeats=rows.counts is not None,
             device=check_device(device),
             transform=used_transform,
-            placement_requests=placement_requests(placement, self.store.schema, check_device(device)),
+            placement_requests=requests,
             prefetch=as_int("prefetch", prefetch, 0),
             collate_fn=_user_collate(collate_fn),
             returns_rows=return_rows,
@@ -364,7 +379,9 @@ class Loader(DataLoader[T_co]):
         settings = self._effective_settings()
         if not settings.has_own_order:
             return "sampler" if settings.batch_sampler is None else "batch_sampler"
-        blocks = f", block_rows={self._rows.block_rows}" if self.shuffle == "blocks" else ""
+        is_sharded = self._rows.cuts is not None
+        blocks = f", block_rows={self._rows.block_rows}" if self.shuffle == "blocks" or is_sharded else ""
+        blocks += ", sharded" if is_sharded else ""
         weights = "" if self.weights is None else f", weights={[float(weight) for weight in self.weights]}"
         by_length = "" if self._batches is None else f", {self._batches.name}"
         return f"shuffle={self._rows.shuffle!r}{blocks}{weights}{by_length}"
@@ -416,10 +433,14 @@ class Loader(DataLoader[T_co]):
             one.set_epoch(progress.epoch, was_set=was_set)
         if not settings.has_own_order and wraps_own_sampler(settings.batch_sampler or settings.sampler):
             clock.lend()
-        plan = reader.prepare()
+        epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
+        if (cuts := self._rows.cuts) is not None:
+            if not settings.has_own_order:
+                check_sharded(settings.batch_sampler or settings.sampler)
+            cuts.begin(epoch, position.rows_before(progress.begin), shards.world_size)
+        plan = reader.prepare_epoch(epoch, seed, shards, progress.begin, self._order_name())
         plan.threads.allow_those_of_torch()
         run.progress, run.world_size = progress, shards.world_size
-        epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
         samplers, what = run.samplers, (seed, shards, settings, progress.begin is None)
         early = run.handover.take((epoch, *what, _state_of(settings.transform)))
         run.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
@@ -463,7 +484,10 @@ class Loader(DataLoader[T_co]):
         """
         if self._clock.generator is not None:
             self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
-        return state.to_dict(*self._position(), self._clock.seed, self._identity())
+        epoch, reached = self._position()
+        cuts = self._rows.cuts
+        pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
+        return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(), **pieces})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next pass continue where this state was taken, with its seed; ``len`` stays that of a whole epoch.
@@ -478,6 +502,8 @@ class Loader(DataLoader[T_co]):
         identity = self._identity() if self.seed is None else {**self._identity(), "seed": self.seed}
         last_row = self._shards(settings).rows if settings.has_own_order else None
         epoch, found = state.from_dict(state_dict, identity, last_row)
+        if self._rows.cuts is not None:
+            self._rows.cuts.load(epoch, state_dict.get("pieces", "") if position.rows_before(found) else "")
         if self.seed is None:
             self._clock.seed = state_dict["seed"] if isinstance(state_dict["seed"], int) else None
         self._clock.load(epoch, found, at_end=last_row is not None and position.rows_before(found) >= last_row)

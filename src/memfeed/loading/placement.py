@@ -32,7 +32,7 @@ from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import TableRows
 
 Where = Literal["device", "pinned", "mapped"]
-PlacementRequest = Literal["auto", "device", "pinned", "mapped"]
+PlacementRequest = Literal["auto", "device", "pinned", "mapped", "sharded"]
 PlacementOption = PlacementRequest | Mapping[Any, PlacementRequest]
 
 RESERVE = 0.5  # "auto" leaves this part of the device's memory to the model
@@ -79,24 +79,31 @@ def placement_requests(placement: Any, schema: Schema, device: torch.device | No
     Raises LoaderError for a request that cannot be met, FieldError for a field that is not there.
     """
     requests: list[PlacementRequest] = ["auto"] * len(schema)
-    pairs = placement.items() if isinstance(placement, Mapping) else [(None, placement)]
+    pairs = list(placement.items()) if isinstance(placement, Mapping) else [(None, placement)]
     for which, where in pairs:
         if where not in get_args(PlacementRequest):
             raise LoaderError(
-                f'found placement={placement!r}; expected "auto", "device", "pinned" or "mapped", or {{field: one of '
-                "these}"
+                f'found placement={placement!r}; expected "auto", "device", "pinned", "mapped" or "sharded", or '
+                "{field: one of these}"
             )
-        if where in ("device", "pinned") and device is not None and device.type not in ("cpu", "cuda"):
+        if where in ("device", "pinned", "sharded") and device is not None and device.type not in ("cpu", "cuda"):
             raise LoaderError(f'found placement={placement!r} for {device}; expected "mapped": only CUDA has others')
         for field_index in range(len(schema)) if which is None else schema.field_indices(which):
             field = schema.fields[field_index]
-            if which is not None and where in ("device", "pinned") and field.kind != "fixed":
+            if which is not None and where in ("device", "pinned", "sharded") and field.kind != "fixed":
                 raise LoaderError(
                     f"found placement {where!r} for field {field.name}, which is {field.describe()}; expected a field "
                     "whose rows have one shape: leave this one mapped"
                 )
             requests[field_index] = where
-    return requests
+    if "sharded" not in requests:
+        return requests
+    if not {where for _, where in pairs} <= {"sharded", "mapped"}:
+        raise LoaderError(
+            f'found placement={placement!r}; expected "sharded" beside "mapped" only: the rows that a rank keeps '
+            "change with every epoch"
+        )
+    return ["sharded" if where == "sharded" else "mapped" for where in requests]
 
 
 class _Choice:
@@ -146,18 +153,19 @@ def choose(
         (field_index for field_index, size in enumerate(sizes) if size is not None), key=lambda at: -(sizes[at] or 0)
     )
     for field_index in largest_first:
-        where, size = requests[field_index], sizes[field_index] or 0
-        if where == "auto":
+        request, size = requests[field_index], sizes[field_index] or 0
+        if request == "auto":
             continue
+        where: Where = "device" if request == "sharded" else request
         available = choice.free_for(where)
         if where != "mapped" and size > available:
             automatic = choose(names, sizes, ["auto"] * len(sizes), free)
             raise LoaderError(
-                f"found placement {where!r} for field {names[field_index]}, which needs {format_bytes(size)}, with "
+                f"found placement {request!r} for field {names[field_index]}, which needs {format_bytes(size)}, with "
                 f'{format_bytes(max(available, 0))} free; expected it to fit: placement="auto" would choose '
                 f'"{automatic[field_index].where}"'
             )
-        choice.take(field_index, where, size, "asked for")
+        choice.take(field_index, where, size, "this rank's piece" if request == "sharded" else "asked for")
     for field_index in largest_first:
         if field_index not in choice.placements:
             choice.automatic(field_index, sizes[field_index] or 0)

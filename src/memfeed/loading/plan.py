@@ -61,13 +61,19 @@ class LoadPlan:
     threads: Threads
 
 
-def choose_placements(store: Store, settings: Settings, streams: Streams | None) -> list[ColumnPlacement]:
-    """Return where the columns of a store go. Raises LoaderError where a requested placement does not fit."""
+def choose_placements(
+    store: Store, settings: Settings, streams: Streams | None, rows: Int64Array | None = None
+) -> list[ColumnPlacement]:
+    """Return where the columns of a store go, for ``rows`` of its base store; None stands for all that it has.
+
+    Raises LoaderError where a requested placement does not fit.
+    """
     if store.supply is not None:
         return [ColumnPlacement("mapped", "the store is being filled")] * len(store.columns)
     requests = settings.placement_requests
     has_places = streams is not None or not {*requests} <= {"auto", "mapped"}
-    rows = _rows_read(store) if has_places else None
+    if rows is None and has_places:
+        rows = _rows_read(store)
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
     placements = choose([field.name for field in store.schema], column_sizes(store.columns, rows), requests, free)
     # a packed store is laid out anew in every epoch
@@ -79,11 +85,15 @@ def choose_placements(store: Store, settings: Settings, streams: Streams | None)
 
 
 def make_plan(
-    store: Store, settings: Settings, placements: Sequence[ColumnPlacement], streams: Streams | None
+    store: Store,
+    settings: Settings,
+    placements: Sequence[ColumnPlacement],
+    streams: Streams | None,
+    rows: Int64Array | None = None,
 ) -> LoadPlan:
-    """Load the columns that are to be placed, and plan how batches are made."""
+    """Load the columns that are to be placed, ``rows`` of them (None: all), and plan how batches are made."""
     if any(one.where != "mapped" for one in placements):
-        placement = place(store.columns, placements, _rows_read(store), streams)
+        placement = place(store.columns, placements, _rows_read(store) if rows is None else rows, streams)
     else:
         placement = Placement(placements, store.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)

@@ -226,6 +226,26 @@ def check_names(structure: Node, *, pad_last: bool, return_rows: bool) -> None:
             )
 
 
+def check_sharded(
+    sampler: object, *, has_weights: bool = False, by_length: bool = False, is_filling: bool = False
+) -> None:
+    """Raise LoaderError for what cannot be read from the pieces of ranks."""
+    if is_filling:
+        raise LoaderError(
+            'found placement="sharded" and a store that is being filled; expected a finished one, from which each rank '
+            "loads its piece: memfeed.cache(dataset, path)"
+        )
+    if sampler is not None:
+        raise LoaderError(
+            f'found placement="sharded" and a sampler ({type(sampler).__name__}); expected the loader\'s own order, in '
+            "which a rank reads its own piece: leave the sampler out (Lightning and Fabric: "
+            "use_distributed_sampler=False)"
+        )
+    if has_weights or by_length:
+        what = "weights" if has_weights else "batch_tokens or bucket_by"
+        raise LoaderError(f'found placement="sharded" and {what}; expected batches of all rows by batch_size=')
+
+
 def check_padding(settings: Settings) -> None:
     """Raise LoaderError for padded fields where there are no gathered batches to pad."""
     if settings.padded and (

@@ -9,6 +9,7 @@ from typing import Literal
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.mixture import Mixed
 from memfeed.order.orders import Blocks, Order, Sequential, Shuffled
+from memfeed.order.pieces import Cut, Pieces
 from memfeed.random import derive
 
 Shuffle = bool | Literal["blocks"]
@@ -26,6 +27,13 @@ def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrde
     if shuffle == "blocks":
         return EpochOrders(lambda epoch: Blocks(n, seed, epoch, block_rows), None)
     return EpochOrders(partial(Shuffled, n, seed), n) if shuffle else EpochOrders(lambda epoch: Sequential(n), None)
+
+
+def piece_orders(n: int, shuffle: Shuffle, seed: int, block_rows: int, cut: Cut) -> EpochOrders:
+    """Return the orders of ``n`` rows that are cut into pieces; those of one piece are `orders_of`."""
+    if cut.pieces == 1:
+        return orders_of(n, shuffle, seed, block_rows)
+    return EpochOrders(lambda epoch: Pieces(n, seed, epoch, shuffle=shuffle, block_rows=block_rows, cut=cut), None)
 
 
 def mixed_orders(

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.order.bijection import Bijection
+from memfeed.order.bijection import Bijection, InTurn
 from memfeed.random import derive
 
 Rows = npt.NDArray[Any]  # int64 or int32
@@ -74,14 +74,14 @@ class Blocks:
     uniform: which blocks share a window, and the order of rows within a window, are uniform (the former up to a
     pseudo-random permutation). But two rows of one block always come within one window, ``128 * block_rows``
     positions; a uniform permutation of n puts them n / 3 apart on average. If n is at most one window, this *is* a
-    uniform permutation.
+    uniform permutation. ``in_turn`` leaves the blocks in their own order: then only neighbours are mixed.
     """
 
-    def __init__(self, n: int, seed: int, epoch: int, block_rows: int) -> None:
+    def __init__(self, n: int, seed: int, epoch: int, block_rows: int, *, in_turn: bool = False) -> None:
         self.n, self.block_rows = n, block_rows
         self._key = derive("blocks", seed, epoch, block_rows)
         self._blocks = -(-n // block_rows)
-        self._place = Bijection(self._blocks, self._key)
+        self._place = InTurn() if in_turn else Bijection(self._blocks, self._key)
         self._missing = self._blocks * block_rows - n  # rows that the last block lacks; it can come at any place
         last = np.array([self._blocks - 1], np.int64)
         self._short_window = int(self._place.inverse(last)[0]) // WINDOW_BLOCKS if self._missing else self._blocks
