@@ -292,7 +292,9 @@ class TestOutOfMemory:
 
 class TestBadInput:
     def test_a_word_that_is_no_place(self, sources):
-        with pytest.raises(LoaderError, match='found placement=\'gpu\'; expected "auto", "device", "pinned", "mapped" or'):
+        with pytest.raises(
+            LoaderError, match='found placement=\'gpu\'; expected "auto", "device", "pinned", "mapped" or'
+        ):
             Loader(sources["store"], placement="gpu")
 
     def test_a_field_that_is_not_there(self, sources):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.presence import present_tasks
 from memfeed.loading.settings import Settings
-from memfeed.loading.sharded import Piece, agree, rows_of_rank, sample_of_piece
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Blocks, Order, Sequential
@@ -30,6 +29,9 @@ from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Store
 from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
+
+if TYPE_CHECKING:
+    from memfeed.loading.sharded import Piece  # imported where columns are sharded
 
 COLD_PROBES = 64  # rows from which those are chosen that tell whether a store is in the page cache
 CAPTURED = (
@@ -102,6 +104,8 @@ class EpochReader:
         cut = cuts.of(epoch, shards.world_size)
         if shards.world_size == 1 and cut.pieces == 1:
             return self.prepare()
+        from memfeed.loading.sharded import Piece
+
         piece = Piece(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
         if self._plan is not None and self._piece is not None and self._piece.covers(piece):
             return self._plan
@@ -117,6 +121,8 @@ class EpochReader:
 
     def _agreed(self, shards: RankShards, reads: Mapping[str, Any]) -> Sequence[ColumnPlacement]:
         """Return the placements of a piece, once all ranks have said that theirs fits and that they read the same."""
+        from memfeed.loading.sharded import agree, sample_of_piece
+
         store, settings = self._store, self._settings
         placements: list[ColumnPlacement] = []
         failure = None
@@ -138,6 +144,8 @@ class EpochReader:
     def _make_plan(self, placements: Sequence[ColumnPlacement]) -> LoadPlan:
         rows = None
         if self._piece is not None:
+            from memfeed.loading.sharded import rows_of_rank
+
             order = self._rows.orders(self._piece.seed, self._piece.cut)(self._piece.epoch)
             rows = rows_of_rank(order, self._piece, self._store)
         return make_plan(self._store, self._settings, placements, self._streams, rows)
