@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from memfeed.convert.writer import Writer
     from memfeed.loading.collate import Collate
     from memfeed.loading.loader import Loader
+    from memfeed.remote.pull import pull
+    from memfeed.remote.push import push
     from memfeed.store.store import Store, open
     from memfeed.transfer.to_device import to_device
 
@@ -32,6 +34,8 @@ __all__ = [
     "cache",
     "errors",
     "open",
+    "pull",
+    "push",
     "to_device",
     "transforms",
 ]
@@ -43,6 +47,8 @@ _MODULES = {
     "Writer": "memfeed.convert.writer",
     "cache": "memfeed.convert.cache",
     "open": "memfeed.store.store",
+    "pull": "memfeed.remote.pull",
+    "push": "memfeed.remote.push",
     "to_device": "memfeed.transfer.to_device",
 }
 

@@ -14,6 +14,11 @@ from memfeed.remote.retry import Retry
 FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, stall_seconds=30.0)
 
 
+@pytest.fixture(autouse=True)
+def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "DEFAULT", FAST)
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[tuple[str, int]]:
     """Return host and port of moto's S3 server, in a thread of this process."""
@@ -36,7 +41,6 @@ def s3_environment(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) 
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(retry, "DEFAULT", FAST)
     return endpoint
 
 

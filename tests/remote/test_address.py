@@ -28,7 +28,8 @@ def test_an_address_is_its_kind_and_name(text, kind, shown, name):
 
 
 def test_what_pathlib_made_of_an_address_is_that_address():
-    assert parse_address(Path("s3://bucket/ants.mf")) == parse_address("s3://bucket/ants.mf")
+    for text in ("s3://bucket/ants.mf", "file:///data/ants.mf", "https://host/ants.mf"):
+        assert parse_address(Path(text)) == parse_address(text)
 
 
 @pytest.mark.parametrize("text", ["/data/ants.mf", "ants.mf", "C_/x", "a:b/c", 3, None])

@@ -188,8 +188,11 @@ def _as_tensordict(tree: dict[str, object], row_count: int) -> TensorDict:
     )
 
 
-def seal(root: Path, manifest: Manifest) -> None:
-    """Sync everything else, then write the manifest: a directory with a valid manifest is complete."""
+def seal(root: Path, manifest: Manifest, content: bytes | None = None) -> None:
+    """Sync everything else, then write the manifest: a directory with a valid manifest is complete.
+
+    ``content`` are the bytes of the manifest where the store is a copy.
+    """
     small = [format.CHECKSUMS, *(str(path.relative_to(root)) for path in root.rglob("meta.json"))]
     names = [*manifest.files, *small]
     for name in small:
@@ -198,7 +201,7 @@ def seal(root: Path, manifest: Manifest) -> None:
         files.chmod(root / name, 0o444)  # tensordict maps files shared and writable where it can
     for directory in {(root / name).parent for name in names}:
         files.sync_directory(directory)
-    files.write_atomically(root / format.MANIFEST, format.encode(manifest))
+    files.write_atomically(root / format.MANIFEST, format.encode(manifest) if content is None else content)
     files.chmod(root / format.MANIFEST, 0o444)
 
 

@@ -15,6 +15,7 @@ from memfeed.cli.cache_command import cache
 from memfeed.cli.demo_command import demo
 from memfeed.cli.inspect_command import inspect
 from memfeed.cli.messages import print_error, print_warning
+from memfeed.cli.push_command import pull, push
 from memfeed.cli.verify_command import verify
 
 
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decode a PyTorch dataset once into a memory-mapped store, then train from it at the speed of memory.",
 )
-for _command in (cache, inspect, verify, demo):
+for _command in (cache, inspect, verify, push, pull, demo):
     app.command()(_command)
 
 

@@ -14,8 +14,10 @@ from rich.text import Text
 import memfeed
 from memfeed.cli.messages import UsageError
 from memfeed.errors import StoreError, brief, listed
+from memfeed.remote.layout import read_manifest
 from memfeed.schema import values
-from memfeed.schema.fields import HEAP_OF_BYTES, Field
+from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
+from memfeed.store.ragged import column_files
 from memfeed.store.row_views import read_row
 from memfeed.store.store import Store, field_bytes
 from memfeed.system.files import local_path
@@ -40,9 +42,7 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
     opened = memfeed.open(store)
     row_count = _row_count(opened)
     shown = range(min(rows, row_count or 0))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_WIDTH)
+    console = _console()
     size = "no rows (a TensorDict of batch_size [])" if row_count is None else f"{row_count:,} rows"
     typer.echo(f"{printable(store)}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
     if opened.skipped:
@@ -51,7 +51,7 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
         typer.echo(f"samples skipped: {len(opened.skipped):,}, dataset indices {indices}{more}")
     for line in _kept_lines(opened):
         typer.echo(printable(line))
-    console.print(_fields_table(opened))
+    console.print(_fields_table(opened.schema, field_bytes(opened)))
     if shown or row_count is None:
         console.print(_values_table(opened, None if row_count is None else shown))
     if augment is not None:
@@ -69,6 +69,29 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
             typer.echo(printable(path))
 
 
+def summarise_address(address: str) -> None:
+    """Print what the manifest of the store at an address says."""
+    remote = read_manifest(address)
+    manifest, schema = remote.manifest, remote.manifest.schema
+    total = sum(manifest.files.values())
+    typer.echo(f"{printable(remote.address)}: {manifest.rows:,} rows, {len(schema):,} fields, {format_bytes(total)}")
+    typer.echo(f"digest: {remote.digest}")
+    if manifest.skipped:
+        typer.echo(f"samples skipped: {len(manifest.skipped):,}")
+    if manifest.attributes and manifest.attributes.classes:
+        classes = manifest.attributes.classes
+        typer.echo(printable(f"classes: {len(classes):,}: {listed(classes, LINE_WIDTH)}"))
+    for line in _metadata_lines(manifest.metadata or {}):
+        typer.echo(printable(line))
+    sizes = [sum(manifest.files.get(name, 0) for name in column_files(field, 0)) for field in schema]
+    _console().print(_fields_table(schema, sizes))
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
 def _kept_lines(store: Store) -> list[str]:
     """Return lines with what the store keeps beside its columns."""
     lines = []
@@ -76,8 +99,12 @@ def _kept_lines(store: Store) -> list[str]:
         lines.append(f"classes: {len(store.classes):,}: {listed(store.classes, LINE_WIDTH)}")
     if hasattr(store, "targets"):
         lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_SKIPPED]))}")
-    lines += [f"metadata {key}: {brief(value, LINE_WIDTH)}" for key, value in list(store.metadata.items())[:MOST_KEYS]]
-    more = len(store.metadata) - MOST_KEYS
+    return [*lines, *_metadata_lines(store.metadata)]
+
+
+def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
+    lines = [f"metadata {key}: {brief(value, LINE_WIDTH)}" for key, value in list(metadata.items())[:MOST_KEYS]]
+    more = len(metadata) - MOST_KEYS
     return [*lines, f"metadata: {more:,} more keys"] if more > 0 else lines
 
 
@@ -89,13 +116,12 @@ def _row_count(store: Store) -> int | None:
         return None
 
 
-def _fields_table(store: Store) -> Table:
+def _fields_table(schema: Schema, sizes: list[int]) -> Table:
     table = Table("field", "kind", "dtype", "shape", "optional", title="Fields", title_justify="left")
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
-    sizes = field_bytes(store)
     total = max(sum(sizes), 1)
-    for field, size in zip(store.schema, sizes, strict=True):
+    for field, size in zip(schema, sizes, strict=True):
         dtype, shape = _dtype_and_shape(field)
         optional = "yes" if field.optional else ""
         cells = [printable(field.name), field.kind, dtype, shape, optional, format_bytes(size), f"{size / total:.1%}"]

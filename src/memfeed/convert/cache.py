@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import msgspec
 import torch
 
+from memfeed.convert.at_address import cache_at
 from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
@@ -17,6 +18,7 @@ from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
 from memfeed.errors import RandomDataError, StoreError
+from memfeed.remote.address import is_address
 from memfeed.schema.fields import Kind
 from memfeed.schema.tree import as_types
 from memfeed.store import format
@@ -58,7 +60,9 @@ def cache(
     these. Columns are copied in chunks, in one process. ``docs/inputs.md`` lists what is stored of each.
 
     Args:
-        path: the store's directory; None makes a temporary one, removed with the last store object that uses it.
+        path: the store's directory; None makes a temporary one, removed with the last store object that uses it. An
+            address (``s3://bucket/ants.mf``): the store is built in a directory of its own below
+            ``$XDG_CACHE_HOME/memfeed`` (``~/.cache/memfeed``), stays there, and is pushed; see ``docs/remote.md``.
         fields: names for the leaves of a tuple sample, in order; or ``{path: kind}`` to fix how a leaf is stored
             ("fixed", "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
         dtypes: ``{field: dtype}`` to cast; a cast that would change a value is refused.
@@ -140,6 +144,12 @@ def cache(
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
         return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
+    if is_address(path):
+        parts = {
+            name: _cache(part, f"{path}/{name}", options, copy_existing, repair, split, keep, lazily, floats)
+            for name, part in dataset.items()
+        }
+        return cast("Store", parts)
     folder = None if path is None else local_path(path)
     if folder is not None and (folder / format.MANIFEST).exists():
         raise StoreError(
@@ -166,6 +176,17 @@ def _cache(
     floats: torch.dtype | None,
 ) -> Store:
     """Return the store of one dataset; see `cache`."""
+    if path is not None and is_address(path):
+        if lazily:
+            raise ValueError(
+                "found lazily=True with an address; expected a path: a store is pushed when it is complete"
+            )
+        return cache_at(
+            path,
+            lambda local: _cache(dataset, local, options, copy_existing, repair, split, keep, lazily, floats),
+            replace=options.overwrite or repair,
+            progress=options.progress,
+        )
     owner = None
     if path is None:
         owner = TemporaryDirectory()

@@ -71,7 +71,7 @@ def parse_address(text: str | os.PathLike[str] | Address) -> Address:
     if scheme is None:
         raise StoreError(f"found {given!r:.150}, a path; expected an address that begins with {SCHEMES}")
     if not given[len(scheme) + 1 :].startswith("//"):
-        given = given.replace(":/", "://", 1)  # what pathlib.Path made of it
+        given = given.replace(":/", ":///" if scheme == "file" else "://", 1)  # what pathlib.Path made of it
     try:
         parts = urlsplit(given)
         host, has_login = parts.netloc.rpartition("@")[2], "@" in parts.netloc

@@ -174,8 +174,8 @@ class Objects:
     def put_file(self, name: str, path: Path, size: int, *, sent: Callable[[bytes], None] | None = None) -> None:
         """Write an object with the ``size`` bytes of a file. It is there only when all of it has arrived.
 
-        ``sent`` is given the bytes in order, in pieces of at least 8 MiB but the last; ``sent(b"")`` says that the file
-        is sent from its beginning (again). What it raises is raised here, and then the object is not written.
+        ``sent`` is given the bytes in order, in pieces of a multiple of 8 MiB but the last; ``sent(b"")`` says that
+        the file is sent from its beginning (again). What it raises is raised here, and then the object is not written.
         """
         self._make_directory()
         if size <= PART_BYTES:
@@ -186,7 +186,7 @@ class Objects:
 
             self._tried(name, f"sending {size:,} bytes", attempt)
             return
-        part = max(PART_BYTES, -(-size // (MOST_PARTS - 1)))
+        part = max(1, -(-size // (MOST_PARTS * PART_BYTES))) * PART_BYTES
 
         def send() -> None:
             pieces = _pieces(path, size, part, sent)

@@ -169,14 +169,18 @@ def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -
             raise CorruptStoreError(_damage(path, manifest, chunk))
 
 
-def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
+def describe_chunk(manifest: Manifest, chunk: Chunk) -> str:
+    """Return the place of a chunk in words: its bytes, its field and the rows in it."""
     field = next((field for field in manifest.schema if chunk.name in record_sizes(field)), None)
     record = record_sizes(field)[chunk.name] if field is not None else 8
     last = chunk.first + chunk.size - 1
     rows = f"rows {chunk.first // record} to {last // record}" if record else "some of its rows"
     what = f"field {field.name}" if field is not None else "the targets of the dataset"
+    return f"{chunk.size:,} bytes from {chunk.first:,} ({what}, {rows})"
+
+
+def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
     return (
-        f"{path / chunk.name}: found other bytes than were written, in {chunk.size:,} bytes from {chunk.first:,} "
-        f"({what}, {rows}); restore the file from a copy, or let cache compute these rows again from the "
-        "dataset: repair=True"
+        f"{path / chunk.name}: found other bytes than were written, in {describe_chunk(manifest, chunk)}; "
+        "restore the file from a copy, or let cache compute these rows again from the dataset: repair=True"
     )

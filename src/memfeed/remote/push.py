@@ -1,0 +1,154 @@
+"""`memfeed.push`: from a store on this machine to an address, visible all at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError
+from memfeed.remote.address import Address, parse_address
+from memfeed.remote.chunks import in_threads
+from memfeed.remote.layout import POINTER, PUSHES, Pointer, read_pointer
+from memfeed.remote.objects import Objects
+from memfeed.store import format
+from memfeed.store.checksums import chunks_of, describe_chunk, read_checksums
+from memfeed.store.manifest import CHUNK_BYTES, Manifest
+from memfeed.store.store import Store
+from memfeed.system.progress import Progress
+
+_FILES_AT_ONCE = 4
+_TENSORDICT_META = "meta.json"
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A store on this machine: its directory, its manifest and the manifest's digest."""
+
+    path: Path
+    manifest: Manifest
+    digest: str
+
+    def sizes(self) -> dict[str, int]:
+        """Return every file that is sent, with its size in bytes; memfeed.json is the last."""
+        metas = (path for path in self.path.rglob(_TENSORDICT_META) if format.WORK_DIRECTORY not in path.parts)
+        small = [format.CHECKSUMS, *sorted(path.relative_to(self.path).as_posix() for path in metas), format.MANIFEST]
+        return {**self.manifest.files, **{name: (self.path / name).stat().st_size for name in small}}
+
+
+def push(
+    store: Store | str | os.PathLike[str], address: str | Address, *, remove_old: bool = False, progress: bool = False
+) -> int:
+    """Write a finished store to an address such as ``s3://bucket/ants.mf``; return how many bytes were sent.
+
+    Its files become objects with the same bytes. They are below a name of their own, and readers see them when the last
+    one is there: an older store at the address is replaced at once, and who reads it goes on. Its objects stay until a
+    push with ``remove_old``, which also removes what interrupted pushes left. The bytes are compared with the
+    store's checksums as they are sent. After an interruption the same call sends only the files that are missing.
+
+    Raises StoreError if ``store`` is none, is a view, or is being filled; CorruptStoreError if it is damaged;
+    ObjectReplacedError if another push to the address finished meanwhile; RemoteError if the address cannot be written.
+
+    Example::
+
+        memfeed.push("ants.mf", "s3://bucket/ants.mf")
+    """
+    local, to = _local_store(store), parse_address(address)
+    if to.kind == "http":
+        raise StoreError(f"{to}: found a web server, which memfeed only reads; expected s3://, gs://, az:// or file://")
+    objects, pointer = Objects(to), Pointer(digest=local.digest)
+    before = read_pointer(objects)
+    sizes, there = local.sizes(), objects.list(pointer.directory)
+    missing = {
+        name: size
+        for name, size in sizes.items()
+        if (found := there.get(f"{pointer.directory}/{name}")) is None or found.size != size
+    }
+    total = sum(sizes.values())
+    with Progress(f"push {to.name}", total, unit="B", shown=progress, done=total - sum(missing.values())) as bar:
+        _send(local, objects, pointer, missing, bar.advance)
+    if before is None or before[0] != pointer:
+        content = msgspec.json.format(msgspec.json.encode(pointer), indent=1) + b"\n"
+        objects.put(POINTER, content, only_if=before[1] if before is not None and before[1] else "")
+    if remove_old:
+        _remove_old(objects, pointer)
+    return sum(missing.values())
+
+
+def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
+    """Return the finished store that is to be pushed."""
+    path = format.resolve(store.path if isinstance(store, Store) else store)
+    found = format.read_manifest(path)
+    if found is None:
+        if format.build_path(path).exists():
+            raise StoreError(
+                f"{path}: found a store that is still being filled; expected a finished one: wait until its last row "
+                "is there, or run the call of cache() that builds it again"
+            )
+        raise StoreError(f"{path}: found no store of memfeed; expected one: memfeed cache MODULE:FACTORY {path}")
+    manifest, digest, _ = found
+    is_all = not isinstance(store, Store) or (store.schema == manifest.schema and digest.startswith(store.digest))
+    if not is_all:  # the digest of a view has its rows in it
+        raise StoreError(
+            f"{path}: found a view of a store, or a store that was replaced; expected all of it: "
+            f"memfeed.push(memfeed.open({str(path)!r}), ...)"
+        )
+    return _Local(path, manifest, digest)
+
+
+def _send(
+    local: _Local, objects: Objects, pointer: Pointer, missing: dict[str, int], sent: Callable[[int], None]
+) -> None:
+    """Send files, several at a time; the manifest when all others are there."""
+    hashes = read_checksums(local.path, local.manifest)
+
+    def send(name: str) -> None:
+        _send_file(local, objects, f"{pointer.directory}/{name}", name, hashes.get(name))
+
+    columns = [name for name in missing if name != format.MANIFEST]
+    columns.sort(key=lambda name: -missing[name])
+    for first in range(0, len(columns), 4 * _FILES_AT_ONCE):
+        group = columns[first : first + 4 * _FILES_AT_ONCE]
+        in_threads(send, group, _FILES_AT_ONCE)
+        sent(sum(missing[name] for name in group))
+    if format.MANIFEST in missing:
+        send(format.MANIFEST)
+        sent(missing[format.MANIFEST])
+
+
+def _send_file(local: _Local, objects: Objects, to: str, name: str, expected: list[int] | None) -> None:
+    """Send a file; nothing is written at the address if its bytes are not those of the checksums."""
+    size = (local.path / name).stat().st_size
+    chunks, hashes, done = chunks_of({name: size}), expected or [], 0
+
+    def check(data: bytes) -> None:
+        nonlocal done
+        done = done if data else 0  # it is sent from its beginning
+        for first in range(0, len(data), CHUNK_BYTES) if hashes else ():
+            number = (done + first) // CHUNK_BYTES
+            if xxhash.xxh3_64_intdigest(data[first : first + CHUNK_BYTES]) != hashes[number]:
+                raise CorruptStoreError(
+                    f"{local.path / name}: found other bytes than were written, in "
+                    f"{describe_chunk(local.manifest, chunks[number])}; nothing was pushed: restore the file from a "
+                    "copy, or let cache compute these rows again from the dataset: repair=True"
+                )
+        done += len(data)
+
+    objects.put_file(to, local.path / name, size, sent=check)
+
+
+def _remove_old(objects: Objects, pointer: Pointer) -> None:
+    """Remove the objects of other pushes, and of a store that was copied to the address file by file."""
+    try:
+        data, _ = objects.read_whole(format.MANIFEST, most_bytes=format.LARGEST_JSON)
+        copied = {*format.decode(data, objects.address).files, format.CHECKSUMS, format.MANIFEST}
+    except (ObjectNotFoundError, StoreError):
+        copied = set()
+    names = objects.list()
+    old = [name for name in names if name.startswith(f"{PUSHES}/") and not name.startswith(f"{pointer.directory}/")]
+    metas = [name for name in names if copied and name.rpartition("/")[2] == _TENSORDICT_META and PUSHES not in name]
+    objects.delete([*old, *metas, *(name for name in names if name in copied)])
