@@ -3,32 +3,39 @@
 On a CUDA machine the figures have targets. Without one the same programs run on the CPU, where nothing is transferred:
 that shows only that the benchmark runs, and how much time the loader takes beside a model.
 
-Every program must give the same rows before it is timed. They take turns, and the ratios come from one run.
+Every program must give the same rows before it is timed. They take turns, and the ratios come from one run. Other
+libraries take part where they are installed. Each part has an amount of time; what fails is written down with its
+error, the result is written after each part, and the other parts follow.
 
-    python benchmarks/device.py [--device cuda]
+    python benchmarks/device.py [--device cuda] [--parts feeding,resident]
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from importlib.util import find_spec
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 import memfeed
 import memfeed.transforms as T
+from device_peers import Epoch, augmenters, feeders
 from measure import Check, Seconds, in_turns, medians, parser, ratio, show, table, write
 from memfeed.random import Keys
+from memfeed.transfer.streams import CudaStreams
 from transforms import MEAN, STD, tutorial
 
-SHAPES = {"images 256": ((3, 256, 256), 64, 4000), "images 32": ((3, 32, 32), 512, 50_000)}
-RESIDENT_BYTES = 20 * 10**9
+LARGE_ROW_BYTES = 64 << 10  # one copy a row is worth a comparison from here on
+SHAPES = {"images 256": ((3, 256, 256), 64), "images 32": ((3, 32, 32), 512)}
 RECIPE = T.Compose(
     [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD), T.ToDtype(torch.bfloat16)],
     memory_format=torch.channels_last,
@@ -37,6 +44,38 @@ AUGMENT = T.Compose(
     [T.RandomCrop(224), T.RandomHorizontalFlip(), T.ToDtype(torch.bfloat16, scale=True), T.Normalize(MEAN, STD)],
     memory_format=torch.channels_last,
 )
+
+
+class Sizes(NamedTuple):
+    """How much of everything is measured.
+
+    Args:
+        rows: of the shapes that are fed.
+        resident: rows of 12 KB that lie on the device, and the epochs over them, one after the other.
+        augmented: images of a call, and calls that are queued together.
+        peer_calls: the same of other libraries, whose calls take longer.
+        host_rows: of which the caller's time a step is taken.
+        trained: images, and those of a batch.
+        rounds: turns of each contender, if there is time.
+        seconds: that the turns of one part take at most. A turn that has begun is finished.
+        workers: processes of DataLoader.
+    """
+
+    rows: tuple[int, int]
+    resident: tuple[int, int]
+    augmented: tuple[int, int]
+    peer_calls: int
+    host_rows: int
+    trained: tuple[int, int]
+    rounds: int
+    seconds: float
+    workers: int
+
+
+GPU = Sizes((4000, 50_000), (20 * 10**9 // (3 * 64 * 64) + 1, 64), (4096, 50), 3, 12_800, (12_800, 256), 7, 45.0, 8)
+CPU = Sizes((400, 5000), (256, 2), (16, 2), 2, 6400, (256, 64), 7, 60.0, 0)
+QUICK = Sizes((128, 1024), (64, 2), (4, 2), 2, 640, (16, 8), 1, 60.0, 0)
+QUICK_GPU = Sizes((64, 512), (16, 2), (2, 2), 1, 128, (4, 2), 1, 60.0, 0)
 
 
 def finish(device: torch.device) -> None:
@@ -52,130 +91,226 @@ def timed(device: torch.device, work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+class Run:
+    """One run: its device, how much it measures, and what it has found so far."""
+
+    def __init__(self, options: argparse.Namespace, device: torch.device, sizes: Sizes) -> None:
+        self.options, self.device, self.sizes = options, device, sizes
+        self.checks: list[Check] = []
+        self.skipped: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self.rates: dict[str, dict[str, float]] = {}
+        self.median_seconds: dict[str, dict[str, float]] = {}
+        self.shares: dict[str, list[float]] = {}
+
+    def turns(self, contenders: Mapping[str, Callable[[], float]]) -> Seconds:
+        """Time contenders in turns, as long as there is time; at least once. One that fails is left out by name."""
+        end, left = time.perf_counter() + self.sizes.seconds, dict(contenders)
+        found: Seconds = {}
+        for number in range(self.sizes.rounds if left else 0):
+            names = [*left][number % len(left) :] + [*left][: number % len(left)]
+            for name in names:
+                try:
+                    found.setdefault(name, []).extend(in_turns({name: left[name]}, 1)[name])
+                except Exception as error:
+                    self.note_failure(name, error)
+                    del left[name], found[name]
+            if time.perf_counter() > end or not left:
+                break
+        return found
+
+    def check(self, what: str, seconds: Seconds, one: str, other: str, least: float) -> None:
+        """Note that ``one`` must take at least so many times as long as ``other``, if both were timed."""
+        if one in seconds and other in seconds:
+            self.checks.append(Check(what, ratio(seconds, one, other), least, True))
+
+    def note_failure(self, name: str, error: BaseException) -> None:
+        """Write down what failed, and print where."""
+        traceback.print_exception(error)
+        self.failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
+
+    def write(self) -> None:
+        """Write what was found so far."""
+        cuda = self.device.type == "cuda"
+        about = {
+            "device": torch.cuda.get_device_name(self.device) if cuda else "cpu",
+            "images": self.sizes.augmented[0],
+            "shapes": list(SHAPES),
+            "sizes": self.sizes._asdict(),
+        }
+        figures: dict[str, Any] = {
+            "gigabytes_per_second": self.rates, "median_seconds": self.median_seconds, **self.shares,
+            "skipped": self.skipped, "failed": self.failed,
+        }  # fmt: skip
+        if not cuda:
+            figures["without_targets"] = {check.what: check.found for check in self.checks}
+        write(self.options, about, figures, self.checks if cuda else [])
+
+
 # --- batches from each placement
 
 
-def feeding(shape: tuple[int, ...], batch: int, rows: int, device: torch.device, rounds: int, at: Path) -> Seconds:
-    """Time the rows of an epoch from each placement, and the plain copies that limit them."""
-    data = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8)
-    store = memfeed.cache((data, torch.arange(rows)), at, progress=False)
+def feeding(run: Run) -> None:
+    """Time the rows of an epoch from each placement, by other libraries, and by the plain copies that limit them."""
+    with tempfile.TemporaryDirectory() as at:
+        for (name, (shape, batch)), rows in zip(SHAPES.items(), run.sizes.rows, strict=True):
+            seconds = feed_one(run, shape, batch, rows, Path(at) / name.replace(" ", ""))
+            total = rows // batch * batch * torch.Size(shape).numel()
+            rates = run.rates[name] = {who: total / time_s / 1e9 for who, time_s in medians(seconds).items()}
+            table(name, ["", "GB/s"], [[who, f"{rate:.2f}"] for who, rate in rates.items()])
+            slower = max(("bare copy to the device", "bare gather"), key=lambda who: medians(seconds).get(who, 0.0))
+            limits = {"pinned": ("bare copy to the device", 0.9), "mapped": (slower, 0.9)}
+            limits["device"] = "bare copy on the device", 0.6
+            for where, (limit, least) in limits.items():
+                run.check(f"{name}, {where}: of the {limit}", seconds, limit, where, least)
+            run.check(f"{name}, pinned: one copy a row takes", seconds, "one copy a row", "pinned", 1.0)
+            for who in seconds:
+                if who.startswith("DataLoader"):
+                    run.check(f"{name}, {who}: takes", seconds, who, "mapped", 2.0)
+
+
+def feed_one(run: Run, shape: tuple[int, ...], batch: int, rows: int, at: Path) -> Seconds:
+    device, cuda = run.device, run.device.type == "cuda"
+    data, labels = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8), torch.arange(rows)
+    at.mkdir()
+    store = memfeed.cache((data, labels), at / "rows.mf", progress=False)
     loaders = {
         where: memfeed.Loader(store, batch, shuffle=True, drop_last=True, device=device, placement=where)
         for where in ("pinned", "mapped", "device")
     }
     for where, loader in loaders.items():
-        for images, labels in loader:
-            assert torch.equal(images.cpu(), data[labels.cpu()]), where
+        for images, numbers in loader:
+            assert torch.equal(images.cpu(), data[numbers.cpu()]), where
+    others, skipped = feeders(data, labels, batch, device, at / "peers", run.sizes.workers)
+    run.skipped.update(skipped)
     steps, column = rows // batch, store.column(0)
-    here = torch.empty(batch, *shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    here = torch.empty(batch, *shape, dtype=torch.uint8, pin_memory=cuda)
     there, other = (torch.empty(batch, *shape, dtype=torch.uint8, device=device) for _ in range(2))
     ids = torch.randperm(rows)[: steps * batch].view(steps, batch)
 
-    def epoch(loader: memfeed.Loader) -> None:
-        for batch in loader:
-            del batch
-
     def repeat(work: Callable[[int], Any]) -> Callable[[], None]:
-        def run() -> None:
+        def run_all() -> None:
             for step in range(steps):
                 work(step)
 
-        return run
+        return run_all
 
-    contenders = {
-        where: lambda loader=loader: timed(device, lambda: epoch(loader)) for where, loader in loaders.items()
-    }
     bare = {
         "bare copy to the device": repeat(lambda step: there.copy_(here, non_blocking=True)),
         "bare gather": repeat(lambda step: torch.index_select(column, 0, ids[step], out=here)),
         "bare copy on the device": repeat(lambda step: other.copy_(there)),
     }
-    contenders |= {name: lambda work=work: timed(device, work) for name, work in bare.items()}
-    return in_turns(contenders, rounds)
+    if cuda:
+        streams = CudaStreams(device)
+        locked = streams.allocate_page_locked(data.nbytes).view(data.shape).copy_(data)
+        seen = streams.device_view(locked.view(-1)).view(data.shape)
+        there_ids = ids.to(device)
+        bare["bare gather over the bus"] = repeat(lambda step: torch.index_select(seen, 0, there_ids[step], out=there))
+        if data[0].nbytes >= LARGE_ROW_BYTES:
+
+            def copy_rows(step: int) -> None:
+                for at_row, row in enumerate(ids[step].tolist()):
+                    there[at_row].copy_(locked[row], non_blocking=True)
+
+            bare["one copy a row"] = repeat(copy_rows)
+
+    def consume(epoch: Epoch) -> None:
+        for part in epoch():
+            del part
+
+    epochs = {name: lambda loader=loader: iter(loader) for name, loader in loaders.items()} | others
+    works = {name: lambda epoch=epoch: timed(device, lambda: consume(epoch)) for name, epoch in epochs.items()}
+    return run.turns(works | {name: lambda work=work: timed(device, work) for name, work in bare.items()})
 
 
 # --- the augmentation
 
 
-def queued(device: torch.device, work: Callable[[], Any], calls: int, host: list[float]) -> float:
+def queued(device: torch.device, work: Callable[[], Any], calls: int, host: list[float], own_streams: bool) -> float:
     """Return the seconds of one of ``calls`` calls that are queued together; append the caller's seconds to ``host``.
 
-    On a GPU, events before and after say how long the device took. The caller's time ends when the last is queued.
+    On a GPU, events before and after say how long the device took. The caller's time ends when the last is queued. For
+    work on ``own_streams`` it is the time until the device is done.
     """
     finish(device)
-    if device.type != "cuda":
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        host.append((time.perf_counter() - start) / calls)
-        return host[-1]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+    by_events = device.type == "cuda" and not own_streams
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if by_events else (None, None)
+    if begin is not None:
+        begin.record()
     start = time.perf_counter()
     for _ in range(calls):
         work()
     host.append((time.perf_counter() - start) / calls)
-    end.record()
+    if end is not None:
+        end.record()
     finish(device)
+    if begin is None:
+        return (time.perf_counter() - start) / calls
     return float(begin.elapsed_time(end)) / 1e3 / calls
 
 
-def augmenting(device: torch.device, rounds: int, n: int, calls: int) -> tuple[Seconds, Seconds]:
+def augmenting(run: Run) -> None:
     """Time uint8 [n, 3, 256, 256] to bfloat16 channels last, other ways to make it, and a plain copy.
 
-    Returns the seconds that the device takes for a call, and those that the caller takes to queue it.
+    The seconds that the device takes for a call, and those that the caller takes to queue it.
     """
+    device, (n, calls) = run.device, run.sizes.augmented
     images = torch.randint(0, 256, (n, 3, 256, 256), dtype=torch.uint8, device=device)
-    keys = Keys(seed=0, epoch=0, rows=torch.arange(n))
-    few = Keys(seed=0, epoch=0, rows=torch.arange(16))
+    keys, few = (Keys(seed=0, epoch=0, rows=torch.arange(count)) for count in (n, min(n, 16)))
     made = AUGMENT.apply(images[:16], few)
     want = tutorial(images[:16].cpu(), few)  # in float32
     assert made.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(made.cpu().float(), want, rtol=2**-8, atol=2**-8)
+    torch.testing.assert_close(made.cpu().float(), want, rtol=2**-6, atol=2**-5)  # without Triton each step rounds
     source = torch.empty(moved_bytes(n) // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     roads: dict[str, Callable[[], Any]] = {
         "memfeed": lambda: AUGMENT.apply(images, keys),
         "memfeed, RandomResizedCrop": lambda: RECIPE.apply(images, keys),
-        "tutorial": lambda: tutorial(images, keys).to(torch.bfloat16, memory_format=torch.channels_last),
         "copy of as many bytes": lambda: target.copy_(source),
     }
-    roads |= {name: lambda road=road: road(images) for name, road in peers(device).items()}
+    ours = set(roads)
+    others, skipped, own_streams = augmenters(device, images)
+    run.skipped.update(skipped)
+    roads["tutorial"] = lambda: tutorial(images, keys).to(torch.bfloat16, memory_format=torch.channels_last)
+    roads |= {name: lambda road=road: road(images) for name, road in others.items()}
     host: Seconds = {name: [] for name in roads}
-    works = {name: lambda name=name: queued(device, roads[name], calls, host[name]) for name in roads}
-    return in_turns(works, rounds), host
+
+    def work(name: str) -> float:
+        count = calls if name in ours else run.sizes.peer_calls
+        return queued(device, roads[name], count, host[name], name in own_streams)
+
+    for name in ours:
+        roads[name]()  # compiles
+    seconds = run.turns({name: lambda name=name: work(name) for name in roads})
+    run.median_seconds["augmentation"] = medians(seconds)
+    run.median_seconds["the caller's time to queue it"] = medians({name: host[name] for name in seconds})
+    copy = "copy of as many bytes"
+    run.check("augmentation, of copy bandwidth", seconds, copy, "memfeed", 0.6)
+    run.check("RandomResizedCrop, of copy bandwidth", seconds, copy, "memfeed, RandomResizedCrop", 0.4)
+    run.check("augmentation: the tutorial takes", seconds, "tutorial", "memfeed", 10)
 
 
-def peers(device: torch.device) -> dict[str, Callable[[torch.Tensor], Any]]:
-    """Return the same augmentation with the libraries that are installed. They draw one crop for the whole batch, or
-    their own numbers: their results are not compared.
-    """
-    found: dict[str, Callable[[torch.Tensor], Any]] = {}
-    if find_spec("torchvision") is not None:
-        from torchvision.transforms import v2
-
-        of_batch = v2.Compose([v2.RandomCrop(224), v2.RandomHorizontalFlip(), v2.ToDtype(torch.bfloat16, scale=True),
-                               v2.Normalize(MEAN, STD)])  # fmt: skip
-        found["torchvision v2, one crop for all"] = of_batch
-    if find_spec("kornia") is not None:
-        import kornia.augmentation as K
-
-        mean, std = torch.tensor(MEAN), torch.tensor(STD)
-        each = K.AugmentationSequential(K.RandomCrop((224, 224)), K.RandomHorizontalFlip(), K.Normalize(mean, std))
-        each = each.to(device)
-        found["kornia"] = lambda images: each(images.float() / 255).to(torch.bfloat16)
-    return found
+def moved_bytes(n: int) -> int:
+    """Return the bytes that the augmentation reads and writes: each pixel of the crops as uint8 and as bfloat16."""
+    return n * 3 * 224 * 224 * (1 + 2)
 
 
 # --- columns that lie on the device, and the caller's time
 
 
-def resident(device: torch.device, rounds: int, rows: int, epochs: int) -> Seconds:
+def resident(run: Run) -> None:
     """Time batches from columns in the device's memory, one epoch after the other, beside plain gathers and copies."""
-    data, batch = torch.randint(0, 256, (rows, 3, 64, 64), dtype=torch.uint8), min(512, rows // 4)
-    loader = memfeed.Loader((data,), batch, shuffle=True, drop_last=True, device=device, placement="device")
+    device, (rows, epochs) = run.device, run.sizes.resident
+    block = torch.randint(0, 256, (min(rows, 1 << 14), 3, 64, 64), dtype=torch.uint8)
+    data, batch = torch.empty(rows, 3, 64, 64, dtype=torch.uint8), min(512, rows // 4)
+    for start in range(0, rows, len(block)):  # to draw 20 GB takes half a minute
+        data[start : start + len(block)] = block[: rows - start]
+    numbers = torch.arange(rows)
+    loader = memfeed.Loader((data, numbers), batch, shuffle=True, drop_last=True, device=device, placement="device")
+    images, found = next(iter(loader))
+    assert torch.equal(images.cpu(), data[found.cpu()])
     there, steps = data.to(device), rows // batch
-    other = torch.empty_like(there[: steps * batch])
+    other = torch.empty_like(there[: min(rows, 1 << 18)])  # 3 GB, beside which the L2 is small
     ids = torch.randperm(rows)[: steps * batch].view(steps, batch).to(device)
 
     def fed() -> None:
@@ -190,36 +325,37 @@ def resident(device: torch.device, rounds: int, rows: int, epochs: int) -> Secon
 
     def copied() -> None:
         for _ in range(epochs):
-            other.copy_(there[: steps * batch])  # larger than the L2
+            for start in range(0, steps * batch, len(other)):
+                part = there[start : min(start + len(other), steps * batch)]
+                other[: len(part)].copy_(part)
 
     works = {"memfeed": fed, "index on the device": gathered, "copy on the device": copied}
-    fed()
-    return in_turns({name: lambda work=work: timed(device, work) for name, work in works.items()}, rounds)
+    seconds = run.turns({name: lambda work=work: timed(device, work) for name, work in works.items()})
+    run.median_seconds[f"resident, {epochs} epochs of {data.nbytes / 1e9:.1f} GB"] = medians(seconds)
+    run.check("resident, of the copy's rate", seconds, "copy on the device", "memfeed", 0.6)
 
 
-def host_times(device: torch.device, rounds: int, rows: int) -> Seconds:
+def host_times(run: Run) -> None:
     """Time what the caller's thread spends on a step of a small batch: `next()` and nothing else."""
+    rows = run.sizes.host_rows
     data = torch.randint(0, 256, (rows, 3, 32, 32), dtype=torch.uint8), torch.arange(rows)
     augment = T.Compose([T.RandomCrop(32, padding=4), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)])
-    found: Seconds = {}
-    for name, transform in (("without a transform", None), ("with transforms", augment)):
-        loader = memfeed.Loader(data, 64, shuffle=True, drop_last=True, device=device, transform=transform)
-        found[name] = []
-        for _ in range(rounds + 1):
+    found: dict[str, float] = {}
+    for name, transform, limit in (("without a transform", None, 30), ("with transforms", augment, 60)):
+        loader = memfeed.Loader(data, 64, shuffle=True, drop_last=True, device=run.device, transform=transform)
+        of_epochs = []
+        for _ in range(run.sizes.rounds + 1):
             steps, batches = [], iter(loader)
             while True:
                 start = time.thread_time()  # the CPU time of the caller: it may wait for the batches
                 if next(batches, None) is None:
                     break
                 steps.append(time.thread_time() - start)
-            found[name].append(statistics.median(steps))
-        del found[name][0]
-    return found
-
-
-def moved_bytes(n: int) -> int:
-    """Return the bytes that the augmentation reads and writes: each pixel of the crops as uint8 and as bfloat16."""
-    return n * 3 * 224 * 224 * (1 + 2)
+            of_epochs.append(statistics.median(steps))
+        found[name] = statistics.median(of_epochs[1:])
+        what = f"the caller's CPU time a step, {name}"
+        run.checks.append(Check(what, found[name] * 1e6, limit, False, "us"))
+    run.median_seconds["the caller's CPU time a step"] = found
 
 
 # --- training
@@ -249,14 +385,14 @@ def small_resnet() -> nn.Module:
     return nn.Sequential(*parts, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
-def training(
-    device: torch.device, rounds: int, rows: int, batch: int, *, large: bool
-) -> tuple[Seconds, list[float], list[float]]:
-    """Time an epoch with the loader and one that reuses a batch: of ResNet-50 at 224, or of a small net at 32.
+def training(run: Run) -> None:
+    """Time an epoch with the loader and one that reuses a batch: of ResNet-50 at 224 on a GPU, else of a net at 32.
 
-    Returns the seconds, the shares of its time that the caller waited, and, on a GPU, the shares of the device's time
-    between the end of a step and the begin of the next, by events.
+    Also the share of its time that the caller waited, and, on a GPU, the share of the device's time between the end of
+    a step and the begin of the next, by events.
     """
+    device, (rows, batch) = run.device, run.sizes.trained
+    large = device.type == "cuda"
     side, classes = (256, 1000) if large else (32, 10)
     data = torch.randint(0, 256, (rows, 3, side, side), dtype=torch.uint8), torch.randint(0, classes, (rows,))
     small = T.Compose(
@@ -268,23 +404,24 @@ def training(
     if large:
         from torchvision.models import resnet50
 
-        model = resnet50().to(device, torch.bfloat16, memory_format=torch.channels_last)
+        torch.backends.cudnn.benchmark = True
+        model = resnet50()
     else:
-        model = small_resnet().to(device, memory_format=torch.channels_last)
+        model = small_resnet()
+    model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     waits: list[float] = []
-
     gaps: list[float] = []
     marks: list[Any] = []
 
     def mark() -> None:
-        if device.type == "cuda":
+        if large:
             marks.append(torch.cuda.Event(enable_timing=True))
             marks[-1].record()
 
     def step(images: torch.Tensor, labels: torch.Tensor) -> None:
         mark()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=large):
             loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -307,74 +444,74 @@ def training(
         for _ in range(len(loader)):
             step(*kept)
 
-    seconds = in_turns(
-        {"fed": lambda: timed(device, fed), "one batch reused": lambda: timed(device, reused)}, max(rounds, 2)
-    )
-    return seconds, waits, gaps
+    for _ in range(3 if large else 1):  # chooses algorithms
+        step(*kept)
+    works = {"fed": fed, "one batch reused": reused}
+    seconds = run.turns({name: lambda work=work: timed(device, work) for name, work in works.items()})
+    name = "ResNet-50 at 224" if large else "a small ResNet at 32"
+    run.median_seconds[f"training, {rows} images, {name}"] = medians(seconds)
+    run.shares |= {"wait_shares": waits, "gap_shares": gaps}
+    run.check("training: one batch reused / fed", seconds, "one batch reused", "fed", 0.99)
+    if gaps:
+        share = statistics.median(gaps)
+        run.checks.append(Check("training: between steps", share, 0.01, False, "of the device's time"))
+
+
+PARTS: dict[str, Callable[[Run], None]] = {
+    "feeding": feeding, "host": host_times, "augmenting": augmenting, "resident": resident, "training": training,
+}  # fmt: skip
+
+
+def sizes_of(device: torch.device, *, quick: bool) -> Sizes:
+    """Return how much to measure on a device."""
+    if device.type == "cuda":
+        return QUICK_GPU if quick else GPU
+    return QUICK if quick else CPU
+
+
+def chosen(names: str) -> Iterator[tuple[str, Callable[[Run], None]]]:
+    """Yield the parts of these names, separated by commas; all of them for an empty string."""
+    for name in names.split(",") if names else PARTS:
+        yield name, PARTS[name]
 
 
 def main() -> None:
     made = parser("device-cuda" if torch.cuda.is_available() else "device-cpu", __doc__)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--rounds", type=int, help="turns of each contender, if there is time")
+    made.add_argument("--parts", default="", help=f"some of {','.join(PARTS)}")
+    made.add_argument("--minutes", type=float, default=7.0, help="no part begins later")
     options = made.parse_args()
     device = torch.device(options.device)
-    cuda = device.type == "cuda"
-    rounds = 1 if options.quick else options.rounds
-    checks: list[Check] = []
-    figures: dict[str, Any] = {"gigabytes_per_second": {}, "median_seconds": {}}
-    with tempfile.TemporaryDirectory() as at:
-        for name, (shape, batch, rows) in SHAPES.items():
-            rows = rows if cuda and not options.quick else rows // 10
-            seconds = feeding(shape, batch, rows, device, rounds, Path(at) / f"{batch}.mf")
-            total = rows // batch * batch * torch.Size(shape).numel()
-            rates = {who: total / time_s / 1e9 for who, time_s in medians(seconds).items()}
-            figures["gigabytes_per_second"][name] = rates
-            table(name, ["", "GB/s"], [[who, f"{rate:.2f}"] for who, rate in rates.items()])
-            slower = max(("bare copy to the device", "bare gather"), key=medians(seconds).__getitem__)
-            limits = {"pinned": ("bare copy to the device", 0.90), "mapped": (slower, 0.85)}
-            limits["device"] = "bare copy on the device", 0.6
-            for where, (limit, least) in limits.items():
-                checks.append(Check(f"{name}, {where}: of the {limit}", ratio(seconds, limit, where), least, True))
-    large = cuda and not options.quick
-    rows, epochs = (RESIDENT_BYTES // (3 * 64 * 64) + 1, 64) if large else (256, 2)
-    seconds = resident(device, rounds, rows, epochs)
-    figures["median_seconds"]["resident"] = medians(seconds)
-    checks.append(Check("resident, of the copy's rate", ratio(seconds, "copy on the device", "memfeed"), 0.6, True))
-    hosts = {
-        name: statistics.median(times) for name, times in host_times(device, rounds, 12_800 if large else 640).items()
-    }
-    figures["median_seconds"]["the caller's CPU time a step"] = hosts
-    for (name, found_s), limit in zip(hosts.items(), (30, 60), strict=True):
-        checks.append(Check(f"the caller's CPU time a step, {name}", found_s * 1e6, limit, False, "us"))
-    n, calls = (4096, 50) if large else (16, 2)
-    seconds, host = augmenting(device, rounds, n, calls)
-    figures["median_seconds"]["augmentation"] = medians(seconds)
-    figures["median_seconds"]["the caller's time to queue it"] = medians(host)
-    crops = ratio(seconds, "copy of as many bytes", "memfeed, RandomResizedCrop")
-    checks += [
-        Check("augmentation, of copy bandwidth", ratio(seconds, "copy of as many bytes", "memfeed"), 0.6, True),
-        Check("RandomResizedCrop, of copy bandwidth", crops, 0.4, True),
-        Check("augmentation: the tutorial takes", ratio(seconds, "tutorial", "memfeed"), 10, True),
-    ]
-    trained = (16, 8) if not large and options.quick else (25_600, 256) if large else (256, 64)
-    seconds, waits, gaps = training(device, rounds, *trained, large=large)
-    figures["median_seconds"]["training"] = medians(seconds)
-    figures["wait_shares"], figures["gap_shares"] = waits, gaps
-    checks.append(Check("training: one batch reused / fed", ratio(seconds, "one batch reused", "fed"), 0.99, True))
-    if gaps:
-        share = statistics.median(gaps)
-        checks.append(Check("training: between steps", share, 0.01, False, "of the device's time"))
-    if not cuda:
-        for check in checks:
+    sizes = sizes_of(device, quick=options.quick)
+    run = Run(options, device, sizes if options.rounds is None else sizes._replace(rounds=options.rounds))
+    print(f"{os.cpu_count()} cores, {device}")
+    end = time.perf_counter() + 60 * options.minutes
+    for name, part in chosen(options.parts):
+        start = time.perf_counter()
+        if start > end:
+            run.skipped[name] = f"{options.minutes:g} minutes were over"
+            continue
+        try:
+            part(run)
+        except Exception as error:
+            run.note_failure(name, error)
+        finally:
+            run.write()
+        print(f"{name}: {time.perf_counter() - start:.0f} s")
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    if device.type == "cuda":
+        show("to the device", run.checks)
+    else:
+        for check in run.checks:
             print(f"{check.what:60} {check.found:8.2f} {check.unit}")
         print("no CUDA device: nothing crosses here, and the targets are a GPU's")
-        figures["without_targets"] = {check.what: check.found for check in checks}
-        checks = []
-    else:
-        show("to the device", checks)
-    about = {"device": torch.cuda.get_device_name(device) if cuda else "cpu", "images": n, "shapes": list(SHAPES)}
-    write(options, about, figures, checks)
+    for kind, found in (("skipped", run.skipped), ("failed", run.failed)):
+        for name, why in found.items():
+            print(f"{kind}: {name}: {why}")
+    if run.failed:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,9 @@ class Event:
         if self.stream is not None:
             self.stream.run(self.position)
 
+    def elapsed_time(self, other):
+        return float(other.position - self.position)  # of no meaning: nothing here takes time
+
     def wait(self, stream=None):
         (stream or _machine.current_stream()).wait_event(self)
 
@@ -775,6 +778,7 @@ def simulated(seed=None, **options):
         "Stream": Stream, "Event": Event, "current_stream": machine.current_stream, "stream": _UseStream,
         "default_stream": lambda device=None: machine.defaults[_index(device)], "device": _UseDevice,
         "device_of": lambda tensor: _UseDevice(tensor.device),
+        "get_device_name": lambda device=None: "a simulated GPU", "is_bf16_supported": lambda *_: True,
         "device_count": lambda: 2, "current_device": machine.current_device, "set_device": _set_device,
         "mem_get_info": _memory_info, "memory_reserved": _device_value("reserved"),
         "memory_allocated": _device_value("allocated"), "get_device_properties": _properties,
