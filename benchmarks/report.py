@@ -428,6 +428,8 @@ def device(result: Result) -> str:
         tables.append(f"**{name}**\n\n{table(['', 'GB/s'], [[who, f'{rate:,.2f}'] for who, rate in rates.items()])}")
     times = [[f"{what}: {who}", milliseconds(t)] for what, found in median.items() for who, t in found.items()]
     found = table(["", "found"], [[what, f"{value:,.2f}"] for what, value in result.get("without_targets", {}).items()])
+    left_out = [f"{name} ({why})" for part in ("skipped", "failed") for name, why in result.get(part, {}).items()]
+    without = f" Left out: {', '.join(left_out)}." if left_out else ""
     where = (
         f"To {about['device']}."
         if cuda
@@ -437,9 +439,9 @@ def device(result: Result) -> str:
     return f"""## From each placement{", on a GPU" if cuda else ""}
 
 {where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with
-copies and a gather of as many bytes. {about["images"]} images of uint8 [3, 256, 256], cropped, flipped and normalised
-to bfloat16, channels last. Epochs of a small ResNet on 32 x 32 images, with batches of the loader, and with one batch
-used again and again.
+copies and a gather of as many bytes, and with other libraries. {about["images"]} images of uint8 [3, 256, 256],
+cropped, flipped and normalised to bfloat16, channels last. Epochs of {"ResNet-50 at 224" if cuda else "a small ResNet at 32"},
+with batches of the loader, and with one batch used again and again.{without}
 
 {chr(10).join(tables)}
 {table(["", "time"], times)}
