@@ -429,6 +429,7 @@ def device(result: Result) -> str:
     times = [[f"{what}: {who}", milliseconds(t)] for what, found in median.items() for who, t in found.items()]
     found = table(["", "found"], [[what, f"{value:,.2f}"] for what, value in result.get("without_targets", {}).items()])
     left_out = [f"{name} ({why})" for part in ("skipped", "failed") for name, why in result.get(part, {}).items()]
+    net = "ResNet-50 at 224" if cuda else "a small ResNet at 32"
     without = f" Left out: {', '.join(left_out)}." if left_out else ""
     where = (
         f"To {about['device']}."
@@ -440,8 +441,8 @@ def device(result: Result) -> str:
 
 {where} Shuffled batches from page-locked memory, from the mapped store and from the device's memory, compared with
 copies and a gather of as many bytes, and with other libraries. {about["images"]} images of uint8 [3, 256, 256],
-cropped, flipped and normalised to bfloat16, channels last. Epochs of {"ResNet-50 at 224" if cuda else "a small ResNet at 32"},
-with batches of the loader, and with one batch used again and again.{without}
+cropped, flipped and normalised to bfloat16, channels last. Epochs of {net}, with batches of the loader, and with one
+batch used again and again.{without}
 
 {chr(10).join(tables)}
 {table(["", "time"], times)}
