@@ -95,6 +95,11 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev,remote]'
 	$(call run-tests,.venv-oldest/bin/python)
 
+# Add a machine to an elastic run of torchrun, and lose one: every row of an epoch counts once. Takes a minute or two.
+.PHONY: elastic
+elastic: $(INSTALLED)
+	$(BIN)/python tests/run_elastic.py
+
 # Run the tests that torchdata, Accelerate and Lightning have for loaders, with Loader in the place of DataLoader. Needs
 # checkouts: make peers-tests TORCHDATA=../data ACCELERATE=../accelerate LIGHTNING=../pytorch-lightning
 .PHONY: peers-tests

@@ -103,7 +103,8 @@ def rows_of_run(order: Order, run: StepRun, places: Int64Array) -> Rows:
     stop = run.start + (run.steps - 1) * run.stride + run.size
     if stop <= order.n and stop - run.row <= SPAN_ROWS:
         return order(run.row, stop)[places - run.row]
-    parts = [_around(order, start, run.size) for start in places[:: run.size].tolist()]
+    # copies: an order may give views of many more rows
+    parts = [_around(order, start, run.size).copy() for start in places[:: run.size].tolist()]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
