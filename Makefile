@@ -39,6 +39,17 @@ torture: $(INSTALLED)
 soak: $(INSTALLED)
 	$(BIN)/python tests/run_torture.py --only soak --minutes $(MINUTES)
 
+# 1,000 faults of a network and an object store of each kind, while stores are read, pushed and pulled.
+FAULTS ?= 1000
+.PHONY: remote-faults test-s3rver
+remote-faults: $(INSTALLED)
+	MEMFEED_REMOTE_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/remote/test_faults.py
+
+# The tests of stores at an address against a second S3 server, of npm.
+test-s3rver: $(INSTALLED)
+	npm install --silent --no-save --prefix $(VENV)/s3rver s3rver@3.7.1
+	MEMFEED_S3RVER=$(VENV)/s3rver/node_modules/.bin/s3rver $(BIN)/python -m pytest tests/remote
+
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import subprocess
+import threading
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +25,16 @@ def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[tuple[str, int]]:
-    """Return host and port of moto's S3 server, in a thread of this process."""
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Return host and port of an S3 server on the loopback.
+
+    It is moto's, in a thread of this process; or s3rver, the program that MEMFEED_S3RVER names (`make test-s3rver`).
+    """
     pytest.importorskip("obstore")
+    if "MEMFEED_S3RVER" in os.environ:
+        with _s3rver(os.environ["MEMFEED_S3RVER"], tmp_path_factory.mktemp("s3rver")) as place:
+            yield place
+        return
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server.start()
@@ -30,14 +42,28 @@ def s3_server() -> Iterator[tuple[str, int]]:
     server.stop()
 
 
+@contextlib.contextmanager
+def _s3rver(program: str, directory: Path) -> Iterator[tuple[str, int]]:
+    command = [program, "-d", str(directory), "-a", "127.0.0.1", "-p", "0", "--no-vhost-buckets"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as started:
+        try:
+            assert started.stdout is not None
+            place = next(line for line in started.stdout if "listening on" in line).rsplit(" ", 1)[1].strip()
+            threading.Thread(target=started.stdout.read, daemon=True).start()
+            yield place.split(":")[0], int(place.split(":")[1])
+        finally:
+            started.kill()
+
+
 @pytest.fixture
 def s3_environment(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> str:
     """Let obstore's environment name moto's server and a login; return the endpoint."""
     endpoint = f"http://{s3_server[0]}:{s3_server[1]}"
+    is_s3rver = "MEMFEED_S3RVER" in os.environ  # which knows one login
     for name, value in {
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test-key-id",
-        "AWS_SECRET_ACCESS_KEY": "SECRET-of-the-test",
+        "AWS_ACCESS_KEY_ID": "S3RVER" if is_s3rver else "test-key-id",
+        "AWS_SECRET_ACCESS_KEY": "S3RVER" if is_s3rver else "SECRET-of-the-test",
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-KINDS = ("reset", "truncate", "slow_down", "wrong_bytes", "expired", "stall")
+KINDS = ("reset", "lost_answer", "truncate", "slow_down", "wrong_bytes", "expired", "stall")
 _HOP = {"connection", "keep-alive", "transfer-encoding"}
 _PIECE = 64 << 10
+_AFTER = {"lost_answer", "truncate", "wrong_bytes"}  # once the server has done what was asked
 _ERRORS = {"slow_down": (503, "SlowDown"), "expired": (403, "ExpiredToken")}
 
 
@@ -51,7 +52,8 @@ class FaultProxy:
     """The proxy; a context manager. ``injected`` counts the faults by kind, ``requests`` lists what was asked for.
 
     ``latency_seconds`` are waited before each answer, ``bytes_per_second`` limits all answers together (None: not).
-    A body of "wrong_bytes" has one byte changed; only answers with a body get it, and "truncate".
+    A body of "wrong_bytes" has one byte changed; only answers with a body get it, and "truncate". "reset" closes the
+    connection before the server is asked, "lost_answer" after; "stall" says nothing for a minute.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -101,10 +103,9 @@ class FaultProxy:
         """Return the fault for a request, and count it; ``before`` it is sent on, or after the answer is there."""
         with self._lock:
             for fault in self._faults:
-                is_before = fault.kind not in ("truncate", "wrong_bytes")
-                if is_before != before or not fault.left or (fault.method and fault.method != method):
+                if (fault.kind not in _AFTER) != before or not fault.left or (fault.method and fault.method != method):
                     continue
-                if fault.path not in path or not (before or has_body):
+                if fault.path not in path or not (has_body or fault.kind not in ("truncate", "wrong_bytes")):
                     continue
                 fault.seen += 1
                 if (fault.seen - 1) % fault.every:
@@ -168,6 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, headers, data = self._ask(body)
         fault = proxy._pick(self.command, self.path, bool(data) and status in (200, 206), before=False)
+        if fault == "lost_answer":
+            self._reset()
+            return
         if fault == "wrong_bytes":
             middle = len(data) // 2
             data = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]

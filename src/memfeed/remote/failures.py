@@ -77,7 +77,7 @@ def classify(error: BaseException, action: str, where: str) -> Failure:
             "expected the one that was there at the beginning: open the address again",
             ObjectReplacedError,
         )
-    if name == "NotSupportedError" or isinstance(error, NotImplementedError):
+    if is_unsupported(error):
         return final("that this kind of store cannot do so", "expected one that can, such as s3://")
     kind = _first(_KIND, text)
     if status >= 500 or status in _RETRIED_STATUS:
@@ -89,6 +89,12 @@ def classify(error: BaseException, action: str, where: str) -> Failure:
     if name in ("GenericError", "JoinError", "TimeoutError", "ConnectionError", "OSError"):
         return Failure(_local_reason(text) or "an answer that cannot be read")
     return final(f"{name}", "correct the address, or the settings of the store in the environment")
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Return True if a store says that it has no such request."""
+    unsupported = isinstance(error, NotImplementedError) or type(error).__name__ == "NotSupportedError"
+    return unsupported or _first(_STATUS, str(error)) == "501"
 
 
 def _local_reason(text: str) -> str:

@@ -103,8 +103,8 @@ def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None
                 raise  # else the store was replaced, and the old push removed: look at the new one
 
 
-def read_pointer(objects: Objects) -> tuple[Pointer, str | None] | None:
-    """Return manifest.json of an address and its etag; None if there is none: a plain copy of a store, or nothing."""
+def read_pointer(objects: Objects) -> tuple[Pointer, ObjectInfo] | None:
+    """Return manifest.json of an address and its size and etag; None if there is none (a copy of files, or nothing)."""
     try:
         data, info = objects.read_whole(POINTER, most_bytes=_MOST_POINTER_BYTES)
     except ObjectNotFoundError:
@@ -123,7 +123,7 @@ def read_pointer(objects: Objects) -> tuple[Pointer, str | None] | None:
         )
     if len(pointer.digest) != 32 or set(pointer.digest) - set("0123456789abcdef"):
         raise StoreError(f"{where}: found the digest {pointer.digest!r:.60}; expected 32 hex digits: push it again")
-    return pointer, info.etag
+    return pointer, info
 
 
 def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:

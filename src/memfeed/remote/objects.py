@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from memfeed.errors import CorruptStoreError, MemfeedError, ObjectReplacedError, RemoteError
+from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError, ObjectReplacedError, RemoteError
 from memfeed.remote import retry as retries
 from memfeed.remote.address import Address, parse_address
-from memfeed.remote.failures import WrongBytesError, classify
+from memfeed.remote.failures import WrongBytesError, classify, is_unsupported
 from memfeed.remote.retry import Retry
 from memfeed.system import extras, files
 
@@ -29,10 +29,11 @@ _pid: int | None = None  # of the process that first used obstore
 
 
 class ObjectInfo(NamedTuple):
-    """What is known of an object: its size in bytes, and its etag (None if the store has none)."""
+    """What is known of an object: its size in bytes, its etag and its version (None if the store has none)."""
 
     size: int
     etag: str | None
+    version: str | None = None
 
 
 class Objects:
@@ -138,32 +139,47 @@ class Objects:
 
         return dict(sorted(self._tried(prefix, "listing its objects", attempt).items()))
 
-    def put(self, name: str, data: bytes, *, only_if: str | None = None) -> str | None:
+    def put(self, name: str, data: bytes, *, replaces: ObjectInfo | Literal["nothing"] | None = None) -> str | None:
         """Write an object at once, and return its etag.
 
-        With ``only_if`` it is written only in place of the object that has this etag; ``""`` means that there is none.
-        Else ObjectReplacedError is raised. Stores that cannot do so (directories) compare before they write.
+        With ``replaces`` it is written only in place of the object that was found so, or where there is "nothing"; else
+        ObjectReplacedError is raised. A store that has no such condition is asked before, which two writers at the same
+        moment can pass.
         """
-        mode: Any = "overwrite" if only_if is None else ("create" if only_if == "" else {"e_tag": only_if})
-        before = bytes(data)
+        content = bytes(data)
         self._make_directory()
+        mode: Any = "overwrite" if replaces is None else "create"
+        if isinstance(replaces, ObjectInfo):
+            known = {"e_tag": replaces.etag, "version": replaces.version}
+            mode = {name: value for name, value in known.items() if value is not None}
 
         def attempt() -> str | None:
             try:
-                result = _obstore().put(self._client, name, before, mode=mode, use_multipart=False)
-            except NotImplementedError:
-                if not isinstance(mode, dict):
+                result = _obstore().put(self._client, name, content, mode=mode, use_multipart=False)
+            except Exception as error:
+                if mode == "overwrite" or not is_unsupported(error):
                     raise
-                _require_etag(self._where(name), _obstore().head(self._client, name), only_if)
-                result = _obstore().put(self._client, name, before, use_multipart=False)
+                self._require(name, replaces)
+                result = _obstore().put(self._client, name, content, use_multipart=False)
             return result.get("e_tag")  # type: ignore[no-any-return]
 
         try:
-            return self._tried(name, f"writing {len(before):,} bytes", attempt)
+            return self._tried(name, f"writing {len(content):,} bytes", attempt)
         except ObjectReplacedError:
-            if only_if is None or not self._is_written(name, before):
+            if replaces is None or not self._is_written(name, content):
                 raise  # else an earlier attempt wrote it, and its answer was lost
             return self.head(name).etag
+
+    def _require(self, name: str, expected: ObjectInfo | str | None) -> None:
+        """Raise ObjectReplacedError unless the object is the expected one, or is not there if "nothing" is expected."""
+        try:
+            found = self.head(name)
+        except ObjectNotFoundError:
+            if expected == "nothing":
+                return
+            raise
+        if found != expected:
+            raise _replaced(self._where(name), "another object")
 
     def _is_written(self, name: str, data: bytes) -> bool:
         try:
@@ -189,8 +205,14 @@ class Objects:
         part = max(1, -(-size // (MOST_PARTS * PART_BYTES))) * PART_BYTES
 
         def send() -> None:
-            pieces = _pieces(path, size, part, sent)
-            _obstore().put(self._part_client, name, pieces, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            refused: list[MemfeedError] = []
+            pieces = _kept_error(_pieces(path, size, part, sent), refused)
+            try:
+                _obstore().put(self._part_client, name, pieces, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+            except Exception:
+                if refused:  # obstore may raise what came of giving the upload up
+                    raise refused[0] from None
+                raise
 
         self._tried(name, f"sending {size:,} bytes", send, most_attempts=2)  # obstore repeats the parts
 
@@ -329,6 +351,15 @@ def _pieces(path: Path, size: int, piece: int, sent: Callable[[bytes], None] | N
         ) from None
 
 
+def _kept_error(pieces: Iterator[bytes], refused: list[MemfeedError]) -> Iterator[bytes]:
+    """Yield ``pieces``; add the error that ends them to ``refused``."""
+    try:
+        yield from pieces
+    except MemfeedError as error:
+        refused.append(error)
+        raise
+
+
 def _read_exactly(file: Any, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
@@ -340,7 +371,7 @@ def _read_exactly(file: Any, size: int) -> bytes:
 
 
 def _info(meta: Mapping[str, Any]) -> ObjectInfo:
-    return ObjectInfo(meta["size"], meta.get("e_tag"))
+    return ObjectInfo(meta["size"], meta.get("e_tag"), meta.get("version"))
 
 
 def _require_etag(where: str, meta: Mapping[str, Any], etag: str | None) -> None:

@@ -73,7 +73,7 @@ def push(
         _send(local, objects, pointer, missing, bar.advance)
     if before is None or before[0] != pointer:
         content = msgspec.json.format(msgspec.json.encode(pointer), indent=1) + b"\n"
-        objects.put(POINTER, content, only_if=before[1] if before is not None and before[1] else "")
+        objects.put(POINTER, content, replaces="nothing" if before is None else before[1])
     if remove_old:
         _remove_old(objects, pointer)
     return sum(missing.values())
