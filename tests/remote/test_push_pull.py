@@ -144,18 +144,19 @@ def test_after_a_kill_the_same_call_finishes(wide, bucket, proxy, tmp_path, code
     address, target = f"{bucket}/wide.mf", tmp_path / "pulled.mf"
     if code == _PULL:
         memfeed.push(wide, address)
-    proxy.body_bytes = 0
+    proxy.inject(
+        "stall", method="PUT" if code == _PUSH else "GET", path="memfeed.json" if code == _PUSH else "1.memmap"
+    )
     place = target if code == _PULL else wide.path
-    seen = len(proxy.requests)
-    proxy.latency_seconds = 0.2
     child = subprocess.Popen([sys.executable, "-c", code, address, str(place)])
-    wanted = 7 if code == _PULL else 4  # requests, so that some bytes are on their way
     deadline = time.monotonic() + 120
-    while len(proxy.requests) - seen < wanted and time.monotonic() < deadline:
+    while not proxy.injected["stall"] and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
+    assert child.poll() is None
+    assert proxy.injected["stall"]
     child.send_signal(signal.SIGKILL)
     child.wait(60)
-    proxy.latency_seconds = 0.0
+    proxy.clear()
     assert not target.exists()
     if code == _PUSH:
         with pytest.raises(StoreNotFoundError):
