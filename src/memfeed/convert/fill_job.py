@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,11 +34,12 @@ REREAD = "reread"
 
 
 class FillReport(Report):
-    """A report of one worker: the rows that it was sent, and the errors of those that could not be read."""
+    """A report of one worker: the rows it was sent, the errors of those that failed, and the seconds it took."""
 
     worker: int = 0
     rows: list[int] = msgspec.field(default_factory=list)
     failed: list[tuple[int, Failure]] = msgspec.field(default_factory=list)
+    seconds: float = 0.0
     is_reread: bool = False
 
 
@@ -110,7 +112,7 @@ class FillWorker:
         root = job.build.root
         self._writer = RunWriter(job.build, job.plan, may_promote=False)
         self._draws, self._locks = Draws(job.dataset, job.plan), RowLocks(root)
-        self._presence = np.memmap(root / WORK_DIRECTORY / "presence", np.uint8, "r")
+        self._presence = np.asarray(np.memmap(root / WORK_DIRECTORY / "presence", np.uint8, "r"))
 
     def __enter__(self) -> FillWorker:
         self._locks.__enter__()
@@ -122,7 +124,7 @@ class FillWorker:
 
     def fill(self, rows: Sequence[int]) -> FillReport:
         """Read and write those of ``rows`` that are absent and that no other process has. Return what was done."""
-        report = FillReport(worker=self._worker, rows=list(rows))
+        report, started = FillReport(worker=self._worker, rows=list(rows)), time.monotonic()
         taken = [row for row in rows if self._presence[row] == ABSENT and self._locks.take(row)]
         try:
             # another process may have written a row just before it gave it free
@@ -130,6 +132,7 @@ class FillWorker:
         finally:
             for row in taken:
                 self._locks.free(row)
+        report.seconds = time.monotonic() - started
         return report
 
     def reread(self) -> FillReport:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import random
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,12 +19,13 @@ import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, claim, unshare
-from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.building.rows import SKIPPED
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.driver import mark_skipped
 from memfeed.convert.fill_job import REREAD, FillJob, FillReport, FillWorker
 from memfeed.convert.processes import WorkerDied, run_job
 from memfeed.convert.readback import require_probed
+from memfeed.convert.row_queue import MOST_ROWS_A_LIST, RowQueue
 from memfeed.convert.write_run import Report
 from memfeed.errors import BuildError, MemfeedError
 from memfeed.schema.codec import Int64Array
@@ -36,10 +35,8 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.supply import FillProgress
 from memfeed.system.progress import Progress, write_line
 
-LIST_SECONDS = 0.02  # of work in one list of rows that a worker is sent
-MOST_ROWS_A_LIST = 64
 LISTS_AHEAD = 2  # that a worker has: it reads one while its report of another is on the way
-POLL_SECONDS = 0.001
+POLL_SECONDS = 0.003  # between two looks whether rows are there: each takes a few microseconds of the workers' CPU
 URGE_SECONDS = 0.25  # after which rows that are waited for are sent again, if nobody has them
 TICK_SECONDS = 0.5
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
@@ -92,7 +89,7 @@ class Filler:
 class _Work:
     """The state of one filling process. ``lead`` holds the claim of the build, if this process has it.
 
-    Rows go to workers in lists. ``sent`` is True for the rows that a worker of this process has, or that failed.
+    Rows go to workers in lists, which ``queue`` makes.
     """
 
     def __init__(
@@ -100,14 +97,10 @@ class _Work:
     ) -> None:
         self.conversion, self.build, self.worker_count = conversion, build, conversion.worker_count
         self._lead, self._shared, self._owner, self._pid = lead, shared, owner, os.getpid()
-        self._presence = np.memmap(build.root / WORK_DIRECTORY / "presence", np.uint8, "r")
-        self._sent = np.zeros(len(self._presence), bool)
-        self._wanted: dict[object, deque[Int64Array]] = {}  # by reader; the one that waited last is the last
-        self._idle: Int64Array = np.empty(0, np.int64)
-        self._idle_due = self._tick_due = self._lead_due = 0.0
+        presence = np.memmap(build.root / WORK_DIRECTORY / "presence", np.uint8, "r")
+        self._queue = RowQueue(presence, conversion.result.probed.seconds)
+        self._tick_due = 0.0
         self._lists: list[int] = []  # lists that each worker has
-        self._lost: deque[tuple[float, list[int]]] = deque()  # rows that another process has, and when to try again
-        self._failed: dict[int, Any] = {}
         self._deaths: dict[int, int] = {}
         self._error: BaseException | None = None
         self._reread = False  # True once rows were compared with the dataset, before the commit
@@ -116,7 +109,6 @@ class _Work:
         self._caller_lock = threading.Lock()
         self._job = self._new_job()
         self._in_caller: FillWorker | None = None
-        self._size = _rows_a_list(conversion.result.probed.seconds)
         self._thread: threading.Thread | None = None
         self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
         self._jobs = contextlib.ExitStack()
@@ -170,7 +162,7 @@ class _Work:
     def _will_commit(self) -> bool:
         is_ours = os.getpid() == self._pid and self._lead is not None and not self.conversion.is_temporary
         is_running = self._thread is not None and self._thread.is_alive() and not self._is_over()
-        return is_ours and is_running and self._is_complete() and (self._reread or bool(self.worker_count))
+        return is_ours and is_running and self._queue.is_complete() and (self._reread or bool(self.worker_count))
 
     def join(self) -> None:
         """Wait for the commit if all rows are there; else stop, and wait a few seconds for the thread."""
@@ -202,8 +194,8 @@ class _Work:
                 self._job.close()
                 if not self._is_over():
                     self._job = self._new_job()
-                    self._sent[:] = False
-                    self._sent[list(self._failed)] = True
+                    with self._lock:
+                        self._queue.take_back_all()
                     reports = self._start_workers()
         except BaseException as error:
             self._error = error
@@ -254,25 +246,16 @@ class _Work:
         self._reread = self._reread or report.is_reread
         with self._lock:
             self._lists[report.worker] -= 1
-            self._note(report)
+            self._queue.give_back(report.rows, dict(report.failed), report.seconds)
             self._feed()
-
-    def _note(self, report: FillReport) -> None:
-        for row, failure in report.failed:
-            self._failed[row] = failure
-        rows = np.array(report.rows, np.int64)
-        lost = [row for row in rows[self._presence[rows] == ABSENT].tolist() if row not in self._failed]
-        self._sent[rows] = False
-        self._sent[list(self._failed)] = True
-        if lost:
-            self._sent[lost] = True
-            self._lost.append((time.monotonic() + URGE_SECONDS, lost))
+            if not any(self._lists):
+                self._tick_due = 0.0  # it may be complete
 
     def _feed(self) -> None:
         """Send rows to workers that have too few. The caller has the lock."""
         for _ in range(LISTS_AHEAD):
             for worker, count in enumerate(self._lists):
-                if count < LISTS_AHEAD and (rows := self._next_rows()):
+                if count < LISTS_AHEAD and not self._is_over() and (rows := self._queue.take()):
                     self._lists[worker] += 1
                     self._job.senders[worker].send(rows)
 
@@ -282,76 +265,37 @@ class _Work:
                 with contextlib.suppress(OSError):
                     sender.send(request)
 
-    def _next_rows(self) -> list[int]:
-        """Return absent rows that no worker has: those that a loader wants first, else any."""
-        if self._is_over():
-            return []
-        for rows in reversed(self._wanted.values()):
-            while rows:
-                at = np.flatnonzero(self._is_free(rows[0]))[: self._size]
-                if not len(at):
-                    rows.popleft()
-                    continue
-                found = rows[0][at]
-                rows[0] = rows[0][int(at[-1]) + 1 :]
-                self._sent[found] = True
-                return list(map(int, found))
-        return self._idle_rows()
-
-    def _is_free(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        return np.asarray(self._presence[rows] == ABSENT) & ~self._sent[rows]
-
-    def _idle_rows(self) -> list[int]:
-        if not len(self._idle) and time.monotonic() >= self._idle_due:
-            self._idle_due = time.monotonic() + TICK_SECONDS
-            idle = np.flatnonzero(np.asarray(self._presence == ABSENT) & ~self._sent)
-            # other processes fill the same store: each begins elsewhere
-            self._idle = np.roll(idle, -random.Random(os.getpid()).randrange(len(idle) + 1))
-        while len(self._idle):
-            first, self._idle = self._idle[: self._size], self._idle[self._size :]
-            first = first[self._is_free(first)]
-            if len(first):
-                self._sent[first] = True
-                return list(map(int, first))
-        return []
-
     # --- what loaders ask for
 
     def want(self, reader: object, rows: Int64Array) -> None:
         if self._is_elsewhere() or not self.worker_count:
             return
         with self._lock:
-            self._wanted.setdefault(reader, deque()).append(rows.astype(np.int64))
+            self._queue.want(reader, rows)
             self._feed()
 
     def forget(self, reader: object) -> None:
         if not self._is_elsewhere():
             with self._lock:
-                self._wanted.pop(reader, None)
+                self._queue.forget(reader)
 
     def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         due = 0.0
-        while len(absent := rows[self._presence[rows] == ABSENT]):
+        while len(absent := self._queue.absent(rows)):
             self._raise_for(absent)
             if not self.worker_count:
                 self._compute(absent)
                 continue
             if time.monotonic() >= due and not self._is_elsewhere():
                 due = time.monotonic() + URGE_SECONDS
-                self._urge(reader, absent)
+                with self._lock:
+                    self._queue.urge(reader, absent)
+                    self._feed()
             time.sleep(POLL_SECONDS)
         if not self.worker_count and not self._reread:
             self._reread_here()
-        is_present = np.asarray(self._presence[rows] != SKIPPED)
+        is_present = self._queue.presence[rows] != SKIPPED
         return None if is_present.all() else is_present
-
-    def _urge(self, reader: object, absent: Int64Array) -> None:
-        """Put rows before all others."""
-        with self._lock:
-            wanted = self._wanted.pop(reader, None) or deque()
-            wanted.appendleft(absent.astype(np.int64))
-            self._wanted[reader] = wanted
-            self._feed()
 
     def _is_elsewhere(self) -> bool:
         """Return True in a forked child, which has neither the thread nor the workers."""
@@ -359,7 +303,7 @@ class _Work:
 
     def _raise_for(self, absent: Int64Array) -> None:
         """Raise what keeps one of these rows from being filled."""
-        failed = self._failed
+        failed = self._queue.failed
         failure = next((failed[row] for row in absent.tolist() if row in failed), None) if failed else None
         if failure is not None:
             raise failure.error from failure.cause
@@ -378,10 +322,9 @@ class _Work:
         with self._caller_lock:
             for first in range(0, len(absent), MOST_ROWS_A_LIST):
                 report = self._here().fill(absent[first : first + MOST_ROWS_A_LIST].tolist())
-                for row, failure in report.failed:
-                    self._failed[row] = failure
+                self._queue.failed.update(report.failed)
                 self._raise_for(np.array([row for row, _ in report.failed], np.int64))
-        if (self._presence[absent] == ABSENT).any():
+        if len(self._queue.absent(absent)):
             time.sleep(POLL_SECONDS)  # another process has them
 
     def _here(self) -> FillWorker:
@@ -390,26 +333,23 @@ class _Work:
         return self._in_caller
 
     def _reread_here(self) -> None:
-        if self._lead is not None and not self._is_elsewhere() and self._is_complete():
+        if self._lead is not None and not self._is_elsewhere() and self._queue.is_complete():
             self._here().reread()
             self._reread = True
 
     def stand_in(self) -> int:
-        present = np.flatnonzero((self._presence != ABSENT) & (self._presence != SKIPPED))
-        if not len(present):
+        row = self._queue.a_present_row()
+        if row is None:
             raise BuildError(
                 f"{self.build.root}: found no row that can be read ({self.progress().skipped} raised); expected one"
             )
-        return int(present[0])
+        return row
 
     def progress(self) -> FillProgress:
-        counts = np.bincount(self._presence, minlength=SKIPPED + 1)
-        return FillProgress(
-            len(self._presence) - int(counts[ABSENT] + counts[SKIPPED]), len(self._presence), int(counts[SKIPPED])
-        )
+        return self._queue.progress()
 
     def finish(self) -> None:
-        every = np.arange(len(self._presence))
+        every = np.arange(len(self._queue.presence))
         for first in range(0, len(every), 1 << 16):
             self.wait(self, every[first : first + (1 << 16)])
         self.forget(self)
@@ -421,17 +361,12 @@ class _Work:
 
     # --- the store at the end
 
-    def _is_complete(self) -> bool:
-        return not (self._presence == ABSENT).any()
-
     def _tick(self, bar: Progress) -> None:
         """Do what is due: rows to try again, a sync, the claim of a process that has died, the commit."""
         now = time.monotonic()
         with self._lock:
-            while self._lost and self._lost[0][0] <= now:
-                rows = [row for row in self._lost.popleft()[1] if row not in self._failed]
-                self._sent[rows] = False
-            if now >= self._idle_due:
+            self._queue.retry_lost()
+            if self._queue.is_idle_due():
                 self._feed()
         if now < self._tick_due and not self._reread:
             return
@@ -481,10 +416,6 @@ class _Work:
             self._done.set()
             for backing in list(self._backings):
                 settle(backing)
-
-
-def _rows_a_list(seconds: float) -> int:
-    return int(min(max(LIST_SECONDS / max(seconds, 1e-6), 1), MOST_ROWS_A_LIST))
 
 
 class _Running:

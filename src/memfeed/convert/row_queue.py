@@ -1,0 +1,143 @@
+"""Which rows of a store that is being filled are read next: those that loaders want, in order, then all others."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.schema.codec import Int64Array
+from memfeed.store.supply import FillProgress
+
+LIST_SECONDS = 0.03  # of work in one list of rows that a worker is sent
+MOST_ROWS_A_LIST = 64
+LOST_SECONDS = 0.25  # after which rows that another process had are sent again, if they are still absent
+IDLE_SECONDS = 0.5  # between two looks for rows that nobody wants
+
+
+class RowQueue:
+    """The absent rows of a build, and which of them a worker of this process has. Not for several threads at a time.
+
+    Args:
+        presence: of every row, uint8 [n], mapped: other processes change it.
+        seconds: that one sample takes, as far as known.
+    """
+
+    def __init__(self, presence: npt.NDArray[np.uint8], seconds: float) -> None:
+        self.presence = np.asarray(presence)  # indexing a memmap itself takes ten times as long
+        self.failed: dict[int, Any] = {}
+        self._is_sent = np.zeros(len(presence), bool)  # to a worker of this process, or failed
+        self._wanted: dict[object, deque[Int64Array]] = {}  # by reader; the one that waited last is the last
+        self._idle: Int64Array = np.empty(0, np.int64)
+        self._idle_due = 0.0
+        self._lost: deque[tuple[float, list[int]]] = deque()  # that another process has, and when to try again
+        self._read_count, self._read_seconds = 1, seconds
+
+    # --- how full the store is
+
+    def progress(self) -> FillProgress:
+        """Return how many rows are there, of how many."""
+        counts = np.bincount(self.presence, minlength=SKIPPED + 1)
+        total = len(self.presence)
+        return FillProgress(total - int(counts[ABSENT] + counts[SKIPPED]), total, int(counts[SKIPPED]))
+
+    def is_complete(self) -> bool:
+        """Return True if no row is absent."""
+        return not (self.presence == ABSENT).any()
+
+    def absent(self, rows: Int64Array) -> Int64Array:
+        """Return those of ``rows`` that are absent."""
+        return rows[np.asarray(self.presence[rows] == ABSENT)]
+
+    def a_present_row(self) -> int | None:
+        """Return a row that can be read; None if there is none."""
+        present = np.flatnonzero((self.presence != ABSENT) & (self.presence != SKIPPED))
+        return int(present[0]) if len(present) else None
+
+    # --- what readers want
+
+    def want(self, reader: object, rows: Int64Array) -> None:
+        """Add rows to those that a reader will wait for."""
+        self._wanted.setdefault(reader, deque()).append(rows.astype(np.int64))
+
+    def urge(self, reader: object, rows: Int64Array) -> None:
+        """Put rows before all others."""
+        wanted = self._wanted.pop(reader, None) or deque()
+        wanted.appendleft(rows.astype(np.int64))
+        self._wanted[reader] = wanted
+
+    def forget(self, reader: object) -> None:
+        """Remove what a reader wanted."""
+        self._wanted.pop(reader, None)
+
+    # --- what workers get, and give back
+
+    def take(self) -> list[int]:
+        """Return rows for a worker, about `LIST_SECONDS` of work; [] if there are none at present."""
+        size = int(min(max(LIST_SECONDS * self._read_count / max(self._read_seconds, 1e-6), 1), MOST_ROWS_A_LIST))
+        for rows in reversed(self._wanted.values()):
+            while rows:
+                at = np.flatnonzero(self._is_free(rows[0]))[:size]
+                if not len(at):
+                    rows.popleft()
+                    continue
+                found = rows[0][at]
+                rows[0] = rows[0][int(at[-1]) + 1 :]
+                return self._send(found)
+        return self._take_idle(size)
+
+    def give_back(self, rows: Iterable[int], failed: Mapping[int, Any], seconds: float = 0.0) -> None:
+        """Note that a worker is done with rows, in so many seconds, and the errors of those that failed."""
+        self.failed.update(failed)
+        done = np.fromiter(rows, np.int64)
+        absent = [row for row in self.absent(done).tolist() if row not in self.failed]
+        self._is_sent[done] = False
+        self._is_sent[[row for row in done.tolist() if row in self.failed]] = True
+        if absent:
+            self._is_sent[absent] = True
+            self._lost.append((time.monotonic() + LOST_SECONDS, absent))
+        elif seconds:
+            self._read_count += len(done)
+            self._read_seconds += seconds
+
+    def retry_lost(self) -> None:
+        """Let rows be sent again that another process had, once it had the time to write them."""
+        while self._lost and self._lost[0][0] <= time.monotonic():
+            self._is_sent[[row for row in self._lost.popleft()[1] if row not in self.failed]] = False
+
+    def take_back_all(self) -> None:
+        """Note that no worker has any row."""
+        self._is_sent[:] = False
+        self._is_sent[list(self.failed)] = True
+        self._lost.clear()
+
+    def is_idle_due(self) -> bool:
+        """Return True if it is time to look for rows that nobody wants."""
+        return time.monotonic() >= self._idle_due
+
+    def _send(self, rows: Int64Array) -> list[int]:
+        self._is_sent[rows] = True
+        return list(map(int, rows))
+
+    def _is_free(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.presence[rows] == ABSENT) & ~self._is_sent[rows]
+
+    def _take_idle(self, size: int) -> list[int]:
+        if not len(self._idle) and self.is_idle_due():
+            self._idle_due = time.monotonic() + IDLE_SECONDS
+            idle = np.flatnonzero((self.presence == ABSENT) & ~self._is_sent)
+            # other processes fill the same store: each begins elsewhere
+            self._idle = np.roll(idle, -random.Random(os.getpid()).randrange(len(idle) + 1))
+        while len(self._idle):
+            first, self._idle = self._idle[:size], self._idle[size:]
+            first = first[self._is_free(first)]
+            if len(first):
+                return self._send(first)
+        return []
