@@ -473,3 +473,50 @@ def test_a_store_that_is_dropped_when_it_is_full_commits_itself(tmp_path):
     gc.collect()
     running.end()
     assert len(memfeed.open(tmp_path / "s.mf")) == N
+
+
+def test_photographs_of_one_short_side_are_lists_though_the_first_are_all_landscapes(tmp_path):
+    """A column that is read while it is filled cannot change: its batches are lists from the beginning."""
+    upright = 17  # is not probed
+
+    def photo(i):
+        return {
+            "x": torch.full((5,), i),
+            "image": torch.full((3, 9, 6) if i == upright else (3, 6, 6 + i % 4), i).byte(),
+        }
+
+    expected = cache(Made(photo, N), tmp_path / "c.mf", workers=0)
+    assert upright not in {probe.index for probe in expected.manifest.fingerprint.probes}
+    store = fill(Made(photo, N), tmp_path / "s.mf")
+    for batch in Loader(store, 8, shuffle=True, seed=0):
+        for image, x in zip(batch["image"], batch["x"][:, 0].tolist(), strict=True):
+            assert torch.equal(image, photo(x)["image"])
+    store.finish()
+    assert store.schema.fields == memfeed.open(tmp_path / "c.mf").schema.fields
+    assert len(fill(Made(photo, N), tmp_path / "s.mf")) == N, "the same call opens it"
+    spectra = fill(Made(lambda i: torch.zeros(1, 4, 5 + i % 3), N), tmp_path / "t.mf")
+    assert spectra.schema.fields[0].kind == "jagged"
+
+
+def test_a_state_from_before_rows_were_left_out_says_what_to_do(tmp_path):
+    store = fill(Logged(row, N, tmp_path / "log", bad_at(18)), tmp_path / "s.mf", on_error="skip")
+    loader = Loader(store, 5, shuffle=True, seed=1)
+    loader.set_epoch(3)
+    next(iter(loader))
+    state = loader.state_dict()
+    store.finish()
+    other = Loader(memfeed.open(tmp_path / "s.mf"), 5, shuffle=True, seed=1)
+    with pytest.raises(LoaderError, match=r"60 rows; the finished store has 59.*loader.set_epoch\(3\)"):
+        other.load_state_dict(state)
+    other.set_epoch(3)
+    assert len(list(other)) == 12
+
+
+def test_the_commit_begins_when_the_last_row_is_there(tmp_path, monkeypatch):
+    """And not with the next look of the thread, which would be an hour later here."""
+    monkeypatch.setattr("memfeed.convert.filler.TICK_SECONDS", 3600.0)
+    for workers in (0, 2):
+        store = fill(Made(row, N), tmp_path / f"{workers}.mf", workers)
+        assert len(numbers(Loader(store, 10))) == 6
+        store.finish()
+        assert len(memfeed.open(tmp_path / f"{workers}.mf")) == N

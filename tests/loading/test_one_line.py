@@ -12,6 +12,7 @@ import memfeed
 from memfeed import Loader
 from memfeed.convert.filler import running
 from memfeed.errors import LoaderError, RandomDataError
+from memfeed.system.messages import say_once
 from support import Made
 
 N = 50
@@ -134,3 +135,22 @@ def test_a_pipeline_is_cut_before_its_random_steps(tmp_path):
             assert torch.equal(images[:, 0, 0, 0].mul(255).round().long(), labels)
         loader.store.finish()
         assert loader.store.column(0).dtype == torch.uint8
+
+
+def test_ranks_without_a_path_are_told_that_each_fills_a_store(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    say_once.cache_clear()
+    loader = memfeed.Loader([torch.ones(3)] * 20, 5)
+    assert len(list(loader)) == 2
+    assert "each rank fills a temporary store of its own" in capsys.readouterr().err
+
+
+def test_an_iterable_is_told_what_to_do(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(LoaderError, match=r"found Stream.*memfeed.cache\(dataset, path\) first"):
+        memfeed.Loader(Stream(), 2, cache=tmp_path / "s.mf")

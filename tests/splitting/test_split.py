@@ -1,11 +1,15 @@
 """Which pipelines are found and cut, what is stored, and what a store remembers of the rest."""
 
+import io
 import pickle
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from recipes import Photos, Scenes, cifar, picture, reference_eval, reference_train
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchvision import tv_tensors
@@ -17,6 +21,7 @@ import memfeed
 from memfeed import transforms as T
 from memfeed.errors import LoaderError, RandomDataError, SplitError, StaleStoreError
 from memfeed.random import Keys
+from memfeed.transforms import decode as decode_module
 
 CROP = [v1.RandomCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
@@ -67,8 +72,6 @@ def test_a_pipeline_inside_other_datasets_is_found(wrap, tmp_path):
 
 
 def test_image_folders_of_torchvision(tmp_path):
-    from PIL import Image
-
     for label in "ab":
         (tmp_path / "tree" / label).mkdir(parents=True)
         for i in range(3):
@@ -280,8 +283,6 @@ def test_a_random_step_before_a_resize_is_named(tmp_path):
 
 
 def jpegs(folder, *steps):
-    from PIL import Image
-
     for label in "ab":
         (folder / label).mkdir(parents=True)
         for i in range(4):
@@ -413,3 +414,44 @@ def test_a_choice_without_a_meaning(keep, tmp_path):
         converted(reference_train(True), tmp_path / "s.mf", keep=keep)
     with pytest.raises(ValueError, match="split"):
         memfeed.cache(reference_train(True), tmp_path / "s.mf", keep=256)
+
+
+def jpeg(**options):
+    pixels = np.random.RandomState(0).randint(0, 256, (40, 60, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def test_torchcodec_decodes_jpeg_files_where_it_gives_what_pillow_gives(monkeypatch):
+    """A stand-in for the library: what counts is when it is asked, and when it is not."""
+    asked = []
+
+    def decode_jpeg(data):
+        asked.append(data)
+        if data[:100] == progressive[:100]:
+            raise RuntimeError("not supported")
+        return of_pillow(data)
+
+    def of_pillow(data):
+        return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB"))).permute(2, 0, 1)
+
+    plain, progressive = jpeg(), jpeg(progressive=True, quality=20)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees, which torchcodec would do, and Pillow does not
+    turned = jpeg(exif=exif)
+    module = types.ModuleType("torchcodec.decoders")
+    module.decode_jpeg = decode_jpeg
+    monkeypatch.setitem(sys.modules, "torchcodec", types.ModuleType("torchcodec"))
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
+    decode_module._torchcodec.cache_clear()
+    try:
+        for data in (plain, progressive, turned):
+            assert torch.equal(decode_module.decode(data), of_pillow(data))
+        assert asked[-2:] == [plain, progressive]
+        module.decode_jpeg = lambda data: of_pillow(data) ^ 1  # another version of the JPEG library
+        decode_module._torchcodec.cache_clear()
+        assert torch.equal(decode_module.decode(plain), of_pillow(plain))
+        assert decode_module._torchcodec() is None
+    finally:
+        decode_module._torchcodec.cache_clear()

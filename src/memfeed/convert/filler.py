@@ -106,7 +106,7 @@ class _Work:
         self._reread = False  # True once rows were compared with the dataset, before the commit
         self._reread_asked = False
         self._stopping, self._done, self._lock = threading.Event(), threading.Event(), threading.RLock()
-        self._caller_lock = threading.Lock()
+        self._caller_lock, self._wake = threading.Lock(), threading.Event()
         self._job = self._new_job()
         self._in_caller: FillWorker | None = None
         self._thread: threading.Thread | None = None
@@ -145,13 +145,15 @@ class _Work:
 
     def _ticks(self) -> Iterator[Report]:
         while True:
-            self._stopping.wait(TICK_SECONDS)
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
             yield Report()
 
     def stop(self) -> None:
         """Let workers and thread end. Rows that were written stay."""
         if os.getpid() == self._pid:
             self._stopping.set()
+            self._wake.set()
             self._send_all(None)
 
     def release(self) -> None:
@@ -336,6 +338,7 @@ class _Work:
         if self._lead is not None and not self._is_elsewhere() and self._queue.is_complete():
             self._here().reread()
             self._reread = True
+            self._wake.set()
 
     def stand_in(self) -> int:
         row = self._queue.a_present_row()

@@ -21,8 +21,9 @@ from memfeed.convert.conversion import (
 )
 from memfeed.convert.filler import Filler, _Work
 from memfeed.convert.inputs import ConvertOptions, Input
-from memfeed.convert.probe import probe_input
+from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.errors import BuildError, SchemaError
+from memfeed.schema.fields import Field
 from memfeed.store import format
 from memfeed.store.attributes import Attributes
 from memfeed.store.backing import filling_backing
@@ -82,7 +83,7 @@ def _lead(
     stack: contextlib.ExitStack,
 ) -> Store:
     """Begin or resume the build that this process has claimed, and fill it."""
-    conversion = Conversion(target, given, options, probe_input(given, options), owner is not None)
+    conversion = Conversion(target, given, options, _probe(given, options), owner is not None)
     others = is_shared(root)  # whose leader has ended
     build = Build.join(root) if others else conversion.resume()
     if others and build is not None:
@@ -121,7 +122,7 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
     except FileNotFoundError:  # it is committed now
         return None
     try:
-        conversion = Conversion(target, given, options, probe_input(given, options), False)
+        conversion = Conversion(target, given, options, _probe(given, options), False)
         if not Build.is_begun(root):
             unshare(shared)
             return None
@@ -136,6 +137,28 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
     except BaseException:
         unshare(shared)
         raise
+
+
+def _probe(given: Input, options: ConvertOptions) -> ProbeResult:
+    """Probe a dataset. Images of which only one side varies so far are lists: a portrait may come after landscapes.
+
+    A column that is being read cannot change, and photographs of one short side are of both kinds.
+    """
+    result = probe_input(given, options)
+    inferred, schema = result.inferred, result.inferred.schema
+    fields = tuple(
+        msgspec.structs.replace(field, kind="list", shape=(None,) * field.rank)
+        if _is_of_one_side(field) and index not in inferred.chosen_kinds
+        else field
+        for index, field in enumerate(schema)
+    )
+    schema = msgspec.structs.replace(schema, fields=fields)
+    return msgspec.structs.replace(result, inferred=inferred._replace(schema=schema))
+
+
+def _is_of_one_side(field: Field) -> bool:
+    is_image = field.rank == 3 and field.dtype == "uint8" and field.shape[0] in (1, 3, 4)
+    return is_image and field.kind == "jagged"
 
 
 def _settings(conversion: Conversion) -> dict[str, Any]:

@@ -54,7 +54,9 @@ class RowQueue:
 
     def absent(self, rows: Int64Array) -> Int64Array:
         """Return those of ``rows`` that are absent."""
-        return rows[np.asarray(self.presence[rows] == ABSENT)]
+        is_absent: npt.NDArray[np.bool_] = self.presence[rows] == ABSENT
+        found: Int64Array = rows[is_absent]
+        return found
 
     def a_present_row(self) -> int | None:
         """Return a row that can be read; None if there is none."""

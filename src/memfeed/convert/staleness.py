@@ -32,8 +32,9 @@ _DRAWN_IN_INIT = (
 def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
     """Return the error for a store that differs from its dataset in this way."""
     return StaleStoreError(
-        f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. To write the store "
-        "again, pass overwrite=True; to use it as it is, pass check=False"
+        f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. Give "
+        "this dataset a path of its own, or remove the store; cache(overwrite=True) writes it again, check=False takes "
+        "it as it is"
     )
 
 

@@ -511,8 +511,17 @@ class Loader(DataLoader[T_co]):
 
     def _of_finished_store(self, state_dict: Any) -> Any:
         """Return a state that was saved while this store was filled as one of the finished store."""
-        was_filled = isinstance(state_dict, dict) and state_dict.get("store") == self.store.source_digest
-        return {**state_dict, "store": self.store.digest} if was_filled else state_dict
+        if not isinstance(state_dict, dict) or state_dict.get("store") != self.store.source_digest:
+            return state_dict
+        if self.store.skipped and self.store.has_all_rows and state_dict.get("rows") != len(self.store):
+            epoch = state_dict.get("epoch")
+            raise LoaderError(
+                f"found a state of epoch {epoch} that was saved while the store was filled, with "
+                f"{state_dict.get('rows')} rows; the finished store has {len(self.store)}, without the "
+                f"{len(self.store.skipped)} for which the dataset raised, and so another order; expected a state of "
+                f"it: begin an epoch anew with loader.set_epoch({epoch})"
+            )
+        return {**state_dict, "store": self.store.digest}
 
     def skip(self, n_batches: int) -> None:
         """Leave out the next batches of the epoch, for instance those of a loss spike.

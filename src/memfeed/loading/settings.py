@@ -90,13 +90,18 @@ class Settings:
             return self.rank, self.world_size
         if not self.has_own_order:
             return 0, 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return _launched_ranks()
+        return present_ranks()
 
     def shards(self, count: int) -> RankShards:
         """Return the share of this rank in an epoch of ``count`` rows (``by_length``: batches), as ranks are now."""
         return RankShards(count, 1 if self.by_length else self.rows_a_batch, *self.ranks(), self.last)
+
+
+def present_ranks() -> tuple[int, int]:
+    """Return rank and world size of this process: those of torch.distributed, else the launcher's."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return _launched_ranks()
 
 
 def _launched_ranks() -> tuple[int, int]:

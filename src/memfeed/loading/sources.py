@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError
+from memfeed.loading.settings import present_ranks
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.backing import Backing
@@ -28,6 +29,7 @@ from memfeed.store.format import resolve
 from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
 from memfeed.store.windows import join_windows, offsets_of
+from memfeed.system.messages import say_once
 
 if TYPE_CHECKING:
     from memfeed.transforms import Transform
@@ -63,12 +65,18 @@ def filled_store(
     """Return a store of a dataset that is filled while it is read; see `memfeed.cache`."""
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
 
+    if path is None and present_ranks()[1] > 1:
+        say_once(
+            "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
+            "ranks of a machine fill one together"
+        )
     return cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
 
 
 def check_cache(source: Any, path: str | os.PathLike[str]) -> None:
     """Raise LoaderError for ``cache=`` beside what needs no store, unless it is the path of the store itself."""
     if not isinstance(source, Store) or source.path != resolve(path):  # a trainer makes a loader of another one's parts
+        as_stores(source)  # raises for what no loader reads, an iterable for example
         raise LoaderError(
             f"found cache={str(path)!r} and {type(source).__name__}, which is read as it is; expected a map-style "
             "dataset beside it: leave cache= out"

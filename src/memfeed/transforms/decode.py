@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,12 +23,14 @@ from memfeed.transforms.batch_fields import On
 from memfeed.transforms.transform import Transform
 
 B = TypeVar("B")
+_JPEG = b"\xff\xd8"
 
 
 class Decode(Transform):
     """Decode the bytes of image files (JPEG, PNG and what else Pillow reads) in threads, in RGB, uint8 [3, h, w].
 
-    The field becomes a list of images, on the device of the batch's tensors. Needs Pillow.
+    The field becomes a list of images, on the device of the batch's tensors. Needs Pillow. Where torchcodec has
+    `decode_jpeg` it decodes JPEG files, to the same values.
 
     Args:
         on: the field of bytes, by its key, position or path; None for the only one.
@@ -63,9 +68,13 @@ class Decode(Transform):
 
 def decode(data: bytes, row: int = 0) -> torch.Tensor:
     """Return an image file in RGB, uint8 [3, h, w]. Raise TransformError, with the row, for bytes that are no image."""
-    from PIL import Image
-
     try:
+        # torchcodec would turn an image as its Exif data say, which Pillow does not
+        if data[:2] == _JPEG and b"Exif\0\0" not in data and (decode_jpeg := _torchcodec()) is not None:
+            with contextlib.suppress(RuntimeError, ValueError):  # Pillow reads more kinds of JPEG, or says why not
+                return decode_jpeg(data)
+        from PIL import Image
+
         with Image.open(io.BytesIO(data)) as image:
             array = np.array(image.convert("RGB"))
     except Exception as error:  # Pillow raises SyntaxError, ValueError and others of its own for bad files
@@ -74,6 +83,30 @@ def decode(data: bytes, row: int = 0) -> torch.Tensor:
             "the bytes of an image file: memfeed verify says whether the store is damaged"
         ) from error
     return torch.from_numpy(array).permute(2, 0, 1)
+
+
+@functools.cache
+def _torchcodec() -> Callable[[bytes], torch.Tensor] | None:
+    """Return a function that decodes a JPEG file with torchcodec; None without it, or without the libraries it needs.
+
+    It is compared with Pillow first: another version of the JPEG library rounds in another way, and a store would give
+    other images where torchcodec is not installed.
+    """
+    try:
+        from torchcodec.decoders import decode_jpeg
+    except (ImportError, OSError, RuntimeError):  # RuntimeError: for want of FFmpeg
+        return None
+    from PIL import Image
+
+    noise = np.random.RandomState(0).randint(0, 256, (24, 32, 3), np.uint8)
+    for quality, subsampling in ((90, 0), (75, 2)):
+        file = io.BytesIO()
+        Image.fromarray(noise).resize((59, 41)).save(file, "JPEG", quality=quality, subsampling=subsampling)
+        with Image.open(file) as image:
+            expected = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        if not torch.equal(decode_jpeg(file.getvalue()), expected):
+            return None
+    return decode_jpeg  # type: ignore[no-any-return]
 
 
 def _is_bytes(value: Any) -> bool:
