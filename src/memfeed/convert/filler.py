@@ -357,6 +357,8 @@ class _Work:
             self.wait(self, every[first : first + (1 << 16)])
         self.forget(self)
         while not self._done.wait(POLL_SECONDS):
+            if not self.worker_count and not self._reread:
+                self._reread_here()  # the process that was to commit it may have ended since
             if self._error is not None or self._is_over():
                 self._raise_for(every[:0])
         with self._lock:  # until the columns are those of the store
