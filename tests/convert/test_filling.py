@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -520,3 +521,18 @@ def test_the_commit_begins_when_the_last_row_is_there(tmp_path, monkeypatch):
         assert len(numbers(Loader(store, 10))) == 6
         store.finish()
         assert len(memfeed.open(tmp_path / f"{workers}.mf")) == N
+
+
+def test_who_waits_for_the_end_commits_where_the_builder_has_ended(tmp_path):
+    builder = fill(Made(row, N), tmp_path / "s.mf", 0)
+    other = fill(Made(row, N), tmp_path / "s.mf", 0)
+    waiting = threading.Thread(target=other.finish, daemon=True)
+    waiting.start()
+    deadline = time.monotonic() + 60
+    while other.progress().present < N and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    del builder
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert len(memfeed.open(tmp_path / "s.mf")) == N
