@@ -270,3 +270,54 @@ def _curves_panel(axis: Any, points: list[dict[str, Any]], unit: str) -> None:
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.yaxis.set_major_formatter(EngFormatter(sep=""))
     axis.minorticks_off()
+
+
+def fleet(source: Path, target: Path) -> None:
+    """Draw what a rank takes, what a fleet requests, what a cache keeps, and how long it waits, against ranks."""
+    result = read(source)
+    about, ranks = result["input"], result["ranks"]
+    colors = {"steps": THEIRS, "pieces": OURS}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(2, 3, figsize=(13, 7.6))
+        for axis, key, scale, title in (
+            (axes[0, 0], "resident_bytes", 1e-6, "memory of a rank, MB"),
+            (axes[0, 1], "batch_seconds", 1e3, "order and deal of a batch of a rank, ms"),
+        ):
+            for deal, color in colors.items():
+                for width, rows in enumerate(about["sizes"], 1):
+                    points = [o for o in ranks if (o["deal"], o["rows"], o["shuffle"]) == (deal, rows, "blocks")]
+                    axis.plot(
+                        [o["ranks"] for o in points], [o[key] * scale for o in points], "o-",
+                        color=color, markersize=3, linewidth=0.6 * width, label=f"{deal}, {rows:.0e} rows",
+                    )  # fmt: skip
+            axis.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+            axis.set_ylim(bottom=0)
+        axes[0, 0].legend(frameon=False, fontsize=7)
+        for deal, color in colors.items():
+            points = result["requests"][deal]
+            gets = [one["gets_per_second"] for one in points]
+            axes[0, 2].plot([one["ranks"] for one in points], gets, "o-", color=color, markersize=4, label=deal)
+            axes[1, 0].plot(about["parts"], result["hit_rates"][deal], "o-", color=color, markersize=4, label=deal)
+        axes[0, 2].axhline(about["limit"], color=INK, linewidth=0.8, linestyle="--", label="an S3 prefix's limit")
+        axes[0, 2].set_yscale("log")
+        axes[0, 2].set_title("GET requests a second, all ranks", loc="left", fontsize=10.5, fontweight="bold")
+        axes[1, 0].set_title("second epoch from the cache, by its size", loc="left", fontsize=10.5, fontweight="bold")
+        axes[1, 0].set_xlabel("cache / store")
+        for (ahead, times), shade in zip(result["epoch_time"].items(), (THEIRS, OURS_COLD, OURS), strict=False):
+            label = f"{ahead} batches ahead"
+            axes[1, 1].plot(about["worlds"], times, "o-", color=shade, markersize=4, label=label)
+        axes[1, 1].set_title("epoch / its steps alone, with stragglers", loc="left", fontsize=10.5, fontweight="bold")
+        axes[1, 2].axis("off")
+        for axis in (*axes[0], axes[1, 1]):
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("ranks")
+        for axis in (axes[0, 2], axes[1, 0], axes[1, 1]):
+            axis.legend(frameon=False, fontsize=8.5)
+        figure.suptitle(
+            "1 to 4,096 ranks, simulated without the bytes", x=0.02, y=0.985, ha="left", fontsize=14, fontweight="bold"
+        )
+        figure.text(0.02, 0.012, machine_line(result), fontsize=8, color=FAINT)
+        figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.1, hspace=0.38, wspace=0.2)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)

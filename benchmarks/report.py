@@ -236,6 +236,65 @@ Two processes that only copy rows in order are {two["copy"]:.2f} times as fast.
 {targets(result)}"""
 
 
+def fleet(result: Result) -> str:
+    about, worlds = result["input"], result["input"]["worlds"]
+    memory = [
+        [
+            f"{one['deal']}, {one['rows']:.0e} rows, shuffle={one['shuffle']!r}",
+            f"{one['ranks']:,}",
+            f"{one['resident_bytes'] / 1e6:,.1f} MB",
+            f"{one['traced_bytes'] / 1e6:,.1f} MB",
+            milliseconds(one["first_seconds"]),
+            f"{one['batch_seconds'] * 1e3:.3f} ms",
+        ]
+        for one in result["ranks"]
+        if one["rows"] == about["sizes"][-1] or one["shuffle"] is True
+    ]
+    fetched = [
+        [f"{one['ranks']:,}"]
+        + [f"{result['requests'][deal][at][key]:,.{1 if key != 'gets_per_second' else 0}f}" for deal, key in columns]
+        for columns in [
+            [(deal, key) for deal in result["requests"] for key in ("gets_per_second", "bytes_per_row_byte")]
+        ]
+        for at, one in enumerate(result["requests"]["steps"])
+    ]
+    hits = [[deal, *(f"{found:.2f}" for found in result["hit_rates"][deal])] for deal in result["hit_rates"]]
+    stalls = [[f"{ahead} batches", *(f"{one:.3f}" for one in times)] for ahead, times in result["epoch_time"].items()]
+    latency = about["latency"]
+    return f"""## Many ranks, simulated
+
+The order and the deal of the loader run for {worlds[0]:,} to {worlds[-1]:,} ranks, without a byte of data: batches of
+{about["batch_size"]}, rows of {about["row_bytes"]:,} bytes, blocks of {about["block_rows"]:,} rows (a chunk of 4 MiB).
+"steps" deals each global batch to the ranks, as every loader does; "pieces" gives each rank blocks of its own, as
+`placement="sharded"` does.
+
+![Many ranks](fleet.png)
+
+A rank in a process of its own, less what the process took after the imports; time to the first batches, and of one
+after them:
+
+{table(["", "ranks", "resident", "traced", "first", "a batch"], memory)}
+What all ranks request, {about["fetched_rows"]:.0e} rows, {about["node_ranks"]} ranks sharing a cache,
+{about["rows_per_second"]:,.0f} rows/s trained by each: GET requests a second, and bytes fetched for
+each byte of a row that is read. An S3 prefix serves at least
+{about["limit"]:,} GET requests a second ([Amazon's guide]({about["limit_source"]})). With "steps"
+each node needs nearly all blocks of every window, so the same bytes are fetched by every node:
+
+{table(["ranks", "steps, GET/s", "steps, bytes", "pieces, GET/s", "pieces, bytes"], fetched)}
+The part of a node's chunks in a second epoch that its cache still has, by the size of the cache over that of the store
+({about["cached_ranks"]} ranks, {about["cached_rows"]:.0e} rows, the chunks fetched last are kept):
+
+{table(["", *[f"{part:g}" for part in about["parts"]]], hits)}
+The time of an epoch over that of its steps alone: each rank fetches the 128 chunks of its next window of blocks
+so many batches before it begins, {about["in_flight"]} requests at once, and all ranks wait for the slowest. A
+latency is log-normal (median {latency["median"] * 1e3:.0f} ms, sigma {latency["sigma"]}); {latency["slow"]:.1%} of the
+requests take {latency["slow_factor"]:.0f} times as long, and {latency["lost"]:.3%} are lost and sent again
+after {latency["lost_seconds"]:.0f} s:
+
+{table(["read ahead", *[f"{one:,} ranks" for one in worlds]], stalls)}
+{targets(result)}"""
+
+
 def tutorial(result: Result) -> str:
     sections = []
     for name, part in result["parts"].items():
@@ -513,6 +572,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "others": others,
     "cold": cold,
     "scale": scale,
+    "fleet": fleet,
     "curves": curves,
     "imports": imports,
     "convert": convert,
@@ -529,7 +589,13 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "to_device": to_device,
     "torture": torture,
 }
-CHARTS = {"tutorial": charts.tutorial, "loader": charts.loader, "others": charts.others, "curves": charts.curves}
+CHARTS = {
+    "tutorial": charts.tutorial,
+    "loader": charts.loader,
+    "others": charts.others,
+    "curves": charts.curves,
+    "fleet": charts.fleet,
+}
 
 
 def report(results: Path, docs: Path) -> None:

@@ -49,6 +49,7 @@ FIGURES = {
     "loader": "works",
     "cold": "works",
     "scale": "first_batch_seconds",
+    "fleet": "ranks",
     "curves": "curves",
     "imports": "medians",
     "transforms": "median_seconds",
