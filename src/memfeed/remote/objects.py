@@ -1,31 +1,25 @@
-"""The objects below an address, by way of obstore: read, list, write, remove; each request is tried again if it fails.
-
-obstore is imported when the first request is made.
-"""
+"""The objects below an address, by way of obstore: read, list, write, remove. What fails is tried again."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError, ObjectReplacedError, RemoteError
 from memfeed.remote import retry as retries
 from memfeed.remote.address import Address, parse_address
+from memfeed.remote.connections import connect, load_obstore
 from memfeed.remote.failures import WrongBytesError, classify, is_unsupported
 from memfeed.remote.retry import Retry
-from memfeed.system import extras, files
+from memfeed.system import files
 
 PART_BYTES = 8 << 20
 MOST_PARTS = 10_000  # of one object, in S3
 _PARTS_AT_ONCE = 4  # of one file; several files are sent at a time
-_REQUEST_SECONDS = 600
 _T = TypeVar("_T")
-_memories: dict[str, Any] = {}
-_pid: int | None = None  # of the process that first used obstore
 
 
 class ObjectInfo(NamedTuple):
@@ -71,7 +65,7 @@ class Objects:
 
     def head(self, name: str) -> ObjectInfo:
         """Return size and etag of an object. Raises ObjectNotFoundError if there is none."""
-        return self._tried(name, "asking for its size", lambda: _info(_obstore().head(self._client, name)))
+        return self._tried(name, "asking for its size", lambda: _info(load_obstore().head(self._client, name)))
 
     def read(
         self,
@@ -93,7 +87,7 @@ class Objects:
         options = {"range": (first, first + size), **({"if_match": etag} if etag is not None else {})}
 
         def attempt() -> memoryview:
-            result = _obstore().get(self._client, name, options=options)
+            result = load_obstore().get(self._client, name, options=options)
             _require_etag(self._where(name), result.meta, etag)
             data = memoryview(result.bytes())
             if len(data) != size:
@@ -113,7 +107,7 @@ class Objects:
         """
 
         def attempt() -> tuple[bytes, ObjectInfo]:
-            result = _obstore().get(self._client, name, options={"if_match": etag} if etag is not None else None)
+            result = load_obstore().get(self._client, name, options={"if_match": etag} if etag is not None else None)
             info = _info(result.meta)
             _require_etag(self._where(name), result.meta, etag)
             if info.size > most_bytes:
@@ -134,7 +128,7 @@ class Objects:
         def attempt() -> dict[str, ObjectInfo]:
             if self.address.kind == "file" and not os.path.isdir(self.address.path):
                 return {}
-            found = _obstore().list(self._client, prefix.rstrip("/") or None, chunk_size=1000)
+            found = load_obstore().list(self._client, prefix.rstrip("/") or None, chunk_size=1000)
             return {meta["path"]: _info(meta) for chunk in found for meta in chunk}
 
         return dict(sorted(self._tried(prefix, "listing its objects", attempt).items()))
@@ -155,12 +149,12 @@ class Objects:
 
         def attempt() -> str | None:
             try:
-                result = _obstore().put(self._client, name, content, mode=mode, use_multipart=False)
+                result = load_obstore().put(self._client, name, content, mode=mode, use_multipart=False)
             except Exception as error:
                 if mode == "overwrite" or not is_unsupported(error):
                     raise
                 self._require(name, replaces)
-                result = _obstore().put(self._client, name, content, use_multipart=False)
+                result = load_obstore().put(self._client, name, content, use_multipart=False)
             return result.get("e_tag")  # type: ignore[no-any-return]
 
         try:
@@ -198,7 +192,7 @@ class Objects:
 
             def attempt() -> None:
                 data = b"".join(_pieces(path, size, PART_BYTES, sent))
-                _obstore().put(self._client, name, data, use_multipart=False)
+                load_obstore().put(self._client, name, data, use_multipart=False)
 
             self._tried(name, f"sending {size:,} bytes", attempt)
             return
@@ -208,7 +202,7 @@ class Objects:
             refused: list[MemfeedError] = []
             pieces = _kept_error(_pieces(path, size, part, sent), refused)
             try:
-                _obstore().put(self._part_client, name, pieces, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
+                load_obstore().put(self._part_client, name, pieces, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
             except Exception:
                 if refused:  # obstore may raise what came of giving the upload up
                     raise refused[0] from None
@@ -225,7 +219,7 @@ class Objects:
             def attempt(some: list[str] = some) -> None:
                 for name in some:
                     try:
-                        _obstore().delete(self._client, name)
+                        load_obstore().delete(self._client, name)
                     except FileNotFoundError as error:
                         if "NoSuchBucket" in str(error):
                             raise
@@ -273,62 +267,15 @@ class Objects:
     def _client(self) -> Any:
         """obstore's store for an address. It never repeats a request, because `_tried` does."""
         if self._one is None:
-            self._one = _make(self.address, self.retry, 0)
+            self._one = connect(self.address, self.retry, 0)
         return self._one
 
     @property
     def _part_client(self) -> Any:
         """The same for large files: it repeats each part, so that the file need not be sent again."""
         if self._many is None:
-            self._many = _make(self.address, self.retry, self.retry.attempts - 1)
+            self._many = connect(self.address, self.retry, self.retry.attempts - 1)
         return self._many
-
-
-def _make(address: Address, retry: Retry, repetitions: int) -> Any:
-    """Return obstore's store for an address. No request is made."""
-    _obstore()
-    import obstore.store
-
-    store: Any = obstore.store  # its types are those of each kind of store
-    if address.kind == "memory":
-        return _memories.setdefault(address.url, store.MemoryStore())
-    if address.kind == "file":
-        if not os.path.isdir(address.path):
-            raise FileNotFoundError(address.path)
-        return store.LocalStore(address.path)
-    wait = {"init_backoff": timedelta(seconds=retry.first_wait_seconds),
-            "max_backoff": timedelta(seconds=retry.longest_wait_seconds)}  # fmt: skip
-    client = {
-        "timeout": timedelta(seconds=_REQUEST_SECONDS),
-        "read_timeout": timedelta(seconds=retry.stall_seconds),
-        "allow_http": address.url.startswith("http:") or _endpoint().startswith("http:"),
-    }
-    return store.from_url(
-        address.url,
-        client_options=client,
-        retry_config={"max_retries": repetitions, "backoff": wait},
-    )
-
-
-def _endpoint() -> str:
-    """Return the S3 endpoint of the environment, as obstore reads it."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if name in os.environ), "")
-
-
-def _obstore() -> Any:
-    """Import obstore. Raises ModuleNotFoundError with the line that installs it, and RemoteError in a forked child."""
-    global _pid
-    extras.require("remote", "obstore")
-    import obstore
-
-    _pid = _pid or os.getpid()
-    if _pid != os.getpid():  # its threads are in the parent only: a request would wait for ever
-        raise RemoteError(
-            "found a request to an object store in a forked process whose parent has made one; expected a spawned "
-            'process: multiprocessing_context="spawn" (or "forkserver")'
-        )
-    return obstore
 
 
 def _pieces(path: Path, size: int, piece: int, sent: Callable[[bytes], None] | None) -> Iterator[bytes]:
