@@ -84,6 +84,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/columnar.py
 	$(BIN)/python benchmarks/windows.py
 	$(BIN)/python benchmarks/verify.py
+	$(BIN)/python benchmarks/first_epoch.py
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/cold.py

@@ -122,6 +122,21 @@ def verify(result: Result) -> str:
 {targets(result)}"""
 
 
+def first_epoch(result: Result) -> str:
+    about, parts = result["input"], []
+    for what, found in result["seconds"].items():
+        rows = [[name, *(f"{found[part][name]:.2f} s" for part in found)] for name in found["first"]]
+        parts.append(f"{what}\n\n" + table(["", "first epoch", "second epoch", "three epochs"], rows))
+    return f"""## The first epochs
+
+Three shuffled epochs of {about["length"]:,} samples with {about["workers"]} worker processes: of a DataLoader, of a
+store that is filled while it is read, and of a store that is written first. The first epoch has what comes before it,
+and the three epochs what comes after them, up to the finished store. There is no training between the batches.
+
+{chr(10).join(parts)}
+{targets(result)}"""
+
+
 def torture(result: Result) -> str:
     rows = [
         [
@@ -579,6 +594,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "columnar": columnar,
     "windows": windows,
     "verify": verify,
+    "first_epoch": first_epoch,
     "transforms": transforms,
     "weight": weight,
     "device-cuda": device,

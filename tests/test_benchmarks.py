@@ -174,3 +174,7 @@ def test_first_epoch(tmp_path):
     run("first_epoch", "--quick", "--json", found, "--dir", tmp_path)
     result = check_result(found, "first_epoch", "seconds")
     assert {*result["seconds"]} == {"photographs", "made images"}
+    run("report", "--results", tmp_path, "--docs", tmp_path)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "## The first epochs" in page
+    assert page.count("| filled while it is read |") == 2

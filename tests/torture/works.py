@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 import memfeed
 from memfeed import Writer
 from memfeed.building import build
+from memfeed.convert.filler import running
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import StoreError
 from support import Made, equal
@@ -103,6 +104,19 @@ def stream_in_workers(path: Path) -> Counter[int]:
     return stream(path, 2)
 
 
+def fill(path: Path) -> Counter[int]:
+    """A store that is filled while a loader reads it."""
+    data = Data()
+    store = memfeed.cache(data, path, lazily=True, workers=0, fields={"late": "jagged"}, progress=False)
+    for batch in memfeed.Loader(store, 5, shuffle=True, seed=1):
+        for x, version in zip(batch["x"][:, 0].tolist(), batch["text"], strict=True):
+            assert version == sample(int(x))["text"]
+    store.finish()
+    del store
+    running.end()
+    return data.read
+
+
 def columns(path: Path) -> Counter[int]:
     rows = [columns_of(i) for i in range(ROWS)]
     memfeed.cache({name: torch.stack([row[name] for row in rows]) for name in rows[0]}, path, progress=False)
@@ -176,6 +190,7 @@ WORKS = {
     "workers": Work(in_workers, spread=True),
     "overwrite": Work(overwrite, newer, before=convert),
     "repair": Work(repair, before=rot),
+    "filled": Work(fill),
     "columns": Work(columns, columns_of),
     "stream": Work(stream),
     "stream, workers": Work(stream_in_workers, spread=True, ordered=False),
@@ -218,5 +233,6 @@ def short_syncs() -> Iterator[None]:
     with (
         mock.patch.object(build, "SYNC_SECONDS", 0.0),
         mock.patch("memfeed.convert.write_run.MOST_ROWS_A_WRITE", 4),
+        mock.patch("memfeed.convert.filler.TICK_SECONDS", 0.002),
     ):
         yield

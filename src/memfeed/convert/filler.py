@@ -202,7 +202,7 @@ class _Work:
         except BaseException as error:
             self._error = error
         finally:
-            for close in (self._jobs.close, self._keep, self._leave, self._bar.close):
+            for close in (self._jobs.close, self._close_here, self._keep, self._leave, self._bar.close):
                 with contextlib.suppress(Exception):  # the first error is the one that readers get
                     close()
             self._owner = None
@@ -333,6 +333,12 @@ class _Work:
         if self._in_caller is None or self._is_elsewhere():
             self._in_caller = FillWorker(self._new_job(), 0).__enter__()
         return self._in_caller
+
+    def _close_here(self) -> None:
+        with self._caller_lock:
+            if self._in_caller is not None:
+                self._in_caller.__exit__(None, None, None)
+                self._in_caller = None
 
     def _reread_here(self) -> None:
         if self._lead is not None and not self._is_elsewhere() and self._queue.is_complete():
