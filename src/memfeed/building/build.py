@@ -256,12 +256,21 @@ class Build:
         presence = self.presence()
         written = np.flatnonzero(presence == WRITTEN)
         with self._absent_if_unsynced():
-            for field in self.schema:
-                for name in ragged.column_files(field, 0):
-                    files.sync_data(self.root / name)
-            files.sync_data(self._work / "extents")  # else the heap space of these rows would be granted again
+            self.sync_columns()
         self._mark(written, DURABLE)
         self._synced = time.monotonic()
+
+    def sync_columns(self) -> None:
+        """Wait until all bytes of rows that this machine wrote are on the disk. Changes no presence."""
+        for field in self.schema:
+            for name in ragged.column_files(field, 0):
+                files.sync_data(self.root / name)
+        files.sync_data(self._work / "extents")  # else the heap space of these rows would be granted again
+
+    def bar_writers(self) -> None:
+        """Begin another generation: no writer that was made before, on any machine, begins another write."""
+        self.settings = msgspec.structs.replace(self.settings, generation=self.settings.generation + 1)
+        self._save()
 
     def _mark(self, rows: npt.NDArray[np.int64], state: int) -> None:
         """Set the presence of ``rows`` and sync it."""

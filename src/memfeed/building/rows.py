@@ -102,12 +102,12 @@ class RowWriter:
         return size + starts.nbytes + packed.dims.nbytes
 
     def _make_absent(self, first: int, count: int) -> None:
-        fd = self._handles(self._presence)
-        states = os.pread(fd, count, first)
-        if any(states):
-            files.write_at(fd, bytes([ABSENT]) * count, first)
-        if DURABLE in states:
-            files.sync(fd)
+        with files.opened(self._presence) as fd:
+            states = os.pread(fd, count, first)
+            if any(states):
+                files.write_at(fd, bytes([ABSENT]) * count, first)
+            if DURABLE in states:
+                files.sync(fd)
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Set the presence of rows ``first`` to ``first + count``."""

@@ -14,6 +14,7 @@ from memfeed.convert.attributes import check_metadata
 from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import open_or_fill
+from memfeed.convert.ray_engine import import_ray
 from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
@@ -49,6 +50,7 @@ def cache(
     repair: bool = False,
     progress: bool = True,
     lazily: bool = False,
+    engine: Literal["ray"] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
     type: None = None,
 ) -> Store:
@@ -95,7 +97,11 @@ def cache(
         lazily: return at once a store that is filled while it is read, of a map-style dataset: the workers read the
             rows that a `Loader` needs next, then all others, and commit the store when the last row is there. Several
             processes of one machine may do so together at one path. ``docs/filling.md`` says what such a store can do.
-        worker_init_fn: called in each worker process with its number before it reads, as DataLoader does.
+        engine: "ray" lets tasks of Ray read and write the rows of a map-style dataset, on all machines of a cluster:
+            ``path`` must be on a file system that they share. ``workers`` is the number of tasks at once, None: one for
+            each CPU of the cluster. See ``docs/ray.md``.
+        worker_init_fn: called in each worker process with its number before it reads, as DataLoader does. Processes of
+            Ray may share a number.
 
     Returns:
         The open store. What it returns is memory-mapped and read-only; see `Store`. For a DatasetDict of Hugging Face
@@ -137,10 +143,19 @@ def cache(
     check_keep(keep)
     if lazily and (overwrite or repair):
         raise ValueError("found lazily=True with overwrite=True or repair=True; expected a new path, or lazily alone")
+    if engine not in (None, "ray"):
+        raise ValueError(f'found engine={engine!r}; expected "ray", or None for the processes of this machine')
+    if engine is not None and (lazily or repair or workers == 0 or path is None):
+        raise ValueError(
+            'found engine="ray" with lazily=True, repair=True, workers=0 or without a path; expected a path on a file '
+            'system that all nodes share: cache(dataset, path, engine="ray")'
+        )
+    if engine is not None:
+        import_ray()
     checked = None if metadata is None else check_metadata(metadata)
     options = ConvertOptions(
         fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite,
-        progress, length, worker_init=worker_init_fn,
+        progress, length, worker_init=worker_init_fn, on_ray=engine is not None,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
         return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
@@ -205,6 +220,11 @@ def _cache(
         given = classify_input(Rounded(given.dataset, floats))
     refuse_mapped_columns(given, target, copy_existing)
     require_length(given, options.length)
+    if options.on_ray and given.kind != "map":
+        raise ValueError(
+            f'found engine="ray" for {"columns" if given.kind == "columns" else "an iterable"}; expected a dataset with '
+            "len and [], whose rows tasks can compute by number: leave engine= out"
+        )
     try:
         if lazily:
             store = open_or_fill(target, given, options, owner)

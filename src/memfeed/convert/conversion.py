@@ -31,6 +31,7 @@ from memfeed.convert.driver import (
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.inputs import ConvertOptions, Input, expected_length
 from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
 from memfeed.convert.readback import require_probed, require_reread
 from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
@@ -142,6 +143,7 @@ class Conversion:
     ) -> None:
         self.target, self.given, self.options, self.result = target, given, options, result
         self.is_temporary = is_temporary
+        self._ray: Any = None  # the module, once connected
         inferred = result.inferred
         packed = pack_samples(result)
         self.plan = WritePlan(
@@ -166,21 +168,29 @@ class Conversion:
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
         self.kept = kept_of(given, metadata, options.recipe)
+        self.pickled = pickle_dataset(given.dataset, options.worker_init) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
         elif options.worker_count is not None:
             self.worker_count = options.worker_count
-        elif given.length is None or is_copied:
+        elif given.length is None or is_copied or options.on_ray:
             self.worker_count = 0
         else:
             self.worker_count = default_workers(given.length, result.probed.seconds)
-        if self.worker_count and is_daemon():
+        if self.worker_count and is_daemon() and not options.on_ray:
             self.worker_count = 0
             if options.progress:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
 
     def run(self, sigterm: Sigterm) -> None:
         """Resume or begin the build, fill it, and commit it. After an error the rows that were written are kept."""
+        with contextlib.ExitStack() as stack:
+            if self.pickled is not None:
+                self._ray = stack.enter_context(connected())
+                self.worker_count = self.worker_count or cpu_count(self._ray)
+            self._run(sigterm)
+
+    def _run(self, sigterm: Sigterm) -> None:
         build = self.resume()
         written = 0 if build is None else _count_written(build)
         if build is None:
@@ -287,12 +297,16 @@ class Conversion:
         else:
             if not self.options.allow_random:
                 self.write_probed(build, on_report)
+            seconds = self.result.probed.seconds
+            if self.pickled is not None:
+                convert_on_ray(self._ray, build, self.pickled, self.plan, self.worker_count, seconds, on_report)
+                return
             convert_map(
                 build,
                 self.given.dataset,
                 self.plan,
                 worker_count=self.worker_count,
-                seconds=self.result.probed.seconds,
+                seconds=seconds,
                 on_report=on_report,
                 init=self.options.worker_init,
             )

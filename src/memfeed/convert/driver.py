@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,7 @@ def convert_map(
     while len(absent := build.absent()):
         by_time = int(RANGE_SECONDS / max(seconds, 1e-7))
         size = max(1, min(by_time, MOST_ROWS_A_RANGE, -(-len(absent) // max(4 * worker_count, 1))))
-        ranges = [
-            range(at, min(at + size, first + count))
-            for first, count in runs(absent)
-            for at in range(first, first + count, size)
-        ]
+        ranges = cut(absent, size)
         useful = min(worker_count, len(ranges))
         try:
             _run(MapJob(dataset, build, plan, ranges, useful, init), useful, on_report)
@@ -94,17 +91,30 @@ def convert_stream(
     mark_skipped(build, build.absent())  # the workers' shares may have different lengths
 
 
+def cut(rows: np.ndarray[Any, np.dtype[np.int64]], size: int) -> list[range]:
+    """Return ranges of at most ``size`` rows that together are the sorted ``rows``."""
+    return [
+        range(at, min(at + size, first + count))
+        for first, count in runs(rows)
+        for at in range(first, first + count, size)
+    ]
+
+
 def _run(job: MapJob | StreamJob, worker_count: int, on_report: OnReport) -> bool:
+    return run_round(job.build, run_job(job, worker_count), on_report)
+
+
+def run_round(build: Build, job: AbstractContextManager[Iterator[Report]], on_report: OnReport) -> bool:
     """Run a job, then promote the columns that drifted. Return True if none did, so that all its rows are written."""
     drifts: dict[int, list[tuple[int, ...]]] = {}
-    with run_job(job, worker_count) as reports:
+    with job as reports:
         for report in reports:
             for field_index, shape in report.drifts:
                 drifts.setdefault(field_index, []).append(shape)
             on_report(report)
-            job.build.sync_if_due()
+            build.sync_if_due()
     for field_index, shapes in drifts.items():
-        promote_column(job.build, field_index, shapes)
+        promote_column(build, field_index, shapes)
     return not drifts
 
 

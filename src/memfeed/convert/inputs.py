@@ -48,6 +48,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     length: int | None = None
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
     worker_init: WorkerInit = None
+    on_ray: bool = False  # Ray's tasks read and write the rows
 
 
 def classify_input(dataset: Any) -> Input:

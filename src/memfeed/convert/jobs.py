@@ -45,25 +45,30 @@ class MapJob:
         self.dataset, self.build, self.plan, self.ranges, self.init = dataset, build, plan, list(ranges), init
         self.watchdog = Watchdog(worker_count)
         self._taken = _shared_counter(worker_count)
+        self._draws = Draws(dataset, plan)
         self._reads_singly = False  # True once __getitems__ has returned samples in the same memory
 
     def run(self, worker: int | None) -> Iterator[Report]:
         """Yield a report for each range that this process wrote; `worker` is its index, None for the builder."""
         writer = RunWriter(self.build, self.plan, may_promote=worker is None)
-        step, draws = self.plan.rows_per_write, Draws(self.dataset, self.plan)
         while (taken := self._take()) < len(self.ranges):
-            report, rows = Report(), self.ranges[taken]
-            for first in range(rows.start, rows.stop, step):
-                part = range(first, min(first + step, rows.stop))
-                draws.begin()
-                read = list(self._read(worker or 0, part))
-                draws.check(
-                    {row: leaves for row, leaves in read if leaves is not None}, partial(self._read_again, worker or 0)
-                )
-                if not self._write(writer, part.start, read, report):
-                    break
-            self.watchdog.record(worker or 0, WAITING)
+            report = Report()
+            self.write_range(writer, worker or 0, self.ranges[taken], report)
             yield report
+
+    def write_range(self, writer: RunWriter, worker: int, rows: range, report: Report) -> None:
+        """Read and write rows up to the first that needs a promotion, and add to `report`."""
+        step = self.plan.rows_per_write
+        for first in range(rows.start, rows.stop, step):
+            part = range(first, min(first + step, rows.stop))
+            self._draws.begin()
+            read = list(self._read(worker, part))
+            self._draws.check(
+                {row: leaves for row, leaves in read if leaves is not None}, partial(self._read_again, worker)
+            )
+            if not self._write(writer, part.start, read, report):
+                break
+        self.watchdog.record(worker, WAITING)
 
     def _take(self) -> int:
         with self._taken.get_lock():

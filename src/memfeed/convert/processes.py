@@ -89,7 +89,7 @@ def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
     with contextlib.suppress(Stopped, KeyboardInterrupt, BrokenPipeError):  # the builder ends, or has ended
         machine.die_with_parent()  # first, because the builder may be dead already
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
-        _prepare_like_dataloader(job.dataset, worker, worker_count)
+        prepare_like_dataloader(job.dataset, worker, worker_count)
         try:
             if job.init is not None:
                 job.init(worker)
@@ -102,7 +102,7 @@ def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
             sender.send_bytes(pickle.dumps(failure_of(error)))
 
 
-def _prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
+def prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
     """Give this process what torch's DataLoader gives its workers: one thread, seeds, and `get_worker_info`."""
     torch.set_num_threads(1)
     base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.Generator()).item())

@@ -59,7 +59,8 @@ class FileHandles:
         if fd is None:
             if len(self._open) >= self._most:
                 os.close(self._open.pop(next(iter(self._open))))
-            fd = open_write(path) if self._write else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # not to read too: NFS would then write whole pages, over what another machine wrote beside these rows
+            fd = open_write(path, access=os.O_WRONLY) if self._write else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._open[path] = fd  # the descriptor used last is closed last
         return fd
 

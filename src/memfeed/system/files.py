@@ -80,10 +80,10 @@ def wrap_disk_errors(path: object, action: str, size: int = 0) -> Iterator[None]
         raise refused(error, path, action, size) from error
 
 
-def open_write(path: Path, flags: int = 0) -> int:
+def open_write(path: Path, flags: int = 0, *, access: int = os.O_RDWR) -> int:
     """Return a descriptor to read and write a file, which must be no link; ``flags``: O_CREAT, O_TRUNC."""
     with wrap_disk_errors(path, "opening it to write"):
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o644)
+        return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o644)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,210 @@
+"""The head of a conversion on Ray: send ranges of rows to tasks, mark the rows that they wrote, run dead ones again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from memfeed.building.build import Build
+from memfeed.building.rows import DURABLE, WRITTEN
+from memfeed.convert import watchdog
+from memfeed.convert.driver import OnReport, cut, mark_skipped, run_round
+from memfeed.convert.inputs import WorkerInit
+from memfeed.convert.processes import CHECK_SECONDS, WorkerDied
+from memfeed.convert.ray_task import TaskResult, TaskSpec, compute
+from memfeed.convert.watchdog import describe_samples
+from memfeed.convert.write_run import Report, WritePlan
+from memfeed.errors import BuildError, MemfeedError, brief
+from memfeed.system.progress import write_line
+
+TASK_SECONDS = 1.0  # what is computed twice if a node dies; far more than it costs to start a task and to sync
+RETRIES = 3
+PARTS = 16  # into which the rows of a task are cut that died every time
+CANCEL_SECONDS = 2.0
+DEATHS = ("WorkerCrashedError", "NodeDiedError", "OutOfMemoryError", "ObjectLostError")  # of ray.exceptions
+
+
+def import_ray() -> Any:
+    """Return the module. Raise ImportError with the line that installs it."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            f'found engine="ray" without Ray ({error}); expected it to be installed: pip install "memfeed[ray]"'
+        ) from error
+
+
+def pickle_dataset(dataset: Any, init: WorkerInit) -> bytes:
+    """Return a dataset as the bytes that tasks get. Raise BuildError if it cannot be pickled."""
+    import_ray()
+    try:
+        return bytes(import_module("ray.cloudpickle").dumps((dataset, init)))
+    except Exception as error:  # any class can break pickling in its own way
+        raise BuildError(
+            f"found a {type(dataset).__name__} that cannot be pickled ({type(error).__name__}: "
+            f"{brief(str(error), 160)}); expected one that Ray can send to other machines: open files, locks and "
+            "connections when the first sample is read, or convert on this machine: cache(dataset, path)"
+        ) from error
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[Any]:
+    """Yield the module ``ray``, connected. A connection that the user made is used, and left open.
+
+    Else ``ray.init`` finds the cluster (RAY_ADDRESS, or one that runs on this machine), or starts Ray on this machine
+    for the block. Our handler of SIGTERM stays.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray of ours reports nothing to its makers
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(include_dashboard=False, logging_level="WARNING")
+    try:
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def cpu_count(ray: Any) -> int:
+    """Return how many CPUs the cluster has now, at least 1."""
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+
+def convert_on_ray(
+    ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int, seconds: float, on_report: OnReport
+) -> None:
+    """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
+    while len(absent := build.absent()):
+        size = max(1, min(int(TASK_SECONDS / max(seconds, 1e-7)), -(-len(absent) // (4 * worker_count))))
+        run_round(build, _run(ray, build, pickled, plan, cut(absent, size), worker_count), on_report)
+
+
+@contextlib.contextmanager
+def _run(
+    ray: Any, build: Build, pickled: bytes, plan: WritePlan, ranges: Sequence[range], worker_count: int
+) -> Iterator[Iterator[Report]]:
+    """Run one round. Yield an iterator over the reports, which raises what a task raised.
+
+    When the block ends no task writes any more, not even one on a machine that is out of reach.
+    """
+    tasks = _Tasks(ray, build, pickled, plan, ranges, worker_count)
+    try:
+        yield tasks.reports()
+    except BaseException:
+        with contextlib.suppress(MemfeedError, OSError):  # the first error is the one to raise
+            tasks.stop()
+        raise
+    tasks.stop()
+
+
+class _Tasks:
+    """The tasks of one round: at most ``worker_count`` are submitted at once."""
+
+    def __init__(
+        self, ray: Any, build: Build, pickled: bytes, plan: WritePlan, ranges: Sequence[range], worker_count: int
+    ) -> None:
+        self._ray, self._build, self._plan = ray, build, plan
+        spec = TaskSpec(build.root, build.settings, plan, pickled, worker_count)
+        self._spec, self._round_id = [ray.put(spec)], uuid.uuid4().hex
+        self._waiting = deque((rows, RETRIES) for rows in ranges)
+        self._free = list(range(worker_count))
+        self._running: dict[Any, tuple[range, int]] = {}  # the result -> its rows, and its number
+        self._compute = ray.remote(compute)
+        self._writer = build.writer()
+
+    def reports(self) -> Iterator[Report]:
+        """Yield a report for each task that ended; an empty one where a second brought none."""
+        last = time.monotonic()
+        while self._waiting or self._running:
+            while self._waiting and self._free:
+                self._submit(*self._waiting.popleft())
+            ended, _ = self._ray.wait(list(self._running), timeout=CHECK_SECONDS)
+            if not ended:
+                if time.monotonic() - last >= watchdog.STALL_SECONDS:
+                    self._tell_stall(time.monotonic() - last)
+                    last = time.monotonic()
+                yield Report()
+            for task in ended:
+                last = time.monotonic()
+                rows, number = self._running.pop(task)
+                self._free.append(number)
+                try:
+                    result = self._ray.get(task)
+                except self._ray.exceptions.RayError as error:
+                    yield self._divide(rows, error)
+                else:
+                    yield self._mark(result)
+
+    def stop(self) -> None:
+        """Cancel what runs, and let no task of this round write any more."""
+        running = list(self._running)
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            for task in running:
+                self._ray.cancel(task, force=True)
+            if running:
+                self._ray.wait(running, num_returns=len(running), timeout=CANCEL_SECONDS)
+        self._writer.close()
+        self._build.bar_writers()
+
+    def _submit(self, rows: range, retries: int) -> None:
+        number = self._free.pop()
+        name = f"memfeed rows {rows.start} to {rows[-1]}"
+        task = self._compute.options(num_cpus=1, max_retries=retries, name=name)
+        self._running[task.remote(self._spec, self._round_id, number, rows)] = rows, number
+
+    def _mark(self, result: TaskResult) -> Report:
+        """Mark the rows of a task that ended; raise what ended it."""
+        for first, count, state in result.marks:
+            self._writer.mark(first, count, DURABLE if state == WRITTEN else state)
+        if result.failure is not None:
+            raise result.failure.error from result.failure.cause
+        return result.report
+
+    def _divide(self, rows: range, error: Exception) -> Report:
+        """Run the rows of a task that died every time in smaller tasks. Skip a sample that is found so, or raise."""
+        if type(error).__name__ not in DEATHS:
+            raise BuildError(
+                f"{self._build.root}: found that Ray could not run a task ({type(error).__name__}: "
+                f"{brief(str(error).strip()[-200:], 200)}); expected memfeed in the same version on every node: "
+                "install it there"
+            ) from error
+        if len(rows) > 1:
+            size = -(-len(rows) // PARTS)
+            parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+            self._waiting.extendleft((part, 1) for part in reversed(parts))
+            return Report()
+        how, sample = type(error).__name__, describe_samples(rows)
+        if not self._plan.skip_errors:
+            raise WorkerDied(
+                f"{self._build.root}: found that each Ray task died that read {sample} ({how}: "
+                f"{brief(str(error), 100)}); expected it to return. Leave that sample out with "
+                'on_error="skip"; if memory ran out, use fewer workers=',
+                rows,
+                how,
+            ) from error
+        mark_skipped(self._build, rows)
+        warnings.warn(f"{sample} is left out: each Ray task died that read it ({how})", RuntimeWarning, stacklevel=2)
+        return Report(skipped_count=1)
+
+    def _tell_stall(self, seconds: float) -> None:
+        rows = min((rows for rows, _ in self._running.values()), key=lambda rows: rows.start)
+        free = self._ray.available_resources().get("CPU", 0)
+        write_line(
+            f"memfeed: no Ray task has ended for {seconds:.0f} s; {len(self._running)} run or wait for a CPU, the first "
+            f"has {describe_samples(rows)}; {free:g} of {cpu_count(self._ray)} CPUs are free: see `ray status`, and "
+            "what the tasks print"
+        )

@@ -1,0 +1,156 @@
+"""What a Ray task of a conversion does, on any node: read the rows that it is given, and write them into the build."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memfeed.building.build import Build, Settings
+from memfeed.building.rows import WRITTEN, RowWriter
+from memfeed.convert.failure import Failure, failure_of
+from memfeed.convert.jobs import MapJob
+from memfeed.convert.processes import prepare_like_dataloader
+from memfeed.convert.write_run import Report, RunWriter, WritePlan
+from memfeed.errors import BuildError, MemfeedError, brief
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.system import machine
+
+VISIBLE_SECONDS = 40.0  # NFS keeps what it knows of a directory for 30 s
+
+Mark = tuple[int, int, int]
+"""The first of some rows, their number, and their state."""
+
+
+class TaskSpec(NamedTuple):
+    """What the tasks of one round have in common. ``pickled`` has the dataset and its ``worker_init_fn``."""
+
+    root: Path
+    settings: Settings
+    plan: WritePlan
+    pickled: bytes
+    worker_count: int
+
+
+class TaskResult(NamedTuple):
+    """What a task did: the rows whose bytes are on the disk, what it counted, and the error that ended it."""
+
+    marks: list[Mark]
+    report: Report
+    failure: Failure | None
+
+
+class _TaskBuild(Build):
+    """A build as a task sees it: the rows to mark are collected, because the head alone writes the presence map."""
+
+    def __init__(self, root: Path, settings: Settings) -> None:
+        super().__init__(root, settings)
+        self.marks: list[Mark] = []
+
+    def writer(self) -> RowWriter:
+        return _TaskWriter(self)
+
+
+class _TaskWriter(RowWriter):
+    def __init__(self, build: _TaskBuild) -> None:
+        super().__init__(build.root, build.schema, build.settings.generation)
+        self._marks = build.marks
+
+    def mark(self, first: int, count: int, state: int) -> None:
+        self._marks.append((first, count, state))
+
+
+class _Worker:
+    """One process of Ray. It keeps the dataset, and its heap space, from one task of a round to the next."""
+
+    def __init__(self, spec: TaskSpec, number: int) -> None:
+        require_same_build(spec.root, spec.settings)
+        dataset, init = _unpickle(spec.pickled)
+        self._build = _TaskBuild(spec.root, spec.settings)
+        prepare_like_dataloader(dataset, number, spec.worker_count)
+        if init is not None:
+            init(number)
+        self._job = MapJob(dataset, self._build, spec.plan, [], 0)
+        self._writer = RunWriter(self._build, spec.plan, may_promote=False)
+
+    def compute(self, rows: range) -> TaskResult:
+        report, failure, marks = Report(drifts=[]), None, self._build.marks
+        marks.clear()
+        try:
+            with self._job.watchdog.watch():
+                self._job.write_range(self._writer, 0, rows, report)
+        except Exception as error:
+            failure = failure_of(error)
+        self._writer.rows.close()  # other machines see what was written once it is closed
+        if any(state == WRITTEN for _, _, state in marks):
+            self._build.sync_columns()  # this machine may die before the head syncs
+        return TaskResult(list(marks), report, failure)
+
+
+_workers: dict[str, _Worker] = {}  # of this process, by the round: at most one
+
+
+def compute(spec: list[Any], round_id: str, number: int, rows: range) -> TaskResult:
+    """Read and write some rows of a build, as task ``number`` of those that run at once. Return what was done.
+
+    ``spec`` has the reference of a `TaskSpec`, in a list so that Ray does not fetch it for every task.
+    """
+    import ray
+
+    try:
+        if round_id not in _workers:
+            _workers.clear()
+            _workers[round_id] = _Worker(ray.get(spec[0]), number)
+        return _workers[round_id].compute(rows)
+    except Exception as error:
+        return TaskResult([], Report(), failure_of(error))
+
+
+def _unpickle(pickled: bytes) -> Any:
+    try:
+        return pickle.loads(pickled)
+    except Exception as error:
+        raise BuildError(
+            f"found that the dataset cannot be unpickled on {machine.host_name()} ({type(error).__name__}: "
+            f"{brief(str(error), 120)}); expected its modules on every node: install them there, or send them along: "
+            'ray.init(runtime_env={"working_dir": "."})'
+        ) from error
+
+
+def require_same_build(root: Path, settings: Settings) -> None:
+    """Raise BuildError unless this machine sees the head's build at ``root``, and the lock that the head holds."""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while (problem := _problem(root, settings)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if problem:
+        raise BuildError(
+            f"{root}: found on {machine.host_name()} {problem}; expected the directory of the process that called "
+            'cache(engine="ray"), because every node writes its rows there: choose a path on a file system that all '
+            "nodes share"
+        )
+    with open(root / WORK_DIRECTORY / "lock", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+    raise BuildError(
+        f"{root}: found on {machine.host_name()} that its lock is free, although {settings.host} holds it; expected "
+        "locks that all nodes share: mount that file system with them (Lustre: -o flock; NFS: without local_lock and "
+        "nolock), or choose another one"
+    )
+
+
+def _problem(root: Path, settings: Settings) -> str:
+    """Return what this machine has at ``root`` in place of the build with these settings, "" if it is there."""
+    if not os.path.isdir(root):
+        return "no such directory"
+    if not Build.is_begun(root):
+        return "another directory there"
+    try:
+        found = Build.join(root).settings
+    except MemfeedError as error:
+        return f"a build that cannot be used ({brief(str(error), 120)})"
+    return "" if found == settings else f"another build there, or that of generation {found.generation}"
