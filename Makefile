@@ -33,6 +33,11 @@ MINUTES ?= 10
 torture: $(INSTALLED)
 	$(BIN)/python tests/run_torture.py --minutes $(MINUTES) $(TORTURE)
 
+# Conversions on a Ray cluster of four nodes on this machine, with nodes and heads killed: also what make test leaves out.
+.PHONY: ray-torture
+ray-torture: $(INSTALLED)
+	RAY_TORTURE=1 $(BIN)/python -m pytest tests/convert/test_ray_cluster.py
+
 # One process that trains for long, with loaders of every setting: every row is checked, and memory, maps, threads and
 # open files must not grow.
 .PHONY: soak

@@ -25,6 +25,12 @@ class OnError(str, Enum):
     RAISE = "raise"
 
 
+class Engine(str, Enum):
+    """The values of ``--engine``."""
+
+    RAY = "ray"
+
+
 class Floats(str, Enum):
     """The values of ``--floats``."""
 
@@ -45,6 +51,9 @@ def cache(
     ] = None,
     length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take N samples of an iterable.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes. Default: as measured.")] = None,
+    engine: Annotated[
+        Engine | None, typer.Option(help="Compute rows on the machines of a Ray cluster. OUT must be on a shared disk.")
+    ] = None,
     on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
     fields: Annotated[str | None, typer.Option(metavar="A,B,...", help="Names for the leaves of a tuple.")] = None,
     dtype: Annotated[
@@ -109,6 +118,7 @@ def cache(
         types=load_classes(types or ()),
         length=length,
         workers=workers,
+        engine=None if engine is None else engine.value,
         on_error=on_error.value,
         allow_random=allow_random,
         copy_existing=copy_existing,

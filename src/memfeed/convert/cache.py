@@ -15,6 +15,7 @@ from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
 from memfeed.convert.inputs import ConvertOptions, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import open_or_fill
 from memfeed.convert.ray_engine import import_ray
+from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
@@ -220,10 +221,18 @@ def _cache(
         given = classify_input(Rounded(given.dataset, floats))
     refuse_mapped_columns(given, target, copy_existing)
     require_length(given, options.length)
+    is_rows = isinstance(given.dataset, RayRows)
+    if is_rows and options.worker_count:
+        raise ValueError(
+            f"found workers={options.worker_count} for a ray.data.Dataset, whose rows the tasks of Ray Data compute; "
+            "expected no workers=: choose their number in the dataset, as in ds.map(function, concurrency=8)"
+        )
+    if is_rows:
+        options = msgspec.structs.replace(options, on_ray=False)  # one process writes rows that come in order
     if options.on_ray and given.kind != "map":
         raise ValueError(
-            f'found engine="ray" for {"columns" if given.kind == "columns" else "an iterable"}; expected a dataset with '
-            "len and [], whose rows tasks can compute by number: leave engine= out"
+            f'found engine="ray" for {"columns" if given.kind == "columns" else "an iterable"}; expected a dataset '
+            "with len and [], whose rows tasks can compute by number: leave engine= out"
         )
     try:
         if lazily:

@@ -11,6 +11,7 @@ import xxhash
 
 from memfeed.convert.inputs import Input
 from memfeed.convert.probe import ProbeResult, probe_indices
+from memfeed.convert.ray_rows import RayRows
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
@@ -21,7 +22,8 @@ from memfeed.store.manifest import Fingerprint, Probe
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
     """Return the fingerprint of a dataset. Columns in memory have no class whose source could change."""
-    source, name = ("", "") if given.kind == "columns" else hash_source(given.dataset)
+    has_class = given.kind != "columns" and not isinstance(given.dataset, RayRows)
+    source, name = hash_source(given.dataset) if has_class else ("", "")
     return Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
 
 

@@ -13,12 +13,14 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.mapped import mapped_file
+from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError
 from memfeed.schema.fields import Kind
 from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
 from memfeed.store.store import Store
+from memfeed.tables.column import is_a
 
 WorkerInit = Callable[[int], None] | None
 """A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
@@ -75,6 +77,8 @@ def classify_input(dataset: Any) -> Input:
         raise SchemaError(
             f"found one value of dtype {dataset.dtype}, without a dim for rows; expected a tensor or array [rows, ...]"
         )
+    elif is_a(dataset, "ray.data", "Dataset"):
+        given = Input(RayRows(dataset), "iterable", None)
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
         given = Input(dataset, "map", len(dataset))
     elif hasattr(dataset, "__iter__"):

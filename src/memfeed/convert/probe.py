@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 
 from memfeed.convert.inputs import ConvertOptions, Input, read_sample
 from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
+from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
@@ -87,7 +88,7 @@ def probe_input(
     """
     may_be_random = options.allow_random or compared is not None or given.kind == "columns"
     if given.kind == "iterable":
-        if isinstance(given.dataset, IterableDataset) and not may_be_random:
+        if isinstance(given.dataset, IterableDataset | RayRows) and not may_be_random:
             check_iterable(given.dataset)
         # one sample more than the store has shows that the iterable has grown
         count = len(compared) + (row_count == len(compared)) if compared else SAMPLES

@@ -204,7 +204,7 @@ class _Tasks:
         rows = min((rows for rows, _ in self._running.values()), key=lambda rows: rows.start)
         free = self._ray.available_resources().get("CPU", 0)
         write_line(
-            f"memfeed: no Ray task has ended for {seconds:.0f} s; {len(self._running)} run or wait for a CPU, the first "
-            f"has {describe_samples(rows)}; {free:g} of {cpu_count(self._ray)} CPUs are free: see `ray status`, and "
-            "what the tasks print"
+            f"memfeed: no Ray task has ended for {seconds:.0f} s; {len(self._running)} run or wait for a CPU, the "
+            f"first has {describe_samples(rows)}; {free:g} of {cpu_count(self._ray)} CPUs are free: see `ray status`, "
+            "and what the tasks print"
         )

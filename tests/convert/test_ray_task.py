@@ -1,0 +1,174 @@
+"""What a Ray task does, and what `cache` refuses with engine="ray": in this process, without Ray."""
+
+import fcntl
+import os
+import pickle
+import sys
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import torch
+
+import memfeed
+from memfeed.building.build import Build
+from memfeed.building.claim import claim
+from memfeed.building.rows import ABSENT, WRITTEN
+from memfeed.cli import main
+from memfeed.convert import ray_task, watchdog
+from memfeed.convert.ray_task import TaskSpec, _Worker, require_same_build
+from memfeed.convert.write_run import WritePlan
+from memfeed.errors import BuildError, SampleError
+from memfeed.schema.infer import infer
+from memfeed.schema.tree import Flattener
+from memfeed.store.ragged import ragged_files
+
+
+class Numbers:
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, row):
+        if row == 13:
+            raise KeyError(row)
+        return torch.tensor([row, row]), torch.arange(row)
+
+
+@pytest.fixture(autouse=True)
+def _this_process_is_no_worker(monkeypatch):
+    monkeypatch.setattr(ray_task, "prepare_like_dataloader", lambda *_: None)
+    monkeypatch.setattr(ray_task, "VISIBLE_SECONDS", 0.0)
+
+
+@contextmanager
+def begun(path):
+    """Yield a claimed build, and what a task gets of it."""
+    found = infer([Numbers()[1], Numbers()[2]])
+    with claim(path) as root:
+        build = Build.begin(root, found.schema, 20, None)
+        yield build, TaskSpec(root, build.settings, WritePlan(Flattener(found.structure)), b"", 1)
+
+
+def with_dataset(spec, dataset, init=None):
+    return spec._replace(pickled=pickle.dumps((dataset, init)))
+
+
+def test_a_task_writes_rows_and_leaves_their_presence_to_the_head(path):
+    with begun(path) as (build, spec):
+        result = _Worker(with_dataset(spec, Numbers()), 0).compute(range(4, 9))
+        assert result.marks == [(4, 5, WRITTEN)]
+        assert (result.report.row_count, result.failure) == (5, None)
+        assert not build.presence().any()
+        x = (build.root / "0.memmap").read_bytes()
+        assert torch.frombuffer(bytearray(x), dtype=torch.int64).view(20, 2)[4:9, 0].tolist() == [4, 5, 6, 7, 8]
+
+
+def test_a_task_tells_the_rows_that_it_wrote_before_an_error(path, monkeypatch):
+    monkeypatch.setattr(WritePlan, "rows_per_write", 2)
+    with begun(path) as (_, spec):
+        result = _Worker(with_dataset(spec, Numbers()), 0).compute(range(10, 16))
+    assert result.marks == [(10, 2, WRITTEN)]
+    assert isinstance(result.failure.error, SampleError)
+    assert str(result.failure.error).startswith("sample 13: the dataset raised KeyError: 13")
+    assert isinstance(result.failure.cause, KeyError)
+
+
+def test_the_columns_are_on_the_disk_before_a_task_ends(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(Build, "sync_columns", lambda self: synced.append(list(self.marks)))
+    with begun(path) as (_, spec):
+        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        worker.compute(range(3))
+        worker.compute(range(13, 14))  # writes nothing
+    assert synced == [[(0, 3, WRITTEN)]]
+
+
+def test_tasks_of_one_process_share_its_heap_space(path):
+    """Space is granted in extents of 64 KiB: one for each task would make the heap larger than its rows."""
+    with begun(path) as (build, spec):
+        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        for row in range(1, 13):
+            worker.compute(range(row, row + 1))
+        assert ragged_files(build.root, build.schema.fields[1]).heap.stat().st_size == 64 << 10
+
+
+def test_a_task_of_an_older_generation_writes_nothing(path):
+    with begun(path) as (build, spec):
+        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        build.bar_writers()
+        result = worker.compute(range(3))
+        assert isinstance(result.failure.error, BuildError)
+        assert "found builder 2 at work; expected to be it (1)" in str(result.failure.error)
+        assert result.marks == []
+        assert (build.presence() == ABSENT).all()
+
+
+def test_a_directory_that_a_node_does_not_see_is_refused(path, tmp_path):
+    with begun(path) as (build, spec):
+        require_same_build(build.root, spec.settings)
+        with pytest.raises(BuildError, match="found on .* no such directory; expected the directory of the process"):
+            require_same_build(tmp_path / "elsewhere.build", spec.settings)
+        with pytest.raises(BuildError, match="another directory there"):
+            require_same_build(tmp_path, spec.settings)
+        with pytest.raises(BuildError, match="another build there"):
+            require_same_build(build.root, msgspec.structs.replace(spec.settings, rows=21))
+
+
+def test_locks_that_nodes_do_not_share_are_refused(path, monkeypatch):
+    with begun(path) as (build, spec):
+        monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # as on a mount with local locks
+        with pytest.raises(BuildError, match=r"its lock is free, although .* holds it; expected locks that all nodes"):
+            require_same_build(build.root, spec.settings)
+
+
+def test_a_dataset_whose_module_a_node_lacks_is_named(path):
+    with begun(path) as (_, spec), pytest.raises(BuildError, match="cannot be unpickled on .*no_such_module"):
+        _Worker(spec._replace(pickled=b"cno_such_module\nDataset\n."), 0)
+
+
+def test_a_task_names_the_sample_that_does_not_return(path, monkeypatch, capfd):
+    """Ray shows what a task prints to the head."""
+    monkeypatch.setattr(watchdog, "STALL_SECONDS", 0.2)
+    said = []
+
+    class Slow(Numbers):
+        def __getitem__(self, row):
+            while row == 7 and not said:
+                pass
+            return super().__getitem__(row)
+
+    monkeypatch.setattr(watchdog, "write_line", said.append)
+    with begun(path) as (_, spec):
+        monkeypatch.setattr(ray_task, "_unpickle", lambda _: (Slow(), None))
+        _Worker(spec, 0).compute(range(6, 9))
+    assert f"process {os.getpid()} has been reading sample 7 for" in said[0]
+
+
+def test_ray_that_is_not_installed_gets_the_line_that_installs_it(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'found engine="ray" without Ray .*: pip install "memfeed\[ray\]"'):
+        memfeed.cache(Numbers(), path, engine="ray")
+    assert not path.parent.exists() or not [*path.parent.iterdir()]
+
+
+@pytest.mark.parametrize("options", [{"lazily": True}, {"repair": True}, {"workers": 0}])
+def test_options_that_mean_nothing_on_ray_are_refused(path, options):
+    with pytest.raises(ValueError, match='found engine="ray" with lazily=True, repair=True, workers=0'):
+        memfeed.cache(Numbers(), path, engine="ray", **options)
+    with pytest.raises(ValueError, match="found engine='dask'; expected \"ray\""):
+        memfeed.cache(Numbers(), path, engine="dask")
+
+
+@pytest.mark.parametrize("dataset", [torch.arange(20), iter([1, 2, 3])])
+def test_rows_without_numbers_are_refused(path, dataset, monkeypatch):
+    monkeypatch.setattr("memfeed.convert.cache.import_ray", lambda: None)
+    with pytest.raises(ValueError, match='found engine="ray" for .*leave engine= out'):
+        memfeed.cache(dataset, path, engine="ray")
+
+
+def test_the_command_line_passes_the_engine(tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ray_cli_sets.py").write_text("numbers = [(1, 2), (3, 4)]")
+    assert main(["cache", "--engine", "ray", "ray_cli_sets:numbers", "out.mf"]) == 2
+    assert 'found engine="ray" without Ray' in capfd.readouterr().err
