@@ -7,7 +7,7 @@ from typing import Any
 
 REASONS = {
     "fleet": {
-        "GETs, pieces": (
+        "GET requests, pieces": (
             "the simulated part of an epoch begins and ends within windows: it fetches 1.5 times the bytes of the rows "
             "that it reads. A whole epoch fetches each chunk once"
         ),
