@@ -108,7 +108,9 @@ class Pool:
             self.__init__(self._most_idle, self._least_bytes)  # type: ignore[misc]
         try:
             # most often the buffer that came back last fits
-            buffer = self._idle.pop() if self._idle[-1].size == size else self._take_fitting(size)
+            last = self._idle[-1].size
+            is_fitting = last == size or size < last == self._least_bytes
+            buffer = self._idle.pop() if is_fitting else self._take_fitting(size)
         except IndexError:
             buffer = None
         if buffer is None:  # ragged batches differ in size: a buffer serves sizes near its own
