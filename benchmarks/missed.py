@@ -83,6 +83,11 @@ REASONS = {
         "resized crop, flip, normalise: torchvision v2": (
             "the cause is not known. Runs gave 1.1 to 2.3; four runs within a minute gave 1.66, 2.28, 2.32 and 1.84"
         ),
+        "resized crop of bytes": (
+            "each image takes four calls: to put its channels together, to copy the crop out, the kernel, and to take "
+            "the channels apart. A bare loop of these calls takes 1.34 times the CPU time of the kernel alone. Two "
+            "threads also wait for Python's lock between the calls"
+        ),
         "to draw 256 of": (
             "drawing parameters takes 10 to 20 NumPy calls of 2 to 5 us each. Less than 20 us needs a compiled loop. "
             "RandomResizedCrop and RandomErasing also draw again for the boxes that do not fit"

@@ -12,13 +12,15 @@ from image_batches import keys, params, pictures
 from memfeed import transforms as T
 from memfeed.system.share import Threads
 from memfeed.transforms.params import pixels
-from memfeed.transforms.params.pixels import copy_image, has_pixels, to_pixels, to_planes
+from memfeed.transforms.params.pixels import box_pixels, copy_image, has_pixels, to_pixels, to_planes
 
 LAYOUTS = {
     "planes": lambda image: image,
     "pixels": lambda image: image[None].contiguous(memory_format=torch.channels_last)[0],
     "window of planes": lambda image: torch.nn.functional.pad(image, (2, 1, 1, 3))[:, 1:-3, 2:-1],
     "window of pixels": lambda image: LAYOUTS["pixels"](torch.nn.functional.pad(image, (2, 1, 1, 3)))[:, 1:-3, 2:-1],
+    "pixels of four bytes": lambda image: LAYOUTS["pixels"](torch.nn.functional.pad(image, (0, 0, 0, 0, 0, 1)))[:-1],
+    "last bytes of pixels": lambda image: LAYOUTS["pixels"](torch.nn.functional.pad(image, (0, 0, 0, 0, 1, 0)))[1:],
     "turned": lambda image: image.mT.contiguous().mT,
 }
 
@@ -63,7 +65,8 @@ def test_moved_pixels_keep_their_values(mover, layout, channels):
     assert torch.equal(image, plain)
     if channels < 5:
         assert torch.equal(to_pixels(image).permute(2, 0, 1), plain)
-    assert has_pixels(image) == ("pixels" in layout and 1 < channels < 5)
+    is_whole = "bytes" not in layout or (layout == "pixels of four bytes" and channels == 3)
+    assert has_pixels(image) == ("pixels" in layout and is_whole and 1 < channels < 5)
     if has_pixels(image):
         assert torch.equal(to_planes(image), plain)
     for target_layout in LAYOUTS.values():
@@ -94,6 +97,32 @@ def test_resized_crops_are_torchvisions_in_every_layout(functional, mover, memor
     flip, normalize = T.RandomHorizontalFlip(p=1), T.Normalize([0.5] * channels, [0.2] * channels)
     found = T.Compose([crop, flip, normalize], memory_format=memory_format).apply(given, keys())
     torch.testing.assert_close(found, (expected.flip(-1) / 255 - 0.5) / 0.2, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_boxes_of_pixels_hold_the_pixels_of_the_box(mover, layout):
+    for channels, height, width in ((3, 9, 7), (4, 9, 7), (3, 520, 512)):  # the last is larger than the memory for it
+        plain = pictures(1, channels, height, width)[0]
+        for top, left, h, w in ((0, 0, height, width), (2, 3, height - 2, width - 3), (1, 0, 3, 2)):
+            found = box_pixels(LAYOUTS[layout](plain), top, left, h, w)
+            assert torch.equal(found[0, :channels], plain[:, top : top + h, left : left + w])
+            assert found.stride(1) == 1
+
+
+@pytest.mark.parametrize("in_inference_first", [False, True])
+def test_memory_of_a_thread_serves_inference_mode_and_others(in_inference_first):
+    images, crop = pictures(2, 3, 20, 20), T.RandomResizedCrop(8)
+
+    def both():
+        found = []
+        for mode in (in_inference_first, not in_inference_first):
+            with torch.inference_mode(mode):
+                found.append(crop.apply(images, keys(2)).clone())
+        return found
+
+    with ThreadPoolExecutor(1) as thread:  # a thread that has no memory yet
+        one, other = thread.submit(both).result()
+    assert torch.equal(one, other)
 
 
 AUGMENT = {

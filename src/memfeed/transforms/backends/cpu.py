@@ -82,14 +82,18 @@ def _fill(
     """Fill rows `begin` to `end` of the output, `at_once` at a time."""
     # Computing in 16 bits would round three times. So compute in float32, in one buffer that stays in the cache.
     is_half = affine is not None and affine.is_half
+    is_scaled = affine is not None and affine.scale is not None
+    at_once = at_once if is_scaled else end - begin
     scratch = torch.empty(min(at_once, end - begin), *output.shape[1:], device="cpu") if is_half else None
+    is_moved = bool(changes) or not isinstance(images, torch.Tensor)
+    pieces = _one_by_one(images[begin:end]) if is_moved else ()
     for first in range(begin, end, at_once):
         rows = slice(first, min(first + at_once, end))
         output_rows = output[rows]
-        target = output_rows if scratch is None else scratch[: len(output_rows)]
+        target = output_rows if scratch is None else scratch[: rows.stop - first]
         source = target
-        if changes or not isinstance(images, torch.Tensor):
-            _change(images[rows], changes, target, first)
+        if is_moved:
+            _change(pieces[first - begin : rows.stop - begin], changes, target.unbind(0), first)
         elif target.dtype != images.dtype:
             target.copy_(images[rows])
         else:  # float images that do not move are normalised straight from the input
@@ -100,14 +104,19 @@ def _fill(
             output_rows.copy_(target)
 
 
-def _change(images: Images, changes: Sequence[Imagewise], targets: torch.Tensor, first: int) -> None:
+def _one_by_one(images: Images) -> Sequence[torch.Tensor]:
+    return images.unbind(0) if isinstance(images, torch.Tensor) else images
+
+
+def _change(
+    images: Sequence[torch.Tensor], changes: Sequence[Imagewise], targets: Sequence[torch.Tensor], first: int
+) -> None:
     """Carry out the changes of each image, and copy it into its target. `first` is the sample of the first image."""
-    has_planes = targets.stride(-1) == 1
     # One image fits in the cache between two changes. The changes come before the cast, which makes uint8 four times as
     # large.
     for sample, (piece, target) in enumerate(zip(images, targets, strict=True), first):
         for at, change in enumerate(changes):
-            if at and has_planes and has_pixels(piece):
+            if at and target.stride(-1) == 1 and has_pixels(piece):
                 piece = to_planes(piece)
             piece = change.one(piece, sample)
         copy_image(piece, target)
@@ -131,7 +140,7 @@ def _fused_list(
 
     def fill(begin: int, end: int) -> None:
         for sample in range(begin, end):
-            _change([images[sample]], changes, targets[sample][None], sample)
+            _change(images[sample : sample + 1], changes, targets[sample : sample + 1], sample)
 
     _share(len(images), fill, changes, flat.nbytes)
     return targets

@@ -123,7 +123,7 @@ def copy_image(image: torch.Tensor, target: torch.Tensor) -> None:
         if has_pixels(image):
             if target.stride(2) == 1:
                 image = to_planes(image, target if target.dtype is torch.uint8 else None)
-            elif image.stride(2) != image.size(0) and target.stride(2) == image.size(0) and (opencv := _opencv()):
+            elif image.stride(2) != image.size(0) and target.stride()[::2] == (1, 3) and (opencv := _opencv()):
                 whole = target if target.dtype is torch.uint8 else borrow(*target.shape[1:], 3).permute(2, 0, 1)
                 opencv.cvtColor(_pixels_of(image), opencv.COLOR_BGRA2BGR, whole.permute(1, 2, 0).numpy())
                 image = whole

@@ -63,8 +63,9 @@ class Resampled(Geometry):
         takes_pixels = image.dtype is torch.uint8 and image.is_cpu and image.ndim == 3 and 3 <= image.size(0) <= 4
         if not takes_pixels or not self.antialias or self.mode not in _PIXEL_KERNELS:
             return self._resized(self._piece(image, sample))
+        # torch tells layouts by strides, which a dim of 1 leaves open
         if 1 in (h, w, self.height, self.width) or (h, w) == (self.height, self.width):
-            return self._resized(self._piece(image, sample))  # torch tells layouts by strides: a dim of 1 leaves it open
+            return self._resized(self._piece(image, sample))
         pixels, out = box_pixels(image, top, left, h, w), (self.height, self.width)
         channels, size = pixels.size(1), pixels.size(1) * self.height * self.width
         strides = (1, self.width * channels, channels)
@@ -75,7 +76,9 @@ class Resampled(Geometry):
     @cached_property
     def _boxes(self) -> list[tuple[int, int, int, int]]:
         """Return top, left, height and width of each box, as Python ints, which slice faster."""
-        boxes = zip(self.top.tolist(), self.left.tolist(), self.box_height.tolist(), self.box_width.tolist(), strict=True)
+        boxes = zip(
+            self.top.tolist(), self.left.tolist(), self.box_height.tolist(), self.box_width.tolist(), strict=True
+        )
         return list(boxes)
 
     def _piece(self, image: torch.Tensor, sample: int) -> torch.Tensor:

@@ -86,7 +86,7 @@ class Window(Geometry):
         _, h, w = image.shape
         bottom, right = top + self.height, left + self.width
         if top < 0 or left < 0 or bottom > h or right > w:
-            padded = filled(self.fill, (len(image), self.height, self.width), image)
+            padded = filled(self.fill, (image.size(0), self.height, self.width), image)
             piece = image[:, max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
             down, across = max(-top, 0), max(-left, 0)
             padded[:, down : down + piece.shape[1], across : across + piece.shape[2]] = piece
