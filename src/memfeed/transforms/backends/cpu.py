@@ -85,14 +85,13 @@ def _fill(
     is_scaled = affine is not None and affine.scale is not None
     at_once = at_once if is_scaled else end - begin
     scratch = torch.empty(min(at_once, end - begin), *output.shape[1:], device="cpu") if is_half else None
-    is_moved = bool(changes) or not isinstance(images, torch.Tensor)
-    pieces = _one_by_one(images[begin:end]) if is_moved else ()
+    pieces = _one_by_one(images[begin:end]) if changes or not isinstance(images, torch.Tensor) else ()
     for first in range(begin, end, at_once):
         rows = slice(first, min(first + at_once, end))
         output_rows = output[rows]
         target = output_rows if scratch is None else scratch[: rows.stop - first]
         source = target
-        if is_moved:
+        if changes or not isinstance(images, torch.Tensor):
             _change(pieces[first - begin : rows.stop - begin], changes, target.unbind(0), first)
         elif target.dtype != images.dtype:
             target.copy_(images[rows])

@@ -58,7 +58,7 @@ def has_pixels(image: torch.Tensor) -> bool:
         return channel == 1 and 1 < column == channels <= _PIXEL_BYTES
     # a fourth byte of the last pixel must be in memory too
     ends = row | image.storage_offset() | image.untyped_storage().nbytes()
-    return column == _PIXEL_BYTES and channels == 3 and ends % _PIXEL_BYTES == 0
+    return bool(column == _PIXEL_BYTES and channels == 3 and ends % _PIXEL_BYTES == 0)
 
 
 def box_pixels(image: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:

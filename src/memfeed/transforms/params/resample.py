@@ -21,8 +21,8 @@ FEW = 12  # images: resized one by one they take no more calls on a device than 
 _TORCH_DTYPES = {torch.uint8, torch.float32, torch.float64}  # not 16-bit floats: no antialiasing on the CPU
 # what `interpolate` calls, which takes no `out`; torch.ops.aten calls the same, and takes 4 us longer
 _PIXEL_KERNELS: dict[str, Any] = {
-    "bilinear": torch._C._nn._upsample_bilinear2d_aa,  # type: ignore[attr-defined]
-    "bicubic": torch._C._nn._upsample_bicubic2d_aa,  # type: ignore[attr-defined]
+    "bilinear": torch._C._nn._upsample_bilinear2d_aa,
+    "bicubic": torch._C._nn._upsample_bicubic2d_aa,
 }
 
 
