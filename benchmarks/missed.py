@@ -85,8 +85,7 @@ REASONS = {
         ),
         "resized crop of bytes": (
             "each image takes four calls: to put its channels together, to copy the crop out, the kernel, and to take "
-            "the channels apart. A bare loop of these calls takes 1.34 times the CPU time of the kernel alone. Two "
-            "threads also wait for Python's lock between the calls"
+            "the channels apart. A bare loop of these calls takes 1.34 times the CPU time of the kernel alone"
         ),
         "to draw 256 of": (
             "drawing parameters takes 10 to 20 NumPy calls of 2 to 5 us each. Less than 20 us needs a compiled loop. "
