@@ -6,6 +6,7 @@ for images, labels in loader:
     ...
 """
 
+import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if _sys.platform == "win32":  # a store renames and maps open files, which Windo
     raise ImportError("found Windows; memfeed needs Linux (or macOS): use WSL 2")
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memfeed import errors, transforms
     from memfeed.convert.cache import cache
     from memfeed.convert.writer import Writer
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
     from memfeed.loading.loader import Loader
     from memfeed.remote.pull import pull
     from memfeed.remote.push import push
-    from memfeed.store.store import Store, open
+    from memfeed.schema.names import Names
+    from memfeed.store.store import Store
     from memfeed.transfer.to_device import to_device
 
     __version__: str
@@ -46,11 +50,55 @@ _MODULES = {
     "Store": "memfeed.store.store",
     "Writer": "memfeed.convert.writer",
     "cache": "memfeed.convert.cache",
-    "open": "memfeed.store.store",
     "pull": "memfeed.remote.pull",
     "push": "memfeed.remote.push",
     "to_device": "memfeed.transfer.to_device",
 }
+
+
+def open(
+    path: "str | _os.PathLike[str]",
+    *,
+    fields: "Names | None" = None,
+    types: "type | Iterable[type]" = (),
+    cache: "str | _os.PathLike[str] | None" = None,
+    size: "int | str | None" = None,
+) -> "Store":
+    """Open a store: a directory that `cache` wrote, one of ``TensorDict.memmap()``, or a store at an address.
+
+    Reads the manifest and checks the size of every file; nothing is mapped and no class is imported by name. The rows
+    of a store at an address (``s3://``, ``gs://``, ``az://``, ``https://``) are fetched into ``cache`` before they are
+    read, each once. Its ``progress()`` says how much is there, and its ``finish()`` fetches the rest.
+
+    Args:
+        path: the directory, or the address.
+        fields: open only these, named as for `Store.select`; of a store at an address only these are fetched.
+        types: the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their names.
+            Without them a namedtuple is returned as an equal generated one, a dataclass as a dict, a tensorclass as a
+            TensorDict.
+        cache: a directory of this machine for the rows of a store at an address. Processes may share one.
+        size: the most bytes that the cache takes, as an int or ``"200GB"``. None, or more than the store has: all rows
+            stay, and with the last of them the cache is an ordinary store, which is opened without the network.
+
+    Raises:
+        StoreError: ``path`` is not a store (or one of a newer format), or ``cache`` is that of another store, or in use
+            with another size.
+        CorruptStoreError: the store is damaged.
+        RemoteError: the address cannot be reached, and ``cache`` has nothing of it.
+        FieldError: a field that it does not have.
+
+    Example::
+
+        store = memfeed.open("s3://bucket/imagenet.mf", cache="/nvme/imagenet", size="200GB")
+    """
+    if cache is None and size is None and "://" not in str(path):
+        from memfeed.store.store import open as open_local
+
+        return open_local(path, fields=fields, types=types)
+    from memfeed.remote.opening import open_remote
+
+    store = open_remote(path, cache, size, types)
+    return store if fields is None else store.select(fields)
 
 
 if not TYPE_CHECKING:  # type checkers know the names from above, and report all others

@@ -32,7 +32,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, settle
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.supply import FillProgress
+from memfeed.store.supply import FillProgress, Reader
 from memfeed.system.progress import Progress, write_line
 
 LISTS_AHEAD = 2  # that a worker has: it reads one while its report of another is on the way
@@ -50,7 +50,7 @@ class Filler:
 
     def __init__(self, work: _Work) -> None:
         self._work = work
-        self.in_caller = not work.worker_count
+        self.in_caller, self.keeps_rows = not work.worker_count, True
         weakref.finalize(self, work.release).atexit = False  # `running` does that
 
     def start(self, backing: Backing) -> None:
@@ -61,15 +61,15 @@ class Filler:
         """Let another view of the same columns read the finished store, too."""
         self._work.follow(backing)
 
-    def want(self, reader: object, rows: Int64Array) -> None:
+    def want(self, reader: Reader, rows: Int64Array) -> None:
         """See ``RowSupply``."""
         self._work.want(reader, rows)
 
-    def forget(self, reader: object) -> None:
+    def forget(self, reader: Reader) -> None:
         """See ``RowSupply``."""
         self._work.forget(reader)
 
-    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
         return self._work.wait(reader, rows)
 
@@ -269,19 +269,19 @@ class _Work:
 
     # --- what loaders ask for
 
-    def want(self, reader: object, rows: Int64Array) -> None:
+    def want(self, reader: Reader, rows: Int64Array) -> None:
         if self._is_elsewhere() or not self.worker_count:
             return
         with self._lock:
             self._queue.want(reader, rows)
             self._feed()
 
-    def forget(self, reader: object) -> None:
+    def forget(self, reader: Reader) -> None:
         if not self._is_elsewhere():
             with self._lock:
                 self._queue.forget(reader)
 
-    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         due = 0.0
         while len(absent := self._queue.absent(rows)):
             self._raise_for(absent)
@@ -360,8 +360,8 @@ class _Work:
     def finish(self) -> None:
         every = np.arange(len(self._queue.presence))
         for first in range(0, len(every), 1 << 16):
-            self.wait(self, every[first : first + (1 << 16)])
-        self.forget(self)
+            self.wait(reader, every[first : first + (1 << 16)])
+        self.forget(reader)
         while not self._done.wait(POLL_SECONDS):
             if not self.worker_count and not self._reread:
                 self._reread_here()  # the process that was to commit it may have ended since

@@ -589,7 +589,9 @@ def _row_order(
     store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, block_rows: int | None, user_sampler: Any
 ) -> RowOrder:
     fixed = (column.field.row_bytes for column in store.columns if column.field.kind == "fixed")
-    size = default_block_rows(sum(fixed)) if block_rows is None else as_int("block_rows", block_rows, 1)
+    # rows that are fetched together are a block, also once all of them are there: a saved state names the order
+    default = store.chunk_rows or default_block_rows(sum(fixed))
+    size = default if block_rows is None else as_int("block_rows", block_rows, 1)
     # beside a sampler that draws from one of ours, the weights are in it already
     counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
     return RowOrder(sizes, counts, shuffle or False, size)

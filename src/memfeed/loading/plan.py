@@ -103,7 +103,9 @@ def make_plan(
         for index, column in enumerate(placement.columns)
     ]
     allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
-    views = () if streams is not None else _columns_as_views(placement.columns, settings, store.schema.structure)
+    keeps_rows = store.supply is None or store.supply.keeps_rows
+    may_view = streams is None and keeps_rows
+    views = _columns_as_views(placement.columns, settings, store.schema.structure) if may_view else ()
     on_device = settings.device is not None and settings.device.type != "cpu"
     threads = Threads(settings.threads)
     gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)

@@ -10,7 +10,7 @@ import torch
 
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.store.store import Store
-from memfeed.store.supply import RowSupply
+from memfeed.store.supply import Reader, RowSupply
 
 ROWS_AHEAD = 1 << 16  # rows of the order that the filling processes are told ahead of the loader
 SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the caller's thread
@@ -21,7 +21,7 @@ def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: b
 
     If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
     """
-    supply, reader, held = store.supply, object(), deque[GatherTask]()
+    supply, reader, held = store.supply, store.reader(), deque[GatherTask]()
     if supply is None:
         yield from map(_all_valid, tasks)
         return
@@ -40,7 +40,7 @@ def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: b
         supply.forget(reader)
 
 
-def _present(task: GatherTask, supply: RowSupply, reader: object, *, masks: bool) -> GatherTask:
+def _present(task: GatherTask, supply: RowSupply, reader: Reader, *, masks: bool) -> GatherTask:
     """Return a task whose rows are all there."""
     present = supply.wait(reader, task.ids)
     if present is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Backing:
     ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes.
     ``left_out`` says for each entry of a tensordict directory that is not read where it is and why. ``supply`` brings
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
-    because the dataset may raise for some.
+    because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
+    opened from an address; 0 for any other.
     """
 
     path: Path | None
@@ -46,6 +48,7 @@ class Backing:
     transform: Any = None
     supply: RowSupply | None = None
     masks_rows: bool = False
+    chunk_rows: int = 0
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -68,15 +71,19 @@ def _checker(path: Path, identity: Identity) -> Callable[[], None]:
 
 def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
     check = _checker(path, identity)
-
-    def open_column(field_index: int) -> Column:
-        one = manifest.schema.fields[field_index]
-        if one.kind == "fixed":
-            return FixedColumn(one, fixed_file(path, one), manifest.rows, check)
-        heap_bytes = next(manifest.files[name] for name, size in column_files(one, 0).items() if size is None)
-        return RaggedColumn(one, ragged_files(path, one), manifest.rows, heap_bytes, check)
-
+    open_column = partial(store_column, path, manifest, check=check)
     return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check)
+
+
+def store_column(
+    path: Path, manifest: Manifest, field_index: int, check: Callable[[], None] = lambda: None
+) -> FixedColumn | RaggedColumn:
+    """Return a column of the store at ``path``, whose files are there in their sizes."""
+    one = manifest.schema.fields[field_index]
+    if one.kind == "fixed":
+        return FixedColumn(one, fixed_file(path, one), manifest.rows, check)
+    heap_bytes = next(manifest.files[name] for name, size in column_files(one, 0).items() if size is None)
+    return RaggedColumn(one, ragged_files(path, one), manifest.rows, heap_bytes, check)
 
 
 def filling_backing(

@@ -10,6 +10,7 @@ __lazy_modules__ = [  # Python 3.15 imports these at their first use (PEP 810)
     "memfeed.store.window_view",
 ]
 
+import contextlib
 import copy
 import dataclasses
 import hashlib
@@ -47,7 +48,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.packed import Fill, packed_backing
 from memfeed.store.ragged import column_files
 from memfeed.store.row_views import RaggedView, read_row, sample_leaves
-from memfeed.store.supply import FillProgress, RowSupply
+from memfeed.store.supply import FillProgress, Reader, RowSupply
 from memfeed.store.torchrl_dir import filled_rows
 from memfeed.store.window_view import complete_rows, window_backing
 from memfeed.store.windows import WindowColumn
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from memfeed.transforms import Transform
+
+
+_AT_ONCE = contextlib.nullcontext()
 
 
 def _no_transform() -> None:
@@ -190,6 +194,11 @@ class Store(Dataset[Any]):
         return self._backing.supply
 
     @property
+    def chunk_rows(self) -> int:
+        """How many rows are fetched together, of a store that was opened from an address; 0 for any other."""
+        return self._backing.chunk_rows
+
+    @property
     def masks_rows(self) -> bool:
         """True if a loader masks rows: the store is filled with ``on_error="skip"``."""
         return self._backing.masks_rows
@@ -221,21 +230,28 @@ class Store(Dataset[Any]):
                 "are there); expected a finished one: call store.finish() first, which waits for it"
             )
 
-    def _wait(self, base_rows: Int64Array) -> None:
-        """Wait until rows are there. Raises RowError for one that was skipped."""
+    def reader(self) -> Reader:
+        """Return a new reader of the fields of this view, for its ``supply``."""
+        return Reader(self._fields)
+
+    def _present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
+        """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""
         supply = self._backing.supply
-        if supply is None:
-            return
-        reader = object()
+        return _AT_ONCE if supply is None else self._supplied(supply, base_rows)
+
+    @contextlib.contextmanager
+    def _supplied(self, supply: RowSupply, base_rows: Int64Array) -> Iterator[None]:
+        reader = self.reader()
         try:
             present = supply.wait(reader, base_rows)
+            if present is not None:
+                raise RowError(
+                    f"{self.path}: found row {int(base_rows[int(present.argmin())])}, for which the dataset raised; "
+                    "expected a row that was written: a Loader masks such rows"
+                )
+            yield
         finally:
             supply.forget(reader)
-        if present is not None:
-            raise RowError(
-                f"{self.path}: found row {int(base_rows[int(present.argmin())])}, for which the dataset raised; "
-                "expected a row that was written: a Loader masks such rows"
-            )
 
     @property
     def nbytes(self) -> int:
@@ -349,7 +365,8 @@ class Store(Dataset[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the view; the other process maps the files itself
-        self._require_filled("a pickle")
+        if self._backing.remake is None:
+            self._require_filled("a pickle")
         rows = None if self._rows is None else self._rows.tobytes()
         attached = () if self._backing.transform is None else (self._backing.transform,)
         if self._backing.remake is not None:
@@ -402,8 +419,8 @@ class Store(Dataset[Any]):
     def gather(self, ids: Int64Array) -> Any:
         """Return the batch of rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
         rows = self.base_rows(ids)
-        self._wait(rows)
-        return self.assemble_batch(self._gather(rows))
+        with self._present(rows):
+            return self.assemble_batch(self._gather(rows))
 
     @fork_safe
     def __getitem__(self, which: Any) -> Any:
@@ -415,8 +432,8 @@ class Store(Dataset[Any]):
             return self.gather(indexing.many_rows(which, len(self)))
         row = indexing.one_row(which, len(self))
         base_row = row if self._rows is None else int(self._rows[row])
-        self._wait(np.array([base_row]))
-        return self.assemble_sample([read_row(column, base_row) for column in self.columns])
+        with self._present(np.array([base_row])):
+            return self.assemble_sample([read_row(column, base_row) for column in self.columns])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
@@ -426,8 +443,8 @@ class Store(Dataset[Any]):
         """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
         rows = indexing.many_rows(list(ids), len(self))
         base_rows = self.base_rows(rows)
-        self._wait(base_rows)
-        leaves = self._gather(base_rows)
+        with self._present(base_rows):
+            leaves = self._gather(base_rows)
         batch = self.assemble_batch(leaves)
         transform = partial(getattr, self, "transform")
         return Samples(self.samples_of(leaves), batch, rows, base_rows, self.schema, self.window_paths, transform)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,21 +25,30 @@ class FillProgress(NamedTuple):
     skipped: int = 0
 
 
-class RowSupply(Protocol):
-    """Brings rows of the base store. A row that is present stays present.
+class Reader:
+    """Who reads rows of a store that is not complete, and which fields of them, by index; None means all."""
 
-    ``in_caller`` is True if ``wait`` runs the user's dataset in the calling thread.
+    def __init__(self, fields: Sequence[int] | None = None) -> None:
+        self.fields = fields
+
+
+class RowSupply(Protocol):
+    """Brings rows of the base store.
+
+    ``in_caller`` is True if ``wait`` runs the user's dataset in the calling thread. ``keeps_rows`` is True if a row
+    that is present stays present; else it stays until its reader waits for others, or is forgotten.
     """
 
     in_caller: bool
+    keeps_rows: bool
 
-    def want(self, reader: object, rows: Int64Array) -> None:
+    def want(self, reader: Reader, rows: Int64Array) -> None:
         """Ask for rows (int [k]) that ``reader`` will wait for, in this order, after those it asked for before."""
 
-    def forget(self, reader: object) -> None:
+    def forget(self, reader: Reader) -> None:
         """Forget what ``reader`` asked for and has not waited for."""
 
-    def wait(self, reader: object, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """Return once no row of ``rows`` is absent: which of them can be read, bool [k]; None if all can.
 
         Raises what the dataset raised for one of them, or what keeps rows from being written.

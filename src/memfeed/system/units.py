@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from memfeed.errors import escape
 
 
@@ -12,6 +14,19 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
+
+
+def parse_bytes(name: str, value: int | str | None) -> int | None:
+    """Return the bytes that an argument means: an int, or text such as "200GB", "1.5 TB" or "64MiB"; None stays None.
+
+    Raises ValueError, which names the argument, for anything else.
+    """
+    if value is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value), re.IGNORECASE)
+    if isinstance(value, bool) or found is None or (found[3] and not found[2]) or float(found[1]) <= 0:
+        raise ValueError(f'found {name}={value!r:.60}; expected bytes, such as {name}="200GB"')
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
 
 
 def printable(text: object) -> str:

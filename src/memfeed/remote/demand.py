@@ -1,0 +1,170 @@
+"""Which chunk is fetched next: one that readers wait for, else one of the rows that they will wait for, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable, first_uses
+from memfeed.schema.codec import Int64Array
+from memfeed.store.supply import Reader
+
+LOOKED_AT = 1024  # chunks ahead, at most: 4 GiB
+
+
+class RowChunks(NamedTuple):
+    """The chunks of some rows: ``is_known`` is False while where their bytes lie has to be fetched first."""
+
+    chunks: Int64Array
+    is_known: bool
+
+
+class _Asked:
+    """Rows that a reader will wait for."""
+
+    def __init__(self, rows: Int64Array) -> None:
+        self.rows = rows
+        self.found: RowChunks | None = None
+
+
+class Demand:
+    """What readers have asked for. The caller has a lock around all calls.
+
+    Args:
+        table: the chunks of the store.
+        chunks_of: the chunks of rows (int64 [k]) that a reader reads.
+        is_absent: which of some chunks (int64 [k]) are not there, bool [k].
+        ahead: how many different chunks ahead of the readers may be fetched; None for as many as are asked for.
+    """
+
+    def __init__(
+        self,
+        table: ChunkTable,
+        chunks_of: Callable[[Reader, Int64Array], RowChunks],
+        is_absent: Callable[[Int64Array], npt.NDArray[np.bool_]],
+        ahead: int | None,
+    ) -> None:
+        self._table, self._chunks_of, self._is_absent = table, chunks_of, is_absent
+        self._ahead = LOOKED_AT if ahead is None else ahead
+        self._asked: dict[Reader, deque[_Asked]] = {}  # by reader; the one that waited last is the last
+        self._urgent: dict[int, None] = {}  # in order
+        self._todo: deque[int] = deque()
+        self._wanted = np.zeros(table.count, bool)  # urgent, or in _todo
+        self._taken = np.zeros(table.count, bool)  # fetched now
+        self._rank = np.full(table.count, np.inf)
+        self._is_stale = True
+
+    # --- what readers ask for
+
+    def add(self, reader: Reader, rows: Int64Array) -> None:
+        """Note rows that a reader will wait for after those it asked for before."""
+        self._asked.setdefault(reader, deque()).append(_Asked(rows))
+        if not self._todo:
+            self._is_stale = True
+
+    def waits(self, reader: Reader, rows: Int64Array) -> None:
+        """Note that a reader waits for these rows: what it asked for before them is of no use any more."""
+        asked = self._asked.get(reader)
+        if asked is not None:
+            if asked and asked[0].rows is rows:
+                asked.popleft()
+            self._asked[reader] = self._asked.pop(reader)
+        self._is_stale = True
+
+    def forget(self, reader: Reader) -> None:
+        """Forget what a reader asked for."""
+        if self._asked.pop(reader, None) is not None:
+            self._is_stale = True
+
+    def urge(self, chunks: Int64Array) -> None:
+        """Put chunks before all others."""
+        for chunk in chunks.tolist():
+            self._urgent[chunk] = None
+        self._wanted[chunks] = True
+
+    def is_urgent(self, chunk: int) -> bool:
+        """Return True if somebody waits for a chunk now."""
+        return chunk in self._urgent
+
+    def calm(self, chunk: int) -> None:
+        """Note that nobody waits for a chunk any more: it came, or failed."""
+        self._urgent.pop(chunk, None)
+
+    # --- what is fetched
+
+    def take(self, in_flight: int) -> ByteRange | None:
+        """Return the chunks to fetch next, by one request; None if there are none. ``put_back`` ends it.
+
+        With ``in_flight`` requests at once, few chunks are not joined, so that each request has some.
+        """
+        chunk = self._next()
+        if chunk is None:
+            return None
+        free = self._wanted & ~self._taken
+        most = min(MOST_CHUNKS, max(1, (len(self._todo) + len(self._urgent)) // in_flight))
+        found = self._table.joined(chunk, free, most)
+        absent = self._is_absent(np.arange(found.chunk, found.chunk + found.size))
+        if not absent.all():  # of a neighbour, another process may have it
+            found = self._table.at(chunk)
+        self._taken[found.chunk : found.chunk + found.size] = True
+        return found
+
+    def put_back(self, fetched: ByteRange) -> None:
+        """Note that a range is not fetched any more."""
+        part = slice(fetched.chunk, fetched.chunk + fetched.size)
+        self._taken[part] = self._wanted[part] = False
+        self._is_stale = True
+
+    def _next(self) -> int | None:
+        for chunk in list(self._urgent):
+            if not self._is_absent(np.array([chunk]))[0]:
+                del self._urgent[chunk]
+            elif not self._taken[chunk]:
+                self._wanted[chunk] = True
+                return chunk
+        for _ in range(2):
+            while self._todo:
+                chunk = self._todo.popleft()
+                if self._wanted[chunk] and not self._taken[chunk] and self._is_absent(np.array([chunk]))[0]:
+                    return chunk
+            if not self._is_stale:
+                return None
+            self._look_ahead()
+        return None
+
+    def _look_ahead(self) -> None:
+        """Find the absent chunks of the rows that were asked for, up to ``ahead`` of them."""
+        self._is_stale = False
+        found, count = [np.empty(0, np.int64)], 0
+        for chunks in self._in_order():
+            found.append(chunks)
+            count += len(chunks)
+            if count > 2 * self._ahead:
+                found, count = [first_uses(np.concatenate(found))], 0
+                if len(found[0]) >= self._ahead:
+                    break
+        order = first_uses(np.concatenate(found))[: self._ahead]
+        self._rank[:] = np.inf
+        self._rank[order] = np.arange(len(order))
+        absent = order[self._is_absent(order) & ~self._taken[order]]
+        self._wanted[:] = False
+        self._wanted[absent] = True
+        self._wanted[list(self._urgent)] = True
+        self._todo = deque(absent.tolist())
+
+    def _in_order(self) -> Iterator[Int64Array]:
+        for reader, asked in reversed(list(self._asked.items())):
+            for one in asked:
+                if one.found is None or not one.found.is_known:
+                    one.found = self._chunks_of(reader, one.rows)
+                yield one.found.chunks
+
+    def ranks(self, chunks: Int64Array) -> npt.NDArray[np.float64]:
+        """Return when each of ``chunks`` is needed, as an ordinal number; infinity for not soon."""
+        found = self._rank[chunks]
+        found[np.isin(chunks, list(self._urgent))] = -1.0
+        return found

@@ -1,0 +1,507 @@
+"""The cache directory of a store at an address: sparse files, and which chunks of them are there.
+
+Any number of processes share one. All that they share is in files, which the kernel keeps right when one is killed:
+
+- ``presence`` has a byte per chunk: absent, held (room is reserved for it), written, durable. Each process maps it.
+- ``locks`` is locked by bytes (record locks of Linux, which end with their process): who writes or removes chunk i has
+  byte i alone, who copies rows out of it shares it.
+- ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
+- ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.building import commit
+from memfeed.errors import MemfeedError, StoreError
+from memfeed.remote.ranges import ChunkTable
+from memfeed.schema.codec import Int64Array
+from memfeed.store import format
+from memfeed.store.checksums import chunk_hash
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.manifest import CHUNK_BYTES, Manifest
+from memfeed.store.ragged import column_files
+from memfeed.system import files, machine, trust
+from memfeed.system.descriptors import FileHandles
+from memfeed.system.units import format_bytes
+
+ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
+SETTINGS = "remote.json"
+_REMEDY = "remove the cache directory to start over"
+
+
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all users of a cache directory share.
+
+    ``size`` is the most bytes that chunks may take; None for all of them. ``boot_id`` is that of the machine's start
+    in which chunks were written.
+    """
+
+    address: str
+    digest: str
+    size: int | None
+    host: str = ""
+    boot_id: str = ""
+
+
+class CacheDirectory:
+    """Chunks of the store of ``manifest`` in a directory. Make it with ``open_directory``.
+
+    Locks belong to a process, so each process has one of these for a directory, and ``reopen`` it after a fork.
+    """
+
+    def __init__(
+        self, root: Path, settings: CacheSettings, manifest: Manifest, hashes: Sequence[int], users: int = -1
+    ) -> None:
+        self._leave = weakref.finalize(self, _close, users)
+        self.root, self.settings, self.manifest, self.hashes = root, settings, manifest, hashes
+        self.table = ChunkTable(manifest.files)
+        work = root / WORK_DIRECTORY
+        self.presence = _map(work / "presence", self.table.count, np.uint8)
+        self._used = _map(work / "used", self.table.count, np.float64)
+        self._kept = np.zeros(self.table.count, bool)  # the offsets of ragged columns, which say where rows lie
+        for name in offset_files(manifest):
+            self._kept[slice(*self.table.of_file(name))] = True
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Open the files anew: a forked child has the descriptors of its parent, but not its locks."""
+        work = self.root / WORK_DIRECTORY
+        self._lock = files.open_write(work / "locks", os.O_CREAT)
+        self._room = files.open_write(work / "room", os.O_CREAT)
+        self._closer = weakref.finalize(self, _close, self._lock, self._room)
+        _open_directories.add(self)
+        self._handles = FileHandles(write=False)
+        self._files_lock, self._room_lock, self._handles_lock = (threading.Lock() for _ in range(3))
+        self._shared: dict[int, int] = {}  # how many threads of this process copy out of a chunk
+        self._alone: set[int] = set()  # chunks that this process writes or removes
+
+    def close(self) -> None:
+        """Close the files."""
+        self._closer()
+
+    def leave(self) -> None:
+        """Let others use the directory as they like, with another size, say. This object is not used after it."""
+        self._leave()
+
+    # --- what is there
+
+    def are_present(self, chunks: Int64Array) -> bool:
+        """Return True if all of these chunks are there."""
+        return bool((self.presence[chunks] >= WRITTEN).all())
+
+    def is_written(self, chunk: int) -> bool:
+        """Return True if a chunk is there."""
+        return bool(self.presence[chunk] >= WRITTEN)
+
+    def are_absent(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return which of these chunks are not there, bool [k]."""
+        return np.asarray(self.presence[chunks] < WRITTEN)
+
+    def is_complete(self) -> bool:
+        """Return True if all chunks are there."""
+        return bool((self.presence >= WRITTEN).all())
+
+    @property
+    def bytes_present(self) -> int:
+        """The bytes of the chunks that are there."""
+        return int(self.table.chunk_bytes[self.presence >= WRITTEN].sum())
+
+    # --- claims
+
+    def take(self, chunk: int) -> bool:
+        """Return True if this process alone has the chunk now: nobody else writes, removes or copies it."""
+        with self._files_lock:
+            if chunk in self._alone or chunk in self._shared:
+                return False
+            if not self._try_lock(fcntl.F_WRLCK, chunk):
+                return False
+            self._alone.add(chunk)
+            return True
+
+    def free(self, chunk: int) -> None:
+        """Let others have a chunk that was taken."""
+        with self._files_lock:
+            self._alone.discard(chunk)
+            _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
+
+    @contextlib.contextmanager
+    def shared(self, chunk: int) -> Iterator[bool]:
+        """Keep a chunk from being removed within the block. Yields False if it is not there."""
+        with self._files_lock:
+            found = chunk not in self._alone and (
+                chunk in self._shared or self._try_lock(fcntl.F_RDLCK, chunk)
+            )  # who has it alone writes or removes it
+            if found:
+                self._shared[chunk] = self._shared.get(chunk, 0) + 1
+        if not found:
+            yield False
+            return
+        try:
+            yield bool(self.presence[chunk] >= WRITTEN)
+        finally:
+            with self._files_lock:
+                self._shared[chunk] -= 1
+                if not self._shared[chunk]:
+                    del self._shared[chunk]
+                    _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
+
+    def _try_lock(self, kind: int, chunk: int) -> bool:
+        try:
+            _lock_byte(self._lock, kind, chunk)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                action = "locking a part of it: some network file systems have no locks"
+                raise files.refused(error, self.root, action) from error
+            return False
+        return True
+
+    # --- bytes
+
+    def write(self, chunk: int, data: memoryview) -> None:
+        """Write the bytes of a chunk that was taken, and mark it. Raises SpaceError if the disk is full."""
+        place = self.table.at(chunk)
+        try:
+            with files.opened(self.root / place.name) as fd:
+                # a full disk is found before a byte is written; and ext4 counts blocks twice that it allocates later
+                files.preallocate(fd, len(data), place.start)
+                files.write_at(fd, data, place.start)
+        except BaseException:
+            with contextlib.suppress(MemfeedError):  # report the first error
+                self.remove(chunk)
+            raise
+        self._used[chunk] = time.monotonic()
+        self.presence[chunk] = WRITTEN
+
+    def copy(self, chunk: int, starts: Sequence[int], outs: Sequence[memoryview]) -> bool:
+        """Fill ``outs`` with the bytes of a file from ``starts``, which lie in ``chunk``; False if it is not there."""
+        if not self.is_written(chunk):
+            return False
+        with self.shared(chunk) as is_there:
+            if is_there:
+                path = self.root / self.table.at(chunk).name
+                with self._handles_lock:
+                    fd = self._handles(path)
+                    for start, out in zip(starts, outs, strict=True):
+                        if os.preadv(fd, [out], start) != len(out):
+                            raise StoreError(f"{path}: found that the file was cut; expected it to stay: {_REMEDY}")
+                self._used[chunk] = time.monotonic()
+        return is_there
+
+    def remove(self, chunk: int) -> None:
+        """Give the disk the room of a chunk back that this process has taken."""
+        self.presence[chunk] = ABSENT
+        place = self.table.at(chunk)
+        with files.opened(self.root / place.name) as fd:
+            files.punch(fd, [(place.start, -(-place.stop // files.BLOCK_BYTES) * files.BLOCK_BYTES)])
+
+    def drop(self, chunk: int) -> None:
+        """Let others have a chunk that was taken, and its room if it was not written."""
+        if self.presence[chunk] == HELD:
+            self.presence[chunk] = ABSENT
+        self.free(chunk)
+
+    # --- room
+
+    def reserve(self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool) -> bool:
+        """Make room for a chunk that was taken. Return False if only chunks that are needed sooner could go.
+
+        ``need`` returns for chunks when this process needs each, infinity for not soon. An ``urgent`` chunk takes the
+        place of any that nobody copies.
+        """
+        size = self.settings.size
+        if size is None:
+            return True
+        with self._making_room():
+            if self.presence[chunk] == HELD:  # by a process that has died: who lives has it alone
+                self.remove(chunk)
+            bytes_of = self.table.chunk_bytes
+            used = int(bytes_of[self.presence != ABSENT].sum())
+            wanted = used + int(bytes_of[chunk]) - size
+            if wanted > 0:
+                there = np.flatnonzero((self.presence != ABSENT) & ~self._kept)
+                due, own = need(there), need(np.array([chunk]))[0]
+                for at in np.lexsort((self._used[there], -due)):  # needed last, then used longest ago
+                    victim = int(there[at])
+                    if not urgent and due[at] <= own:
+                        return False
+                    if self.take(victim):  # one that is held, and free to take, is that of a dead process
+                        try:
+                            self.remove(victim)
+                        finally:
+                            self.free(victim)
+                        wanted -= int(bytes_of[victim])
+                        if wanted <= 0:
+                            break
+                else:
+                    return False
+            self.presence[chunk] = HELD
+            return True
+
+    @contextlib.contextmanager
+    def _making_room(self) -> Iterator[None]:
+        with self._room_lock:
+            fcntl.flock(self._room, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    # --- the whole store
+
+    def commit(self) -> None:
+        """Make this a store like any other: all chunks are there. Other processes may do so at the same time."""
+        with self._making_room():
+            if (self.root / format.MANIFEST).exists():
+                return
+            self.sync()
+            commit.write_metadata(self.root, self.manifest.schema, self.manifest.rows)
+            work = self.root / WORK_DIRECTORY
+            files.write_atomically(self.root / format.CHECKSUMS, (work / format.CHECKSUMS).read_bytes())
+            files.write_atomically(self.root / format.MANIFEST, (work / format.MANIFEST).read_bytes())
+
+    # --- what survives a power loss
+
+    def sync(self) -> None:
+        """Make all chunks written so far durable."""
+        written = np.flatnonzero(self.presence == WRITTEN)
+        if not len(written):
+            return
+        for name in {self.table.at(int(chunk)).name for chunk in written}:
+            files.sync_data(self.root / name)
+        still = written[self.presence[written] == WRITTEN]
+        self.presence[still] = DURABLE
+
+    def recover(self, *, is_new_boot: bool) -> None:
+        """Let no chunk count that a process was writing when it was killed, or that a power loss may have damaged.
+
+        Only while no other process uses the directory.
+        """
+        for chunk in np.flatnonzero(self.presence == HELD).tolist():
+            self.remove(chunk)
+        for chunk in np.flatnonzero(self.presence == WRITTEN).tolist() if is_new_boot else ():
+            place = self.table.at(chunk)
+            if chunk_hash(self.root / place.name, place.start, place.stop - place.start) != self.hashes[chunk]:
+                self.remove(chunk)
+
+    def shrink(self) -> None:
+        """Remove the chunks that were used longest ago, beyond ``size``. Only while no other process is here."""
+        if self.settings.size is None:
+            return
+        there = np.flatnonzero(self.presence != ABSENT)
+        newest = there[np.lexsort((-self._used[there], ~self._kept[there]))]
+        total = np.cumsum(self.table.chunk_bytes[newest])
+        for chunk in newest[total > self.settings.size].tolist():
+            self.remove(chunk)
+
+
+def _lock_byte(fd: int, kind: int, at: int) -> None:
+    """Lock or unlock a byte of an open file; the lock is that of this descriptor where the system has such locks.
+
+    A lock of the process would end when the process closes any other descriptor of the file.
+    """
+    command = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
+    fcntl.fcntl(fd, command, struct.pack("hhqqi", kind, os.SEEK_SET, at, 1, 0))
+
+
+def _after_fork() -> None:
+    # a lock lives as long as any copy of its descriptor: a child that outlives its parent would keep it
+    for directory in list(_open_directories):
+        directory.close()
+
+
+_open_directories: weakref.WeakSet[CacheDirectory] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _close(*descriptors: int) -> None:
+    for fd in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class Remote(msgspec.Struct, frozen=True):
+    """The bytes of memfeed.json and of checksums.bin at an address."""
+
+    manifest: bytes
+    checksums: bytes
+
+
+def cached_remote(root: Path, address: str) -> Remote | None:
+    """Return what a cache directory has of the store at ``address``; None if there is no cache yet.
+
+    Raises StoreError for a directory that is no cache, that of another address, and one that others may write.
+    """
+    trust.require_own_directory(root)
+    if not root.exists() or not os.listdir(root):
+        return None
+    settings = _read_settings(root)
+    if settings is None:
+        if os.listdir(root) == [WORK_DIRECTORY] and (root / WORK_DIRECTORY / "users").exists():
+            return None  # of a process that begins it now, or that was killed then
+        raise StoreError(
+            f"{root}: found a directory that is no cache of a store at an address; expected one, or nothing: pass "
+            "another directory as cache="
+        )
+    trust.require_own_files(root)
+    if settings.address != address:
+        raise StoreError(
+            f"{root}: found the cache of {settings.address}; expected that of {address}, or nothing: pass another "
+            "directory as cache="
+        )
+    work = root / WORK_DIRECTORY
+    try:
+        return Remote((work / format.MANIFEST).read_bytes(), (work / format.CHECKSUMS).read_bytes())
+    except OSError as error:
+        raise StoreError(f"{root}: found a cache that cannot be read ({error}); {_REMEDY}") from None
+
+
+def open_directory(root: Path, address: str, size: int | None, remote: Remote) -> CacheDirectory:
+    """Return the cache of the store that ``remote`` describes, begun if there is none.
+
+    ``size`` is the most bytes of its chunks; None for all. Raises StoreError if other processes use it with another
+    size, if it has another store, or if the file system cannot give room of a file back.
+    """
+    manifest = format.decode(remote.manifest, address)
+    digest, total = format.digest(remote.manifest), sum(manifest.files.values())
+    if format.digest(remote.checksums) != manifest.checksums:
+        raise StoreError(f"{address}: found checksums that are not those of its manifest; expected them: push it again")
+    size = bounded(size, manifest)
+    offsets = sum(manifest.files[name] for name in offset_files(manifest))
+    least = 2 * offsets + min(CHUNK_BYTES, max(manifest.files.values(), default=0))
+    if size is not None and size < least:
+        raise StoreError(
+            f"found size={format_bytes(size)} for the cache of {address}; expected at least {format_bytes(least)}, "
+            f"or none, for all {format_bytes(total)}"
+        )
+    boot = {"host": machine.host_name(), "boot_id": machine.boot_id()}
+    own = CacheSettings(address=address, digest=digest, size=size, **boot)
+    files.make_directory(root / WORK_DIRECTORY)
+    users = files.open_write(root / WORK_DIRECTORY / "users", os.O_CREAT)
+    try:
+        while True:
+            if _is_alone(users):
+                _prepare(root, own, manifest, remote)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            found = _read_settings(root)
+            if found is not None:
+                break  # else the process that began it has failed
+        _require_same(root, own, found)
+        hashes = np.frombuffer(remote.checksums, "<u8").tolist()
+        return CacheDirectory(root, own, manifest, hashes, users)
+    except BaseException:
+        os.close(users)
+        raise
+
+
+def bounded(size: int | None, manifest: Manifest) -> int | None:
+    """Return the most bytes of a cache's chunks; None if the whole store has room."""
+    return None if size is None or size >= sum(manifest.files.values()) else size
+
+
+def offset_files(manifest: Manifest) -> list[str]:
+    """Return the files that say where the rows of ragged columns lie."""
+    ragged = [field for field in manifest.schema if field.kind != "fixed"]
+    return [name for field in ragged for name, size in column_files(field, 0).items() if size is not None]
+
+
+def _is_alone(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _require_same(root: Path, own: CacheSettings, found: CacheSettings) -> None:
+    if found.digest != own.digest or found.address != own.address:
+        raise StoreError(
+            f"{root}: found the cache of another store than the one that is at {own.address} now (manifest "
+            f"{found.digest[:8]}, expected {own.digest[:8]}): the store was replaced; {_REMEDY}, or pass another cache="
+        )
+    if found.size != own.size:
+        used, wanted = ("all" if size is None else format_bytes(size) for size in (found.size, own.size))
+        raise StoreError(
+            f"{root}: found a cache that other processes use with size={used}; expected size={wanted}, as here: pass "
+            "the same size= in each, or wait for their end"
+        )
+
+
+def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -> None:
+    """Begin a cache, or go on with the one that is there, while no other process uses it."""
+    work, found = root / WORK_DIRECTORY, _read_settings(root)
+    if found is None:
+        _begin(root, own, manifest, remote)
+    elif (found.digest, found.address) != (own.digest, own.address):
+        return  # it is refused
+    if own.size is not None:
+        _require_holes(work)
+    for name, size in manifest.files.items():
+        format.check_file(root, name, size)
+    directory = CacheDirectory(root, own, manifest, np.frombuffer(remote.checksums, "<u8").tolist())
+    if found is not None:
+        same = own.boot_id and (found.host, found.boot_id) == (own.host, own.boot_id)
+        directory.recover(is_new_boot=not same)
+        directory.shrink()
+    files.write_atomically(work / SETTINGS, msgspec.json.encode(own))
+
+
+def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -> None:
+    work = root / WORK_DIRECTORY
+    if own.size is None:
+        files.check_room(root, sum(manifest.files.values()), f"the cache of {own.address}")
+    for name, size in manifest.files.items():
+        path = root / name
+        files.make_directory(path.parent)
+        files.write_file(path, b"")
+        files.truncate(path, size)
+    count = ChunkTable(manifest.files).count
+    for name, size in (("presence", count), ("used", 8 * count)):
+        files.write_file(work / name, b"")
+        files.truncate(work / name, size)
+    files.write_file(work / format.MANIFEST, remote.manifest)
+    files.write_file(work / format.CHECKSUMS, remote.checksums)
+
+
+def _require_holes(work: Path) -> None:
+    path = work / "hole"
+    files.write_file(path, bytes(2 * files.BLOCK_BYTES))
+    with files.opened(path) as fd:
+        can = files.punch(fd, [(0, files.BLOCK_BYTES)])
+    files.remove(path)
+    if not can:
+        raise StoreError(
+            f"{work.parent}: found a file system that cannot give back room inside of a file; expected one that can "
+            "(ext4, xfs, btrfs, tmpfs), for a cache that is smaller than its store: leave size= out, or move the cache"
+        )
+
+
+def _read_settings(root: Path) -> CacheSettings | None:
+    path = root / WORK_DIRECTORY / SETTINGS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CacheSettings)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: found settings that cannot be read ({error}); {_REMEDY}") from None
+
+
+def _map(path: Path, count: int, dtype: Any) -> npt.NDArray[Any]:
+    if not count:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r+", shape=(count,))

@@ -1,0 +1,226 @@
+"""Fetch chunks of a store at an address into its cache directory: as many requests at once as the link is worth."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import xxhash
+
+from memfeed.errors import MemfeedError, StoreError
+from memfeed.remote.ranges import ByteRange
+from memfeed.remote.demand import Demand
+from memfeed.remote.directory import CacheDirectory
+
+LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
+WORTH = 1.1  # twice as many requests have to bring so much more
+ELSEWHERE_SECONDS = 0.02  # after which a chunk that another process fetches is looked at again
+TICK_SECONDS = 0.25
+JOIN_SECONDS = 5.0
+
+
+class Reading(Protocol):
+    """What reads the files of a store at an address."""
+
+    def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
+        """Return ``size`` bytes of a file from byte ``first``, once ``accept`` has returned True for them."""
+
+
+class InFlight:
+    """How many requests are under way at once: twice as many, as long as that brings more bytes a second.
+
+    The bytes a second of all are those of one request, on average, times their number. If the link is full, twice as
+    many requests take twice as long each.
+    """
+
+    def __init__(self) -> None:
+        self.count = LEAST_IN_FLIGHT
+        self._best = 0.0
+        self._requests, self._bytes, self._seconds = 0, 0, 0.0
+
+    def note(self, size: int, seconds: float) -> None:
+        """Note a request that brought ``size`` bytes."""
+        self._requests, self._bytes, self._seconds = self._requests + 1, self._bytes + size, self._seconds + seconds
+        if self._requests < 2 * self.count:
+            return
+        rate = self._bytes / max(self._seconds, 1e-9) * self.count
+        if rate > WORTH * self._best:
+            self._best = rate
+            self.count = min(2 * self.count, MOST_IN_FLIGHT)
+        self._requests, self._bytes, self._seconds = 0, 0, 0.0
+
+
+class Fetching:
+    """The threads of this process that fetch chunks, and what they are to fetch.
+
+    Args:
+        directory: where chunks go.
+        objects: where they come from.
+        demand: which chunks are wanted; it is used under ``changed``.
+        arrived: called with a chunk and its bytes, under no lock.
+    """
+
+    def __init__(
+        self, directory: CacheDirectory, objects: Reading, demand: Demand, arrived: Callable[[int, memoryview], None]
+    ) -> None:
+        self.directory, self.demand = directory, demand
+        self._objects, self._arrived = objects, arrived
+        self.changed = threading.Condition()
+        self.in_flight = InFlight()
+        self.failed: dict[int, MemfeedError] = {}
+        self._elsewhere: dict[int, float] = {}  # chunks that other processes have, and when to look again
+        self._threads: list[threading.Thread] = []
+        self._working = 0
+        self._stopping = False
+        running.add(self)
+
+    def start(self) -> None:
+        """Start threads, as many as there may be requests. The caller has ``changed``."""
+        while len(self._threads) < self.in_flight.count and not self._stopping:
+            thread = threading.Thread(target=self._work, name="memfeed-fetch", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the threads end after the request that they wait for."""
+        with self.changed:
+            self._stopping = True
+            self.changed.notify_all()
+
+    def join(self) -> None:
+        """Wait a few seconds for the threads."""
+        until = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                job = None
+                while not self._stopping and (job := self._next()) is None:
+                    self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
+                if job is None:
+                    return
+                self.start()
+            fetched, kept = job
+            try:
+                self._fetch(fetched, kept)
+            except MemfeedError as error:
+                self._fail(fetched, error)
+            except BaseException as error:  # a thread that ends without a word would let readers wait for ever
+                self._fail(fetched, StoreError(f"{self.directory.settings.address}: found {error!r} while fetching"))
+                raise
+            finally:
+                self._end(fetched)
+
+    def _next(self) -> tuple[ByteRange, list[bool]] | None:
+        """Return chunks that this process has taken now, and for each whether it has room in the cache."""
+        now = time.monotonic()
+        for chunk in [chunk for chunk, due in self._elsewhere.items() if due <= now]:
+            del self._elsewhere[chunk]
+            self.demand.put_back(self.directory.table.at(chunk))
+        if self._working >= self.in_flight.count:
+            return None
+        while (found := self.demand.take(self.in_flight.count)) is not None:
+            run, kept, is_full = self._claim(found, now)
+            if run:
+                self._working += 1
+                return self.directory.table.range_of(run[0], run[-1] + 1), kept
+            if is_full:
+                return None
+        return None
+
+    def _claim(self, found: ByteRange, now: float) -> tuple[list[int], list[bool], bool]:
+        """Take consecutive chunks of a range: which, whether each has room, and whether there was no room for one."""
+        run, kept, is_full = list[int](), list[bool](), False
+        for chunk in range(found.chunk, found.chunk + found.size):
+            is_ours = (not run or run[-1] == chunk - 1) and not is_full
+            if is_ours and not self.directory.take(chunk):
+                self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
+                continue
+            if is_ours:
+                is_urgent = self.demand.is_urgent(chunk)
+                is_absent = not self.directory.is_written(chunk)
+                has_room = is_absent and self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent)
+                if is_absent and (has_room or is_urgent):
+                    run.append(chunk)
+                    kept.append(has_room)
+                    continue
+                is_full = is_full or (is_absent and not has_room)
+                self.directory.free(chunk)
+            self.demand.put_back(self.directory.table.at(chunk))
+        return run, kept, is_full
+
+    def _fetch(self, fetched: ByteRange, kept: list[bool]) -> None:
+        chunks = [self.directory.table.at(fetched.chunk + at) for at in range(fetched.size)]
+        done = 0
+        try:
+            began = time.monotonic()
+            data = self._read(fetched, chunks)
+            with self.changed:
+                self.in_flight.note(len(data), time.monotonic() - began)
+            for chunk, has_room in zip(chunks, kept, strict=True):
+                part = data[chunk.start - fetched.start : chunk.stop - fetched.start]
+                if has_room:
+                    self.directory.write(chunk.chunk, part)
+                self._arrived(chunk.chunk, part)
+                self.directory.free(chunk.chunk)
+                done += 1
+        finally:
+            for chunk in chunks[done:]:
+                self.directory.drop(chunk.chunk)
+
+    def _read(self, fetched: ByteRange, chunks: list[ByteRange]) -> memoryview:
+        def is_right(data: memoryview) -> bool:
+            return all(
+                xxhash.xxh3_64_intdigest(data[chunk.start - fetched.start : chunk.stop - fetched.start])
+                == self.directory.hashes[chunk.chunk]
+                for chunk in chunks
+            )
+
+        return self._objects.read(fetched.name, fetched.start, fetched.stop - fetched.start, accept=is_right)
+
+    def _fail(self, fetched: ByteRange, error: MemfeedError) -> None:
+        with self.changed:
+            for chunk in range(fetched.chunk, fetched.chunk + fetched.size):
+                if not self.directory.is_written(chunk):
+                    self.failed[chunk] = error
+                    self.demand.calm(chunk)
+
+    def _end(self, fetched: ByteRange) -> None:
+        with self.changed:
+            self._working -= 1
+            for chunk in range(fetched.chunk, fetched.chunk + fetched.size):
+                self.demand.calm(chunk)
+            self.demand.put_back(fetched)
+            self.changed.notify_all()
+
+
+class _Running:
+    """The threads of this process. They end before the interpreter does."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Fetching] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, fetching: Fetching) -> None:
+        if not self._registered:
+            # what ends threads comes before what atexit runs
+            getattr(threading, "_register_atexit", atexit.register)(self.end)
+            self._registered = True
+        self._all.add(fetching)
+
+    def end(self) -> None:
+        """End all of them, and wait a few seconds for that."""
+        everything = list(self._all)
+        for fetching in everything:
+            fetching.stop()
+        for fetching in everything:
+            fetching.join()
+
+
+running = _Running()

@@ -1,0 +1,152 @@
+"""`memfeed.open("s3://bucket/name", cache=...)`: a store whose rows come from an address as they are read."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
+from memfeed.remote.address import is_address, parse_address
+from memfeed.remote.directory import CacheDirectory, Remote, cached_remote, open_directory
+from memfeed.remote.layout import RemoteStore, read_manifest
+from memfeed.remote.supply import RemoteSupply
+from memfeed.schema.tree import as_types
+from memfeed.store import format
+from memfeed.store.backing import Backing, open_backing
+from memfeed.store.manifest import CHUNK_BYTES, Manifest
+from memfeed.store.store import Store
+from memfeed.system.files import local_path
+from memfeed.system.progress import write_line
+from memfeed.system.units import parse_bytes
+
+_opened: weakref.WeakValueDictionary[Path, RemoteSupply] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class LazyRemote:
+    """The store at an address, which is looked up when the first bytes of it are needed: not for what the cache has."""
+
+    def __init__(self, address: str, digest: str, found: RemoteStore | None) -> None:
+        self._address, self._digest, self._found = address, digest, found
+        self._lock = threading.Lock()
+
+    def read(self, name: str, first: int, size: int, accept: Any = None) -> memoryview:
+        """Return bytes of a file of the store. Raises StoreError if another store is at the address by now."""
+        try:
+            return self._store().read(name, first, size, accept)
+        except ObjectReplacedError as error:
+            raise _replaced(self._address, error) from None
+
+    def _store(self) -> RemoteStore:
+        with self._lock:
+            if self._found is None:
+                found = read_manifest(self._address)
+                if found.digest != self._digest:
+                    raise _replaced(self._address, f"manifest {found.digest[:8]}, expected {self._digest[:8]}")
+                self._found = found
+            return self._found
+
+
+def _replaced(address: str, what: object) -> StoreError:
+    return StoreError(
+        f"{address}: found that the store was replaced ({what!s:.150}); expected the one that its cache has: "
+        "remove the cache directory, or pass another cache=, and open it again"
+    )
+
+
+def open_remote(
+    path: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None,
+    size: int | str | None,
+    types: type | Iterable[type] = (),
+) -> Store:
+    """Return the store at an address, see ``memfeed.open``."""
+    most = parse_bytes("size", size)
+    if not is_address(path) and cache is None:
+        raise StoreError(f"found size={size!r} for {str(path)!r:.150}, a path; expected an address, and cache=")
+    address = parse_address(path)  # raises for a path
+    if cache is None:
+        raise StoreError(
+            f"found {address} without cache=; expected a directory of this machine for its rows: "
+            f"memfeed.open({str(address)!r:.150}, cache='/nvme/{address.name[:40]}')"
+        )
+    backing = remote_backing(os.fspath(path), str(local_path(cache).absolute()), most)
+    return Store(backing, types=as_types(types))
+
+
+def remote_backing(path: str, cache: str, size: int | None, expected: str | None = None) -> Backing:
+    """Return the columns of the store at an address, over the files of its cache.
+
+    Raises StoreError if its manifest has another digest than ``expected``.
+    """
+    address, root = parse_address(path), Path(cache)
+    kept = cached_remote(root, str(address))
+    if kept is not None and (root / format.MANIFEST).exists():  # all of it is there: no request is made
+        backing = open_backing(root)
+        backing.chunk_rows = chunk_rows(backing.manifest)
+        _require_digest(address, backing.digest, expected)
+        return backing
+    remote, found = _look_up(path, kept)
+    _require_digest(address, format.digest(remote.manifest), expected)
+    with _lock:
+        supply = _opened.get(root)
+        if supply is None or not supply.serves(remote, size):
+            directory = open_directory(root, str(address), size, remote)
+            supply = RemoteSupply(directory, LazyRemote(path, directory.settings.digest, found))
+            _opened[root] = supply
+    return _backing(supply, path, size)
+
+
+def _look_up(path: str, kept: Remote | None) -> tuple[Remote, RemoteStore | None]:
+    """Return the manifest and checksums at an address; those of the cache if the address cannot be reached."""
+    try:
+        found = read_manifest(path)
+    except RemoteError as error:
+        if kept is None:
+            raise
+        write_line(f"memfeed: {str(error)[:300]}; what the cache has can be read all the same")
+        return kept, None
+    if kept is not None:
+        if format.digest(kept.manifest) != found.digest:
+            own = format.digest(kept.manifest)
+            raise _replaced(str(found.address), f"manifest {found.digest[:8]}, the cache has {own[:8]}")
+        return kept, found
+    return Remote(found.manifest_bytes, found.read_checksum_file()), found
+
+
+def _require_digest(address: object, digest: str, expected: str | None) -> None:
+    if expected is not None and digest != expected:
+        raise StoreError(
+            f"{address}: found another store than the one that was sent here (manifest {digest[:8]}, expected "
+            f"{expected[:8]}): it was replaced meanwhile; open it again"
+        )
+
+
+def _backing(supply: RemoteSupply, path: str, size: int | None) -> Backing:
+    directory: CacheDirectory = supply.directory
+    manifest, settings = directory.manifest, directory.settings
+    backing = Backing(
+        directory.root,
+        manifest.schema,
+        manifest.rows,
+        settings.digest,
+        supply.column,
+        manifest,
+        remake=(remote_backing, (path, str(directory.root), size, settings.digest)),
+        supply=supply,
+        chunk_rows=chunk_rows(manifest),
+    )
+    supply.follow(backing)
+    return backing
+
+
+def chunk_rows(manifest: Manifest | None) -> int:
+    """Return how many rows of the largest file lie in one chunk, on average; at least 1."""
+    if manifest is None or not manifest.rows:
+        return 1
+    largest = max(manifest.files.values(), default=0)
+    return max(1, min(manifest.rows, CHUNK_BYTES * manifest.rows // max(largest, 1)))

@@ -1,0 +1,91 @@
+"""Which chunks of a store's files rows lie in, and which chunks are fetched by one request. Numbers only.
+
+A chunk is 4 MiB of one file, the bytes of one checksum. Chunks are numbered through all files of a store, in the order
+of its manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.schema.codec import Int64Array
+from memfeed.store.checksums import chunk_count
+from memfeed.store.manifest import CHUNK_BYTES
+
+MOST_CHUNKS = 4  # of one request: 16 MiB
+
+
+class ByteRange(NamedTuple):
+    """Bytes ``start`` to ``stop`` of a file of the store, in whole chunks: ``size`` of them from ``chunk``."""
+
+    name: str
+    start: int
+    stop: int
+    chunk: int
+    size: int
+
+
+class ChunkTable:
+    """The chunks of files of these sizes in bytes."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = dict(sizes)
+        counts = [chunk_count(size) for size in sizes.values()]
+        self._begins = np.cumsum([0, *counts])
+        self._names = list(sizes)
+        self._first = dict(zip(sizes, self._begins.tolist(), strict=False))
+        self.count = int(self._begins[-1])
+        self.chunk_bytes = np.full(self.count, CHUNK_BYTES, np.int64)
+        for name, size in sizes.items():
+            if size % CHUNK_BYTES:
+                self.chunk_bytes[self._first[name] + size // CHUNK_BYTES] = size % CHUNK_BYTES
+
+    def of_file(self, name: str) -> tuple[int, int]:
+        """Return the first chunk of a file, and the chunk after its last."""
+        first = self._first[name]
+        return first, first + chunk_count(self.sizes[name])
+
+    def at(self, chunk: int) -> ByteRange:
+        """Return the bytes of one chunk."""
+        return self.range_of(chunk, chunk + 1)
+
+    def range_of(self, first: int, last: int) -> ByteRange:
+        """Return the bytes of chunks ``first`` to ``last`` of one file."""
+        name = self._names[int(np.searchsorted(self._begins, first, side="right")) - 1]
+        begin = self._first[name]
+        stop = min((last - begin) * CHUNK_BYTES, self.sizes[name])
+        return ByteRange(name, (first - begin) * CHUNK_BYTES, stop, first, last - first)
+
+    def of_places(self, name: str, starts: Int64Array, lengths: Int64Array) -> Int64Array:
+        """Return the chunks that hold these bytes of a file, each once, in the order of their first use."""
+        there = lengths > 0
+        first = starts[there] // CHUNK_BYTES
+        count = (starts[there] + lengths[there] - 1) // CHUNK_BYTES - first + 1
+        before = np.cumsum(count) - count
+        every = np.repeat(first - before, count) + np.arange(int(count.sum()))
+        return first_uses(every) + self._first[name]
+
+    def joined(self, chunk: int, wanted: npt.NDArray[np.bool_], most: int = MOST_CHUNKS) -> ByteRange:
+        """Return a range of up to ``most`` chunks of one file around ``chunk``, all of them ``wanted``, bool [count].
+
+        Chunks after it are taken first, then those before it.
+        """
+        begin, end = self.of_file(self.at(chunk).name)
+        last = chunk + 1
+        while last < end and last - chunk < most and wanted[last]:
+            last += 1
+        first = chunk
+        while first > begin and last - first < most and wanted[first - 1]:
+            first -= 1
+        return self.range_of(first, last)
+
+
+def first_uses(numbers: Int64Array) -> Int64Array:
+    """Return each of ``numbers`` once, in the order of their first use."""
+    _, at = np.unique(numbers, return_index=True)
+    found: Int64Array = numbers[np.sort(at)]
+    return found

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import memfeed
+from memfeed.errors import CorruptStoreError, RemoteError, SpaceError, StoreError
+from memfeed.system import files
+from memfeed.testing import equal
+from origin import ROWS, disk_bytes, make, upload
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("origin") / "a.mf")
+
+
+@pytest.fixture
+def origin(local, tmp_path):
+    """Return the address of a copy of the store, in a directory."""
+    shutil.copytree(local.path, tmp_path / "remote" / "a.mf")
+    return f"file://{tmp_path}/remote/a.mf"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def loaders(stores, shuffle, **options):
+    blocks = {"block_rows": 5} if shuffle == "blocks" else {}
+    return [memfeed.Loader(store, 16, shuffle=shuffle, seed=3, **blocks, **options) for store in stores]
+
+
+def test_every_row_is_that_of_the_local_store(local, origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    assert len(store) == len(local)
+    assert store.progress() == (0, ROWS, 0)
+    assert equal(store[3], local[3])
+    assert 0 < store.progress().present < ROWS
+    assert equal(store[[7, 149, 20]], local[[7, 149, 20]])
+    with pytest.raises(StoreError, match="finish"):
+        store.column("image")
+    store.finish()
+    assert store.supply is None
+    assert equal(store[:], local[:])
+    store.verify()
+    assert store.digest == local.digest
+    # the cache is a store like any other now, and needs no address any more
+    assert equal(memfeed.open(cache)[:], local[:])
+    shutil.rmtree(cache.parent / "remote")
+    assert equal(memfeed.open(origin, cache=cache)[:], local[:])
+
+
+@pytest.mark.parametrize("shuffle", [True, "blocks", False])
+@pytest.mark.parametrize("size", [None, 0.3])
+def test_a_loader_gives_the_batches_of_the_local_store(local, origin, cache, shuffle, size):
+    most = None if size is None else int(size * local.nbytes)
+    store = memfeed.open(origin, cache=cache, size=most)
+    loader, expected = loaders([store, local], shuffle)
+    for _ in range(2):
+        for mine, theirs in zip(loader, expected, strict=True):
+            assert equal(mine, theirs)
+            assert disk_bytes(cache) <= (most or 2 * local.nbytes) * 1.05
+    assert (store.progress().present == ROWS) == (size is None)
+    assert equal(store[5], local[5])
+
+
+def test_a_small_cache_works_while_two_loaders_read(local, origin, cache):
+    store = memfeed.open(origin, cache=cache, size="5MB")
+    one, other, expected = *loaders([store, store], True), *loaders([local], True)
+    for mine, also, theirs in zip(one, other, expected, strict=True):
+        assert equal(mine, theirs)
+        assert equal(also, theirs)
+    with pytest.raises(StoreError, match="leave size= out"):
+        store.finish()
+
+
+def test_blocks_are_those_that_are_fetched_together(local, origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    assert memfeed.Loader(store, 4, shuffle="blocks")._rows.block_rows == (4 << 20) // (96 << 10)
+    store.finish()
+    again = memfeed.open(origin, cache=cache)
+    assert memfeed.Loader(again, 4, shuffle="blocks")._rows.block_rows == (4 << 20) // (96 << 10)
+
+
+def test_only_the_selected_fields_are_fetched(local, origin, cache):
+    store = memfeed.open(origin, cache=cache, fields=["label", "text"])
+    (cache.parent / "remote/a.mf/image.memmap").chmod(0o644)
+    (cache.parent / "remote/a.mf/image.memmap").write_bytes(b"")  # it is not looked at again
+    assert equal(store[:], local.select("label", "text")[:])
+
+
+def test_resume_before_and_after_it_is_complete(local, origin, cache):
+    loader, expected = loaders([memfeed.open(origin, cache=cache), local], True)
+    want = list(expected)
+    batches = iter(loader)
+    got = [next(batches) for _ in range(4)]
+    state = loader.state_dict()
+    del batches, loader
+    again, _ = loaders([memfeed.open(origin, cache=cache), local], True)
+    again.load_state_dict(state)
+    again.store.finish()
+    assert equal(got + list(again), want)
+
+
+@pytest.mark.parametrize("size", [None, "6MB"])
+def test_workers_of_a_dataloader(local, origin, cache, size):
+    store = memfeed.open(origin, cache=cache, size=size)
+    assert equal(store[0], local[0])  # connections were made: a forked child cannot use them
+    for context in ("fork", "spawn"):
+        loader = DataLoader(
+            store, 30, num_workers=2, collate_fn=memfeed.Collate(), multiprocessing_context=context, timeout=300
+        )
+        for batch, first in zip(loader, range(0, ROWS, 30), strict=True):
+            assert equal(batch, local[first : first + 30])
+
+
+def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    _ = store[0]
+    shutil.rmtree(cache.parent / "remote")
+    loader = DataLoader(store, 30, num_workers=1, collate_fn=memfeed.Collate(), multiprocessing_context="fork")
+    with pytest.raises(Exception, match="no such object"):
+        list(loader)
+
+
+def test_a_pickle_opens_the_address_again(local, origin, cache):
+    store = memfeed.open(origin, cache=cache).select("label", "sound").subset([5, 7])
+    assert equal(pickle.loads(pickle.dumps(store))[:], local.select("label", "sound")[[5, 7]])
+
+
+# --- other processes
+
+
+def run(code: str, *arguments: object, check: bool = True) -> subprocess.Popen:
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], env={**os.environ, "PYTHONPATH": paths}
+    )
+    if check:
+        assert process.wait(300) == 0
+    return process
+
+
+EPOCH = """
+import sys, memfeed
+store, local = memfeed.open(sys.argv[1], cache=sys.argv[2], size=eval(sys.argv[3])), memfeed.open(sys.argv[4])
+from memfeed.testing import equal
+rank = int(sys.argv[5])
+loaders = [memfeed.Loader(one, 15, shuffle=True, seed=1, rank=rank, world_size=2) for one in (store, local)]
+for _ in range(2):
+    assert all(equal(a, b) for a, b in zip(*loaders, strict=True))
+"""
+
+
+@pytest.mark.parametrize("size", [None, 9_000_000])
+def test_two_ranks_share_a_cache(local, bucket, proxy, cache, size):
+    address = upload(local, f"{bucket}/a.mf")
+    proxy.latency_seconds = 0.01
+    before = len(proxy.requests)
+    ranks = [run(EPOCH, address, cache, size, local.path, rank, check=False) for rank in range(2)]
+    assert [rank.wait(300) for rank in ranks] == [0, 0]
+    if size is None:
+        fetched = chunks_fetched(proxy.requests[before:])
+        assert sorted(set(fetched)) == sorted(fetched)
+        assert len(fetched) == sum(-(-bytes_ // (4 << 20)) for bytes_ in local.manifest.files.values())
+    else:
+        assert disk_bytes(cache) <= size * 1.05
+
+
+def chunks_fetched(requests):
+    """Return the (path, chunk) of every column file that was asked for."""
+    found = []
+    for one in requests:
+        if one.method == "GET" and one.path.endswith((".memmap", "heap.bin")):
+            first, last = map(int, one.range.removeprefix("bytes=").split("-"))
+            found += [(one.path, chunk) for chunk in range(first >> 22, (last >> 22) + 1)]
+    return found
+
+
+KILLED = """
+import os, signal, sys, memfeed
+store = memfeed.open(sys.argv[1], cache=sys.argv[2])
+for i, batch in enumerate(memfeed.Loader(store, 10)):
+    if i == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy, cache):
+    address = upload(local, f"{bucket}/a.mf")
+    proxy.bytes_per_second = 20e6  # it does not get all
+    killed = run(KILLED, address, cache, check=False)
+    assert killed.wait(300) == -9
+    proxy.bytes_per_second = None
+    store = memfeed.open(address, cache=cache)
+    present, before = store.supply.directory.bytes_present, len(proxy.requests)
+    assert present > 0
+    assert equal(store[:], local[:])
+    fetched = chunks_fetched(proxy.requests[before:])
+    table = store.supply.directory.table if store.supply else None
+    assert table is None or len(fetched) < table.count
+    total = sum(local.manifest.files.values())
+    assert sum(min(4 << 20, local.manifest.files[name_of(local, path)] - (chunk << 22)) for path, chunk in fetched) == (
+        total - present
+    )
+
+
+def name_of(store, path):
+    return next(name for name in store.manifest.files if path.endswith(f"/{name}"))
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("kind", ["reset", "truncate", "slow_down", "wrong_bytes"])
+def test_faults_change_no_row(local, bucket, proxy, cache, kind):
+    address = upload(local, f"{bucket}/a.mf")
+    store = memfeed.open(address, cache=cache)
+    proxy.inject(kind, 5, method="GET", path="a.mf/", every=2)
+    loader, expected = loaders([store, local], True)
+    assert all(equal(a, b) for a, b in zip(loader, expected, strict=True))
+    assert proxy.injected[kind] > 0
+
+
+def test_without_a_network_the_cache_is_read_and_the_rest_is_an_error(local, bucket, proxy, cache):
+    address = upload(local, f"{bucket}/a.mf")
+    store = memfeed.open(address, cache=cache)
+    assert equal(store[6], local[6])
+    proxy.inject("slow_down", -1)
+    with pytest.raises(RemoteError, match=r"s3://.*SlowDown"):
+        _ = store[149]
+    assert equal(store[7], local[7])
+    del store
+    store = memfeed.open(address, cache=cache)  # without a manifest from the address
+    assert equal(store[7], local[7])
+    with pytest.raises(RemoteError, match=r"s3://.*SlowDown"):
+        list(memfeed.Loader(store, 50))
+    proxy.clear()
+    assert equal(store[:], local[:])  # it comes back
+
+
+def test_an_object_with_other_bytes_is_an_error(origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    image = cache.parent / "remote/a.mf/image.memmap"
+    image.chmod(0o644)
+    stat = image.stat()
+    with open(image, "r+b") as file:
+        file.seek(100)
+        file.write(b"damaged")
+    os.utime(image, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the etag of a file is that of its time
+    with pytest.raises((CorruptStoreError, StoreError), match="file://"):
+        _ = store[0]
+    assert store.progress().present == 0
+
+
+def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path):
+    store = memfeed.open(origin, cache=cache)
+    _ = store[0]
+    shutil.rmtree(tmp_path / "remote")
+    other = memfeed.cache([{"image": torch.zeros(9)}] * 4, tmp_path / "remote/a.mf", workers=0, progress=False)
+    assert len(other) == 4
+    with pytest.raises((StoreError, RemoteError), match="file://"):
+        _ = store[149]
+    del store
+    with pytest.raises(StoreError, match="was replaced"):
+        memfeed.open(origin, cache=cache)
+
+
+def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache, monkeypatch):
+    store = memfeed.open(origin, cache=cache)
+    write_at = files.write_at
+
+    def full(fd, data, offset):
+        if len(data) > 100_000:
+            raise files.refused(OSError(errno.ENOSPC, "No space left"), cache, "writing", len(data))
+        return write_at(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_at", full)
+        with pytest.raises(SpaceError, match="no room"):
+            _ = store[0]
+    assert equal(store[0], local[0])
+
+
+# --- the directory
+
+
+def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path):
+    cache.mkdir()
+    (cache / "letter.txt").write_text("mine")
+    with pytest.raises(StoreError, match="no cache"):
+        memfeed.open(origin, cache=cache)
+    (tmp_path / "link").symlink_to(tmp_path / "remote")
+    with pytest.raises(StoreError, match="symbolic link"):
+        memfeed.open(origin, cache=tmp_path / "link")
+    with pytest.raises(StoreError, match="cache="):
+        memfeed.open(origin)
+    with pytest.raises(StoreError, match="an address"):
+        memfeed.open(local.path, cache=tmp_path / "c")
+    for size in ("much", "0GB", -3, True):
+        with pytest.raises(ValueError, match="size="):
+            memfeed.open(origin, cache=tmp_path / "c", size=size)
+    with pytest.raises(StoreError, match="at least"):
+        memfeed.open(origin, cache=tmp_path / "c", size="1MB")
+
+
+def test_a_cache_of_another_address_is_refused(local, origin, cache, tmp_path):
+    shutil.copytree(local.path, tmp_path / "remote" / "b.mf")
+    _ = memfeed.open(origin, cache=cache)[0]
+    with pytest.raises(StoreError, match=r"cache of .*a\.mf; expected that of .*b\.mf"):
+        memfeed.open(origin.replace("a.mf", "b.mf"), cache=cache)
+
+
+USER = """
+import sys, memfeed
+store = memfeed.open(sys.argv[1], cache=sys.argv[2])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache):
+    with subprocess.Popen(
+        [sys.executable, "-c", USER, origin, str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout.readline() == "open\n"
+        with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):
+            memfeed.open(origin, cache=cache, size="9MB")
+        user.stdin.close()
+    store = memfeed.open(origin, cache=cache)
+    assert equal(store[:], local[:]) if store.supply else True
+
+
+def test_a_cache_that_nobody_uses_takes_another_size(local, origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    _ = store[:100]
+    del store
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            store = memfeed.open(origin, cache=cache, size="9MB")
+            break
+        except StoreError:  # the last request of the other store is under way
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert disk_bytes(cache) <= 9e6 * 1.05
+    assert equal(store[:], local[:])
+
+
+def test_damage_by_a_power_loss_is_found(local, origin, cache):
+    store = memfeed.open(origin, cache=cache)
+    _ = store[0]
+    directory = store.supply.directory
+    directory.presence[directory.presence == 3] = 2  # not synced
+    del store, directory
+    settings = cache / ".build" / "remote.json"
+    settings.write_text(settings.read_text().replace('"boot_id":"', '"boot_id":"another '))
+    with open(cache / "image.memmap", "r+b") as file:
+        file.seek(200)
+        file.write(bytes(100))
+    wait_until_unused(cache)
+    assert equal(memfeed.open(origin, cache=cache)[0], local[0])
+
+
+def wait_until_unused(cache):
+    import fcntl
+
+    deadline = time.monotonic() + 60
+    with open(cache / ".build" / "users", "r+b") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
