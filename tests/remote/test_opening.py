@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pickle
 import shutil
@@ -377,8 +378,6 @@ def test_damage_by_a_power_loss_is_found(local, origin, cache):
 
 
 def wait_until_unused(cache):
-    import fcntl
-
     deadline = time.monotonic() + 60
     with open(cache / ".build" / "users", "r+b") as file:
         while True:

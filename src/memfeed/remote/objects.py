@@ -13,6 +13,7 @@ from memfeed.remote import retry as retries
 from memfeed.remote.address import Address, parse_address
 from memfeed.remote.connections import connect, load_obstore
 from memfeed.remote.failures import WrongBytesError, classify, is_unsupported
+from memfeed.remote.failures import Failure, WrongBytesError, classify, is_unsupported
 from memfeed.remote.retry import Retry
 from memfeed.system import files
 
@@ -230,31 +231,36 @@ class Objects:
         """Return what ``attempt`` returns, after as many repetitions as the retry allows."""
         where, failures, reasons = self._where(name), 0, dict[str, int]()
         began = time.monotonic()
-        while True:
-            try:
-                return attempt()
-            except (MemfeedError, ImportError):
-                raise
-            except Exception as error:
-                failure, last = classify(error, action, where), error
-            if failure.final is not None:
-                raise failure.final from None
-            failures += 1
-            reasons[failure.reason] = reasons.get(failure.reason, 0) + 1
-            if failures >= (most_attempts or self.retry.attempts):
-                break
-            time.sleep(self.retry.wait_seconds(failures))
-        found = ", ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
-        tried = f"in {failures} attempts and {time.monotonic() - began:.0f} s"
-        if isinstance(last, WrongBytesError) and len(reasons) == 1:
-            raise CorruptStoreError(
-                f"{where}: found {found} while {action}, {tried}; expected those that were pushed: push the store "
-                f"again, to {self.address} or another address"
+        failure: Failure | None = None
+        last: Exception | None = None
+        try:
+            while True:
+                try:
+                    return attempt()
+                except (MemfeedError, ImportError):
+                    raise
+                except Exception as error:
+                    failure, last = classify(error, action, where), error
+                if failure.final is not None:
+                    raise failure.final from None
+                failures += 1
+                reasons[failure.reason] = reasons.get(failure.reason, 0) + 1
+                if failures >= (most_attempts or self.retry.attempts):
+                    break
+                time.sleep(self.retry.wait_seconds(failures))
+            found = ", ".join(f"{reason} ({count} times)" if count > 1 else reason for reason, count in reasons.items())
+            tried = f"in {failures} attempts and {time.monotonic() - began:.0f} s"
+            if isinstance(last, WrongBytesError) and len(reasons) == 1:
+                raise CorruptStoreError(
+                    f"{where}: found {found} while {action}, {tried}; expected those that were pushed: push the store "
+                    f"again, to {self.address} or another address"
+                )
+            raise RemoteError(
+                f"{where}: found {found} while {action}, {tried}; expected an answer: check the network, the endpoint "
+                "(AWS_ENDPOINT_URL) and the limits of the store, and run this again"
             )
-        raise RemoteError(
-            f"{where}: found {found} while {action}, {tried}; expected an answer: check the network, the endpoint "
-            "(AWS_ENDPOINT_URL) and the limits of the store, and run this again"
-        )
+        finally:
+            failure = last = None  # an error and the frame that it came from would keep each other, and their callers
 
     def _make_directory(self) -> None:
         if self.address.kind == "file":

@@ -67,7 +67,8 @@ class ChunkTable:
         count = (starts[there] + lengths[there] - 1) // CHUNK_BYTES - first + 1
         before = np.cumsum(count) - count
         every = np.repeat(first - before, count) + np.arange(int(count.sum()))
-        return first_uses(every) + self._first[name]
+        found: Int64Array = first_uses(every) + self._first[name]
+        return found
 
     def joined(self, chunk: int, wanted: npt.NDArray[np.bool_], most: int = MOST_CHUNKS) -> ByteRange:
         """Return a range of up to ``most`` chunks of one file around ``chunk``, all of them ``wanted``, bool [count].
