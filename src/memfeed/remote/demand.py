@@ -105,7 +105,7 @@ class Demand:
         if chunk is None:
             return None
         free = self._wanted & ~self._taken
-        most = min(MOST_CHUNKS, max(1, (len(self._todo) + len(self._urgent)) // in_flight))
+        most = min(MOST_CHUNKS, max(1, int(free.sum()) // in_flight))
         found = self._table.joined(chunk, free, most)
         absent = self._is_absent(np.arange(found.chunk, found.chunk + found.size))
         if not absent.all():  # of a neighbour, another process may have it
