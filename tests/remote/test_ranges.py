@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfeed.remote.ranges import ChunkTable
 from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, InFlight
+from memfeed.remote.ranges import ChunkTable
 from memfeed.store.supply import Reader
 from memfeed.system.units import parse_bytes
 

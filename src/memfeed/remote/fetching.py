@@ -12,9 +12,9 @@ from typing import Protocol
 import xxhash
 
 from memfeed.errors import MemfeedError, StoreError
-from memfeed.remote.ranges import ByteRange
 from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
+from memfeed.remote.ranges import ByteRange
 
 LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more

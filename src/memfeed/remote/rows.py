@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.remote.ranges import MOST_CHUNKS, ChunkTable, first_uses
 from memfeed.remote.demand import RowChunks
+from memfeed.remote.ranges import MOST_CHUNKS, ChunkTable, first_uses
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store.columns import Column, RaggedColumn
