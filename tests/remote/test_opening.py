@@ -117,16 +117,16 @@ def test_resume_before_and_after_it_is_complete(local, origin, cache):
     assert equal(got + list(again), want)
 
 
-@pytest.mark.parametrize("size", [None, "6MB"])
-def test_workers_of_a_dataloader(local, origin, cache, size):
+@pytest.mark.parametrize(("size", "context"), [(None, "fork"), ("6MB", "fork"), (None, "spawn")])
+def test_workers_of_a_dataloader(local, origin, cache, size, context):
     store = memfeed.open(origin, cache=cache, size=size)
     assert equal(store[0], local[0])  # connections were made: a forked child cannot use them
-    for context in ("fork", "spawn"):
-        loader = DataLoader(
-            store, 30, num_workers=2, collate_fn=memfeed.Collate(), multiprocessing_context=context, timeout=300
-        )
-        for batch, first in zip(loader, range(0, ROWS, 30), strict=True):
-            assert equal(batch, local[first : first + 30])
+    workers = 2 if context == "fork" else 1
+    loader = DataLoader(
+        store, 30, num_workers=workers, collate_fn=memfeed.Collate(), multiprocessing_context=context, timeout=300
+    )
+    for batch, first in zip(loader, range(0, ROWS, 30), strict=True):
+        assert equal(batch, local[first : first + 30])
 
 
 def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
