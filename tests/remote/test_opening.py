@@ -365,15 +365,15 @@ def test_a_cache_that_nobody_uses_takes_another_size(local, origin, cache):
 def test_damage_by_a_power_loss_is_found(local, origin, cache):
     store = memfeed.open(origin, cache=cache)
     _ = store[0]
-    directory = store.supply.directory
-    directory.presence[directory.presence == 3] = 2  # not synced
-    del store, directory
-    settings = cache / ".build" / "remote.json"
+    del store
+    wait_until_unused(cache)
+    presence, settings = cache / ".build" / "presence", cache / ".build" / "remote.json"
+    assert 3 in presence.read_bytes()  # synced at the end
+    presence.write_bytes(presence.read_bytes().replace(b"\3", b"\2"))  # it was not
     settings.write_text(settings.read_text().replace('"boot_id":"', '"boot_id":"another '))
     with open(cache / "image.memmap", "r+b") as file:
         file.seek(200)
         file.write(bytes(100))
-    wait_until_unused(cache)
     assert equal(memfeed.open(origin, cache=cache)[0], local[0])
 
 

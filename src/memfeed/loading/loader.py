@@ -592,8 +592,8 @@ def _row_order(
     # rows that are fetched together are a block, also once all of them are there: a saved state names the order
     if shuffle is True and store.supply is not None and not store.supply.keeps_rows:
         say_once(
-            f"memfeed: the cache {store.path} is smaller than its store: with shuffle=True each row that it lacks brings "
-            'a chunk of 4 MiB; shuffle="blocks" reads each chunk about once'
+            f"memfeed: the cache {store.path} is smaller than its store: with shuffle=True each row that it lacks "
+            'brings a chunk of 4 MiB; shuffle="blocks" reads each chunk about once'
         )
     default = store.chunk_rows or default_block_rows(sum(fixed))
     size = default if block_rows is None else as_int("block_rows", block_rows, 1)
