@@ -308,8 +308,10 @@ def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "remote")
     with pytest.raises(StoreError, match="symbolic link"):
         memfeed.open(origin, cache=tmp_path / "link")
-    with pytest.raises(StoreError, match="cache="):
+    with pytest.raises(StoreError, match="a URL"):
         memfeed.open(origin)
+    with pytest.raises(StoreError, match="cache="):
+        memfeed.open(origin, size="9GB")
     with pytest.raises(StoreError, match="an address"):
         memfeed.open(local.path, cache=tmp_path / "c")
     for size in ("much", "0GB", -3, True):
