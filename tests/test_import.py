@@ -86,7 +86,7 @@ def test_public_names_are_those_of_their_modules():
     for name in memfeed.__all__:
         assert name in dir(memfeed)
         assert getattr(memfeed, name) is not None
-    assert memfeed.open is memfeed.store.store.open
+    assert memfeed.Store is memfeed.store.store.Store
     assert memfeed.transforms.Compose.__module__ == "memfeed.transforms.compose"
     with pytest.raises(AttributeError, match="no attribute 'opne'"):
         memfeed.opne  # noqa: B018
