@@ -358,7 +358,7 @@ class _Work:
         return self._queue.progress()
 
     def finish(self) -> None:
-        every = np.arange(len(self._queue.presence))
+        every, reader = np.arange(len(self._queue.presence)), Reader()
         for first in range(0, len(every), 1 << 16):
             self.wait(reader, every[first : first + (1 << 16)])
         self.forget(reader)

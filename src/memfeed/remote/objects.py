@@ -12,7 +12,6 @@ from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError,
 from memfeed.remote import retry as retries
 from memfeed.remote.address import Address, parse_address
 from memfeed.remote.connections import connect, load_obstore
-from memfeed.remote.failures import WrongBytesError, classify, is_unsupported
 from memfeed.remote.failures import Failure, WrongBytesError, classify, is_unsupported
 from memfeed.remote.retry import Retry
 from memfeed.system import files
