@@ -48,7 +48,7 @@ soak: $(INSTALLED)
 FAULTS ?= 1000
 .PHONY: remote-faults test-s3rver
 remote-faults: $(INSTALLED)
-	MEMFEED_REMOTE_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/remote/test_faults.py
+	MEMFEED_REMOTE_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/remote/test_remote_faults.py
 
 # The tests of stores at an address against a second S3 server, of npm.
 test-s3rver: $(INSTALLED)

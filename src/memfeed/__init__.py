@@ -91,7 +91,7 @@ def open(
 
         store = memfeed.open("s3://bucket/imagenet.mf", cache="/nvme/imagenet", size="200GB")
     """
-    if cache is None and size is None:
+    if cache is None and size is None and ":/" not in _os.fsdecode(path):
         from memfeed.store.store import open as open_local
 
         return open_local(path, fields=fields, types=types)

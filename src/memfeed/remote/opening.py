@@ -19,6 +19,7 @@ from memfeed.store import format
 from memfeed.store.backing import Backing, open_backing
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.store import Store
+from memfeed.store.store import open as open_local
 from memfeed.system.files import local_path
 from memfeed.system.progress import write_line
 from memfeed.system.units import parse_bytes
@@ -64,8 +65,10 @@ def open_remote(
     size: int | str | None,
     types: type | Iterable[type] = (),
 ) -> Store:
-    """Return the store at an address, see ``memfeed.open``."""
+    """Return the store at an address, see ``memfeed.open``; the one of a path that only looks like an address."""
     most = parse_bytes("size", size)
+    if not is_address(path) and cache is None and size is None:
+        return open_local(path, types=types)
     if not is_address(path) and cache is None:
         raise StoreError(f"found size={size!r} for {str(path)!r:.150}, a path; expected an address, and cache=")
     address = parse_address(path)  # raises for a path
