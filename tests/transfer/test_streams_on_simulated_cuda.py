@@ -105,6 +105,10 @@ def give_back_without_waiting(retired):
     torch.cuda.cudart().cudaHostUnregister(retired.address)  # the pages stay: to read them would end the process
 
 
+def unlock_at_once(retired, pid):
+    torch.cuda.cudart().cudaHostUnregister(retired.address)  # in the thread that drops the loader
+
+
 MUTANTS = {
     "no record_stream": (CudaStreams, "wait_before_use", without_record_stream, "mapped"),
     "no wait_event": (CudaStreams, "wait_before_use", without_wait_event, "mapped"),
@@ -113,6 +117,7 @@ MUTANTS = {
     "unlocked without waiting, loader dropped in mid-epoch": (
         page_locked, "_give_back", give_back_without_waiting, "pinned"
     ),
+    "unlocked at once by who drops the loader in mid-epoch": (page_locked, "_retire", unlock_at_once, "pinned"),
 }  # fmt: skip
 
 
