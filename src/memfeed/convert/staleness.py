@@ -33,8 +33,8 @@ def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
     """Return the error for a store that differs from its dataset in this way."""
     return StaleStoreError(
         f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. Give "
-        "this dataset a path of its own, or remove the store; cache(overwrite=True) writes it again, check=False takes "
-        "it as it is"
+        "this dataset a path of its own, or remove the store. With cache(), pass overwrite=True to write it again, or "
+        "check=False to take it as it is"
     )
 
 
