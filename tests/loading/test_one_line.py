@@ -93,7 +93,7 @@ def test_cache_beside_what_needs_no_store(tmp_path):
         def __iter__(self):
             return iter(range(3))
 
-    with pytest.raises(LoaderError, match="found cache="):
+    with pytest.raises(LoaderError, match=r"found Stream; .*make a store with memfeed\.cache\(dataset, path\) first"):
         Loader(Stream(), 2, cache=tmp_path / "s.mf")
 
 
