@@ -93,7 +93,7 @@ def quick(tmp_path_factory):
     return quick
 
 
-SHORT = {"convert", "columnar", "verify", "loader", "imports"}  # the others take ten seconds to a minute each
+SHORT = {"convert", "columnar", "verify"}  # the others take ten seconds to a minute each
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("size", [None, 9_000_000])
+@pytest.mark.parametrize("size", [None, pytest.param(9_000_000, marks=pytest.mark.long)])
 def test_two_ranks_share_a_cache(local, bucket, proxy, cache, size):
     address = upload(local, f"{bucket}/a.mf")
     proxy.latency_seconds = 0.01
