@@ -1,12 +1,18 @@
 import shutil
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from small_build import SCHEMA, packed
 
-from memfeed.building.build import Build
+from memfeed.building.build import Build, runs
 from memfeed.building.claim import claim
 from memfeed.building.space import Extents
 from memfeed.errors import BuildError
+from memfeed.schema.codec import Packed
+from memfeed.store.ragged import read_row
+from support import equal
 
 
 def test_a_writer_of_an_older_builder_is_turned_away(path):
@@ -36,3 +42,38 @@ def test_a_build_that_was_removed_is_named(path):
         for one in (writer, used):
             with pytest.raises(BuildError, match="found that the build was removed while its rows were written"):
                 one.write(2, 2, packed(2, 2))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sets(st.integers(0, 9), min_size=1), st.booleans())
+def test_runs_are_written_as_each_of_them_alone(tmp_path, rows, in_one_array):
+    found = []
+    for name, write in (("together", write_together), ("alone", write_alone)):
+        with claim(tmp_path / name) as root:
+            build = Build.begin(root, SCHEMA, 10, None)
+            write(build.writer(), sorted(rows), in_one_array)
+            assert np.flatnonzero(build.presence()).tolist() == sorted(rows)
+            found.append([[read_row(root, field, row) for row in sorted(rows)] for field in SCHEMA])
+    assert equal(*found)
+
+
+def write_together(writer, rows, in_one_array):
+    parts = [packed(row, 1) for row in rows]
+    columns = [
+        Packed([buffer for part in column for buffer in part.buffers], dims(column))
+        for column in zip(*parts, strict=True)
+    ]
+    if in_one_array:
+        columns = [
+            Packed([np.concatenate([*column.buffers, np.empty(0, np.uint8)])], column.dims) for column in columns
+        ]
+    writer.write_runs(runs(rows), columns)
+
+
+def dims(column):
+    return None if column[0].dims is None else np.concatenate([part.dims for part in column])
+
+
+def write_alone(writer, rows, _):
+    for row in rows:
+        writer.write(row, 1, packed(row, 1))

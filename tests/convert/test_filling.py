@@ -400,14 +400,14 @@ def test_the_death_of_a_worker_is_an_error_or_a_skipped_row(tmp_path):
 def test_a_full_disk_is_an_error_and_the_rows_are_kept(tmp_path, monkeypatch):
     from memfeed.building.rows import RowWriter
 
-    write = RowWriter.write
+    write = RowWriter.write_runs
 
-    def full(self, first, count, columns):
-        if first == 41:
+    def full(self, runs, columns):
+        if any(first <= 41 < first + count for first, count in runs):
             raise SpaceError(28, "found no room")
-        return write(self, first, count, columns)
+        return write(self, runs, columns)
 
-    monkeypatch.setattr(RowWriter, "write", full)
+    monkeypatch.setattr(RowWriter, "write_runs", full)
     store = fill(Logged(row, N, tmp_path / "log"), tmp_path / "s.mf", 1)
     with pytest.raises(SpaceError, match="found no room"):
         store.finish()

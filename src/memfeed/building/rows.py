@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from memfeed.building.space import Extents, Turn
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
+from memfeed.schema.values import Bytes
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.ragged import INT64_BYTES, consecutive_starts, element_counts, fixed_file, ragged_files
 from memfeed.system import files
@@ -66,17 +68,25 @@ class RowWriter:
 
     def write(self, first: int, count: int, columns: Sequence[Packed]) -> int:
         """Write rows ``first`` to ``first + count`` of every field, then their presence; return the bytes written."""
+        return self.write_runs([(first, count)], columns)
+
+    def write_runs(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed]) -> int:
+        """Write several runs of rows, (first, count) each, then their presence; return the bytes written.
+
+        ``columns`` has the rows of all runs, one run after another.
+        """
         with self._as_builder():
             if self.rewrites:
-                self._make_absent(first, count)
+                for first, count in runs:
+                    self._make_absent(first, count)
             written = 0
             for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
                 if field.kind != "fixed":
-                    written += self._write_ragged(index, field, first, packed)
+                    written += self._write_ragged(index, field, runs, packed)
                 elif field.row_bytes:
-                    fd = self._handles(fixed_file(self.root, field))
-                    written += files.write_all_at(fd, packed.buffers, first * field.row_bytes)
-            self.mark(first, count, WRITTEN)
+                    written += self._write_fixed(field, runs, packed)
+            for first, count in runs:
+                self.mark(first, count, WRITTEN)
         return written
 
     def skip(self, row: int) -> None:
@@ -89,7 +99,14 @@ class RowWriter:
         with files.opened(fixed_file(self.root, field)) as fd:
             return files.write_all_at(fd, packed.buffers, first * field.row_bytes)
 
-    def _write_ragged(self, field_index: int, field: Field, first: int, packed: Packed) -> int:
+    def _write_fixed(self, field: Field, runs: Sequence[tuple[int, int]], packed: Packed) -> int:
+        fd, size = self._handles(fixed_file(self.root, field)), field.row_bytes
+        parts = [packed.buffers] if len(runs) == 1 else _cut(packed.buffers, [count * size for _, count in runs])
+        return sum(
+            files.write_all_at(fd, buffers, first * size) for (first, _), buffers in zip(runs, parts, strict=True)
+        )
+
+    def _write_ragged(self, field_index: int, field: Field, runs: Sequence[tuple[int, int]], packed: Packed) -> int:
         assert packed.dims is not None
         counts, paths = element_counts(packed.dims), ragged_files(self.root, field)
         size = int(counts.sum()) * field.itemsize
@@ -97,8 +114,11 @@ class RowWriter:
         starts = consecutive_starts(counts, at // field.itemsize)
         if size:
             files.write_all_at(self._handles(paths.heap), packed.buffers, at)
-        files.write_at(self._handles(paths.dims), packed.dims, first * packed.dims.shape[1] * INT64_BYTES)
-        files.write_at(self._handles(paths.start), starts, first * INT64_BYTES)
+        for path, records in ((paths.dims, packed.dims), (paths.start, starts)):
+            fd, size, done = self._handles(path), records[:1].nbytes, 0
+            for first, count in runs:
+                files.write_at(fd, records[done : done + count], first * size)
+                done += count
         return size + starts.nbytes + packed.dims.nbytes
 
     def _make_absent(self, first: int, count: int) -> None:
@@ -117,3 +137,17 @@ class RowWriter:
         """Close its files."""
         self._handles.close()
         self._turn.close()
+
+
+def _cut(buffers: Sequence[Bytes], sizes: Sequence[int]) -> Iterator[list[Bytes]]:
+    """Cut byte buffers, one after another, into parts of so many bytes. Yield the buffers of each part."""
+    rest = deque(buffers)
+    for size in sizes:
+        part = []
+        while size:
+            buffer = rest.popleft()
+            part.append(buffer[:size])
+            if len(buffer) > size:
+                rest.appendleft(buffer[size:])
+            size -= len(part[-1])
+        yield part

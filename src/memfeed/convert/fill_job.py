@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from memfeed.building.build import Build, runs
+from memfeed.building.build import Build
 from memfeed.building.rows import ABSENT
 from memfeed.convert.failure import Failure, failure_of
 from memfeed.convert.inputs import WorkerInit, read_sample
@@ -157,19 +157,19 @@ class FillWorker:
             except SchemaError as error:
                 report.failed.append((row, failure_of(error)))
         self._draws.check(read, self._read)
-        for first, count in runs(sorted(read)):
-            self._write([*range(first, first + count)], read, report)
+        self._write(sorted(read), read, report)
 
     def _read(self, row: int) -> list[Any]:
         sample = read_sample(self._job.dataset, row, self._job.watchdog, self._worker)
         return list(flatten_sample(self._plan, sample, row))
 
     def _write(self, rows: Sequence[int], read: dict[int, list[Any]], report: FillReport) -> None:
-        """Write consecutive rows; those that fit no column are failed."""
+        """Write rows, which ascend; those that fit no column are failed."""
         while rows:
             before, drifts = report.row_count, len(report.drifts)
             try:
-                if self._writer.write(rows[0], [read[row] for row in rows], rows[0], report):
+                columns = list(zip(*(read[row] for row in rows), strict=True))
+                if self._writer.write_rows(rows, columns, rows, report):
                     return
                 done = report.row_count - before
                 problem = self._drift(rows[done], *report.drifts[drifts])

@@ -255,9 +255,10 @@ class _Work:
 
     def _feed(self) -> None:
         """Send rows to workers that have too few. The caller has the lock."""
+        lists = LISTS_AHEAD * len(self._lists)
         for _ in range(LISTS_AHEAD):
             for worker, count in enumerate(self._lists):
-                if count < LISTS_AHEAD and not self._is_over() and (rows := self._queue.take()):
+                if count < LISTS_AHEAD and not self._is_over() and (rows := self._queue.take(lists)):
                     self._lists[worker] += 1
                     self._job.senders[worker].send(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -81,11 +82,17 @@ class RowQueue:
 
     # --- what workers get, and give back
 
-    def take(self) -> list[int]:
-        """Return rows for a worker, about `LIST_SECONDS` of work; [] if there are none at present."""
-        size = int(min(max(LIST_SECONDS * self._read_count / max(self._read_seconds, 1e-6), 1), MOST_ROWS_A_LIST))
+    def take(self, lists: int = 1) -> list[int]:
+        """Return rows for a worker, about `LIST_SECONDS` of work; [] if there are none at present.
+
+        The last rows that a reader wants go into smaller lists, at least ``lists`` of them, so that no worker is left
+        with much work while the others have none.
+        """
+        most = int(min(max(LIST_SECONDS * self._read_count / max(self._read_seconds, 1e-6), 1), MOST_ROWS_A_LIST))
         for rows in reversed(self._wanted.values()):
             while rows:
+                left = sum(map(len, itertools.islice(rows, most * lists)))
+                size = max(min(most, left // lists), 1)
                 at = np.flatnonzero(self._is_free(rows[0]))[:size]
                 if not len(at):
                     rows.popleft()
@@ -93,7 +100,7 @@ class RowQueue:
                 found = rows[0][at]
                 rows[0] = rows[0][int(at[-1]) + 1 :]
                 return self._send(found)
-        return self._take_idle(size)
+        return self._take_idle(most)
 
     def give_back(self, rows: Iterable[int], failed: Mapping[int, Any], seconds: float = 0.0) -> None:
         """Note that a worker is done with rows, in so many seconds, and the errors of those that failed."""

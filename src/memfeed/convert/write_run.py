@@ -1,4 +1,4 @@
-"""Write one run of consecutive rows: samples in, bytes in files out."""
+"""Write runs of rows: samples in, bytes in files out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from memfeed.building.build import Build
+from memfeed.building.build import Build, runs
 from memfeed.building.rows import RowWriter
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
@@ -62,13 +62,15 @@ def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
         raise SchemaError(f"sample {index}: {error}") from None
 
 
-def write_run(writer: RowWriter, plan: WritePlan, row: int, columns: Sequence[Any], index: int) -> int:
-    """Pack rows, given as one sequence of values per field, and write them from `row` on. Return the bytes written.
+def write_rows(
+    writer: RowWriter, plan: WritePlan, rows: Sequence[int], columns: Sequence[Any], indices: Sequence[int]
+) -> int:
+    """Pack rows, given as one sequence of values per field, and write them. Return the bytes written.
 
-    An array [rows, ...] is packed whole. `index` is the index of the first sample in the dataset. Raises SchemaError
-    with the sample's index and the field, or PromotionNeeded.
+    An array [rows, ...] is packed whole. `rows` ascend; `indices` are those of the samples in the dataset. Raises
+    SchemaError with the sample's index and the field, or PromotionNeeded.
     """
-    if not len(columns[0]):
+    if not rows:
         return 0
     packed = []
     for field_index, (field, column) in enumerate(zip(writer.schema.fields, columns, strict=True)):
@@ -79,15 +81,16 @@ def write_run(writer: RowWriter, plan: WritePlan, row: int, columns: Sequence[An
             shape = mismatch.shape
             if field_index in plan.fixed:
                 raise SchemaError(
-                    f"sample {index + mismatch.position}, field {field.name}: found dims {list(shape)}; expected "
+                    f"sample {indices[mismatch.position]}, field {field.name}: found dims {list(shape)}; expected "
                     f"{field.describe()}, as like= or fields= fixed it: change the sample, or leave that argument out"
                 ) from None
-            byte_count = write_run(writer, plan, row, [part[: mismatch.position] for part in columns], index)
-            raise PromotionNeeded(mismatch.position, byte_count, field_index, shape) from None
+            done = mismatch.position
+            byte_count = write_rows(writer, plan, rows[:done], [part[:done] for part in columns], indices[:done])
+            raise PromotionNeeded(done, byte_count, field_index, shape) from None
         except SchemaError as error:
             at = getattr(error, "position", 0)
-            raise SchemaError(f"sample {index + at}, field {field.name}: {error}") from None
-    return writer.write(row, len(columns[0]), packed)
+            raise SchemaError(f"sample {indices[at]}, field {field.name}: {error}") from None
+    return writer.write_runs([(rows[0], len(rows))] if isinstance(rows, range) else runs(rows), packed)
 
 
 class RunWriter:
@@ -103,11 +106,16 @@ class RunWriter:
 
     def write_columns(self, row: int, columns: Sequence[Any], index: int, report: Report) -> bool:
         """Write rows as `write` does, given as one sequence of values per field."""
-        done, count = 0, len(columns[0])
+        count = len(columns[0])
+        return self.write_rows(range(row, row + count), columns, range(index, index + count), report)
+
+    def write_rows(self, rows: Sequence[int], columns: Sequence[Any], indices: Sequence[int], report: Report) -> bool:
+        """Write rows that ascend, but need not follow one another, as `write_columns` does; see `write_rows`."""
+        done, count = 0, len(rows)
         while done < count:
             try:
                 rest = [column[done:] for column in columns]
-                report.byte_count += write_run(self.rows, self.plan, row + done, rest, index + done)
+                report.byte_count += write_rows(self.rows, self.plan, rows[done:], rest, indices[done:])
                 report.row_count += count - done
                 break
             except PromotionNeeded as needed:
