@@ -14,7 +14,7 @@ from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.values import Bytes
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.ragged import INT64_BYTES, consecutive_starts, element_counts, fixed_file, ragged_files
+from memfeed.store.ragged import consecutive_starts, element_counts, fixed_file, ragged_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
 
