@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memfeed import errors, transforms
+    from memfeed.convert.append import append, concat
     from memfeed.convert.cache import cache
     from memfeed.convert.writer import Writer
     from memfeed.loading.collate import Collate
@@ -35,7 +36,9 @@ __all__ = [
     "Store",
     "Writer",
     "__version__",
+    "append",
     "cache",
+    "concat",
     "errors",
     "open",
     "pull",
@@ -49,7 +52,9 @@ _MODULES = {
     "Loader": "memfeed.loading.loader",
     "Store": "memfeed.store.store",
     "Writer": "memfeed.convert.writer",
+    "append": "memfeed.convert.append",
     "cache": "memfeed.convert.cache",
+    "concat": "memfeed.convert.append",
     "pull": "memfeed.remote.pull",
     "push": "memfeed.remote.push",
     "to_device": "memfeed.transfer.to_device",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, Subset, get_worker_info
 
 import memfeed
 from memfeed import Writer
@@ -22,7 +27,7 @@ from memfeed.convert.probe import probe_indices
 from memfeed.errors import StoreError
 from support import Made, equal
 
-ROWS = 24
+ROWS, HALF = 24, 12
 PROBED = set(probe_indices(ROWS))
 BROKEN = (5, 6, 17)
 
@@ -156,6 +161,37 @@ def write_absent(path: Path) -> Counter[int]:
     return Counter()
 
 
+def first_half(path: Path) -> None:
+    memfeed.cache(Subset(Data(), range(HALF)), path, workers=0, progress=False)
+
+
+def append(path: Path) -> Counter[int]:
+    """Rows of the second half after those of the first, once."""
+    data = Data()
+    if len(memfeed.open(path)) == ROWS and not path.with_name("a.mf.append").exists():
+        return convert(path)
+    memfeed.append(path, Subset(data, range(HALF, ROWS)), workers=0, progress=False)
+    return data.read
+
+
+@functools.cache
+def _halves() -> list[Path]:
+    place = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, place)
+    for name, rows in (("one.mf", range(HALF)), ("two.mf", range(HALF, ROWS))):
+        fields = {"late": "jagged"}  # as it is in the first half
+        memfeed.cache(Subset(Data(), rows), place / name, workers=0, progress=False, fields=fields)
+    return [place / "one.mf", place / "two.mf"]
+
+
+def concat(path: Path) -> Counter[int]:
+    if path.exists():
+        return convert(path)
+    with _unless_finished(path):
+        memfeed.concat(_halves(), path, progress=False)
+    return Counter()
+
+
 def rot(path: Path) -> None:
     """A store some of whose bytes are not what was written."""
     convert(path)
@@ -195,6 +231,8 @@ WORKS = {
     "stream": Work(stream),
     "stream, workers": Work(stream_in_workers, spread=True, ordered=False),
     "write": Work(write),
+    "append": Work(append, before=first_half),
+    "concat": Work(concat),
     "rewrite": Work(rewrite, newer, resume=write_absent, older=sample),
 }
 
@@ -212,11 +250,13 @@ def right(path: Path, work: Work, *, resumed: bool = False) -> None:
 
 
 def digest(path: Path) -> str:
-    """Of all files of a store."""
+    """Of all files of a store; of a column's file that another generation shares, of the bytes that are this one's."""
     hashed = hashlib.sha256()
+    sizes = msgspec.json.decode((path / "memfeed.json").read_bytes())["files"]
     for file in sorted(path.rglob("*")):
         if file.is_file() and ".build" not in file.parts:
-            hashed.update(str(file.relative_to(path)).encode() + file.read_bytes())
+            name = str(file.relative_to(path))
+            hashed.update(name.encode() + file.read_bytes()[: sizes.get(name)])
     return hashed.hexdigest()
 
 

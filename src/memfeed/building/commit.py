@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -93,9 +93,25 @@ def finish_files(
         metadata = pool.submit(write_metadata, root, schema, row_count)
         synced = pool.map(lambda name: files.sync_data(root / name), sizes)
         sums = compute_checksums(root, sizes, hashes)
-        schema = _share_lengths(root, schema, row_count)
+        schema = share_lengths(root, schema, row_count)
         metadata.result()
         deque(synced, maxlen=0)  # raises what a sync raised
+    metadata_kept = kept.metadata if kept else {}
+    return describe(root, schema, row_count, sizes, sums, fingerprint, skipped, attributes, metadata_kept)
+
+
+def describe(
+    root: Path,
+    schema: Schema,
+    row_count: int,
+    sizes: dict[str, int],
+    sums: bytes,
+    fingerprint: Fingerprint | None,
+    skipped: Sequence[int],
+    attributes: Attributes,
+    metadata: Mapping[str, Any],
+) -> Manifest:
+    """Write the checksums ``sums`` of files of these sizes, and return the manifest, as a reader would decode it."""
     files.write_file(root / format.CHECKSUMS, sums)
     manifest = format.new_manifest(
         rows=row_count,
@@ -105,7 +121,7 @@ def finish_files(
         fingerprint=fingerprint,
         skipped=tuple(skipped),
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
-        metadata=dict(kept.metadata) if kept and kept.metadata else msgspec.UNSET,
+        metadata=dict(metadata) or msgspec.UNSET,
     )
     content = format.encode(manifest)
     format.require_bounded(root, len(content))
@@ -125,7 +141,7 @@ def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[i
     return Attributes(classes=kept.classes, class_to_idx=numbers_of_classes, targets=targets, transform=kept.transform)
 
 
-def _share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:
+def share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:
     """Find jagged fields that have equal lengths in every row: their batches share one offsets tensor."""
     first_with: dict[str, int] = {}
     fields = []

@@ -121,27 +121,9 @@ def cache(
     """
     if type is not None:
         raise TypeError(f"found type=, which is called types= now: write types={getattr(type, '__name__', type)}")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
-    if workers is not None and (not isinstance(workers, int) or workers < 0):
-        raise ValueError(f"found workers={workers!r}; expected 0 or more, or None to choose")
-    if workers and isinstance(dataset, Iterator):
-        raise ValueError(
-            f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "
-            "IterableDataset that yields each worker its share, see torch.utils.data.get_worker_info"
-        )
-    if length is not None and workers is not None and workers > 1:
-        raise ValueError(
-            f"found length={length} with workers={workers}, of which each iterates its own share of the samples; "
-            "expected workers=0 to take the first ones"
-        )
+    check_arguments(dataset, on_error, workers, length, split, keep)
     if repair and (path is None or overwrite or not check):
         raise ValueError("found repair=True without a path, or with overwrite=True or check=False; expected it alone")
-    if keep is not None and not split:
-        raise ValueError(
-            f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
-        )
-    check_keep(keep)
     if lazily and (overwrite or repair):
         raise ValueError("found lazily=True with overwrite=True or repair=True; expected a new path, or lazily alone")
     if engine not in (None, "ray"):
@@ -159,10 +141,10 @@ def cache(
         progress, length, worker_init=worker_init_fn, on_ray=engine is not None,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
-        return _cache(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
+        return cache_one(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
     if is_address(path):
         parts = {
-            name: _cache(part, f"{path}/{name}", options, copy_existing, repair, split, keep, lazily, floats)
+            name: cache_one(part, f"{path}/{name}", options, copy_existing, repair, split, keep, lazily, floats)
             for name, part in dataset.items()
         }
         return cast("Store", parts)
@@ -172,7 +154,7 @@ def cache(
             f"{folder}: found a store; expected a folder for the stores of {', '.join(dataset)}: choose another path"
         )
     stores = {
-        name: _cache(
+        name: cache_one(
             part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily, floats
         )
         for name, part in dataset.items()
@@ -180,7 +162,32 @@ def cache(
     return cast("Store", stores)  # a checker of types cannot know which of both
 
 
-def _cache(
+def check_arguments(
+    dataset: Any, on_error: str, workers: int | None, length: int | None, split: bool | str, keep: Any
+) -> None:
+    """Raise ValueError for arguments of `cache` that contradict each other, or have no meaning."""
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
+    if workers is not None and (not isinstance(workers, int) or workers < 0):
+        raise ValueError(f"found workers={workers!r}; expected 0 or more, or None to choose")
+    if workers and isinstance(dataset, Iterator):
+        raise ValueError(
+            f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "
+            "IterableDataset that yields each worker its share, see torch.utils.data.get_worker_info"
+        )
+    if length is not None and workers is not None and workers > 1:
+        raise ValueError(
+            f"found length={length} with workers={workers}, of which each iterates its own share of the samples; "
+            "expected workers=0 to take the first ones"
+        )
+    if keep is not None and not split:
+        raise ValueError(
+            f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
+        )
+    check_keep(keep)
+
+
+def cache_one(
     dataset: Any,
     path: str | os.PathLike[str] | None,
     options: ConvertOptions,
@@ -199,7 +206,7 @@ def _cache(
             )
         return cache_at(
             path,
-            lambda local: _cache(dataset, local, options, copy_existing, repair, split, keep, lazily, floats),
+            lambda local: cache_one(dataset, local, options, copy_existing, repair, split, keep, lazily, floats),
             replace=options.overwrite or repair,
             progress=options.progress,
         )

@@ -29,6 +29,7 @@ from memfeed.convert.driver import (
     mark_skipped,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
+from memfeed.convert.fit import fit
 from memfeed.convert.inputs import ConvertOptions, Input, expected_length
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
@@ -141,6 +142,7 @@ class Conversion:
     def __init__(
         self, target: Path, given: Input, options: ConvertOptions, result: ProbeResult, is_temporary: bool
     ) -> None:
+        result = result if options.like is None else fit(result, options.like)
         self.target, self.given, self.options, self.result = target, given, options, result
         self.is_temporary = is_temporary
         self._ray: Any = None  # the module, once connected

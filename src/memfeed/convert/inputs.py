@@ -16,7 +16,7 @@ from memfeed.convert.mapped import mapped_file
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError
-from memfeed.schema.fields import Kind
+from memfeed.schema.fields import Kind, Schema
 from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
 from memfeed.store.store import Store
@@ -51,6 +51,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
     worker_init: WorkerInit = None
     on_ray: bool = False  # Ray's tasks read and write the rows
+    like: Schema | None = None  # that of the store to which the rows will be appended
 
 
 def classify_input(dataset: Any) -> Input:

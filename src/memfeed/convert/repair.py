@@ -169,7 +169,7 @@ def replace_rows(
     clear(root)
     try:
         for name in manifest.files:
-            _copy(path / name, root / name, link=name not in changed)
+            _copy(path / name, root / name, manifest.files[name], link=name not in changed)
         for row in rows.tolist():
             _replace_row(path, root, columns, row, int(sample_indices[row]), leaves, casts)
         if TARGETS_FILE in changed:
@@ -209,12 +209,15 @@ def _publish(root: Path, path: Path, manifest: Manifest, changed: set[str]) -> N
     commit.publish(root, path, overwrite=True)
 
 
-def _copy(path: Path, to: Path, *, link: bool) -> None:
-    """Copy a file; with `link`, make it a second name of the same file if the file system can."""
+def _copy(path: Path, to: Path, size: int, *, link: bool) -> None:
+    """Copy the first ``size`` bytes of a file; with `link`, make it a second name of the same file if possible."""
     files.make_directory(to.parent)
-    if link and files.link(path, to):
+    is_longer = path.stat().st_size > size  # another generation of the store has more rows
+    if link and not is_longer and files.link(path, to):
         return
     files.copy(path, to)
+    if is_longer:
+        files.truncate(to, size)
     if link:
         files.sync_data(to)
 

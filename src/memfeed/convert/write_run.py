@@ -82,7 +82,8 @@ def write_rows(
             if field_index in plan.fixed:
                 raise SchemaError(
                     f"sample {indices[mismatch.position]}, field {field.name}: found dims {list(shape)}; expected "
-                    f"{field.describe()}, as like= or fields= fixed it: change the sample, or leave that argument out"
+                    f"{field.describe()}, as like=, fields= or the store that gets the rows fixed it: change the "
+                    "sample, or leave that argument out"
                 ) from None
             done = mismatch.position
             byte_count = write_rows(writer, plan, rows[:done], [part[:done] for part in columns], indices[:done])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -26,10 +26,13 @@ _local = threading.local()
 
 
 class ChunkHasher:
-    """Hashes a file's chunks from its bytes as they are written, in order from the first."""
+    """Hashes a file's chunks from its bytes as they are written, in order.
 
-    def __init__(self) -> None:
-        self._hash, self._filled, self._done = xxhash.xxh3_64(), 0, list[int]()
+    ``done`` are the hashes of the chunks before the first byte.
+    """
+
+    def __init__(self, done: Iterable[int] = ()) -> None:
+        self._hash, self._filled, self._done = xxhash.xxh3_64(), 0, list(done)
 
     def update(self, data: Any) -> None:
         """Add the next bytes (a C-contiguous buffer)."""
@@ -138,7 +141,7 @@ OnProgress = Callable[[int, int], None]
 def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> Generator[Chunk, None, None]:
     """Yield the chunks whose bytes have changed, as they are found. Raises CorruptStoreError for bad checksums."""
     for name, size in manifest.files.items():  # again: they may have changed since the store was opened
-        format.check_file(path, name, size)
+        format.check_file(path, name, size, may_be_longer=True)
     expected = [one for of_file in read_checksums(path, manifest).values() for one in of_file]
     chunks = chunks_of(manifest.files)
     done, total = 0, sum(manifest.files.values())

@@ -79,8 +79,12 @@ def decode(data: bytes, where: object) -> Manifest:
     return manifest
 
 
-def check_file(root: Path, name: str, size: int) -> None:
-    """Raise CorruptStoreError unless the file is a plain one inside ``root`` with exactly ``size`` bytes."""
+def check_file(root: Path, name: str, size: int, *, may_be_longer: bool = False) -> None:
+    """Raise CorruptStoreError unless the file is a plain one inside ``root`` with exactly ``size`` bytes.
+
+    ``may_be_longer`` is for column files: a store to which rows are appended shares them with the next generation,
+    which has more rows.
+    """
     path = root
     for part in name.split("/"):
         path = path / part
@@ -92,7 +96,7 @@ def check_file(root: Path, name: str, size: int) -> None:
             raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file inside the store")
     if not stat.S_ISREG(found.st_mode):
         raise CorruptStoreError(f"{path}: found no plain file: {_REMEDY}")
-    if found.st_size != size:
+    if found.st_size < size or (found.st_size > size and not may_be_longer):
         raise CorruptStoreError(
             f"{path}: found {found.st_size:,} bytes; expected {size:,}, as the manifest says: "
             f"the file was cut, grown or swapped; {_REMEDY}"
@@ -153,7 +157,7 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
         os.close(fd)
     manifest = decode(data, path)
     for name, size in manifest.files.items():
-        check_file(root, name, size)
+        check_file(root, name, size, may_be_longer=True)
     check_file(root, CHECKSUMS, checksum_bytes(manifest))
     return manifest, digest(data)
 

@@ -227,10 +227,10 @@ def rename(path: Path, to: Path) -> None:
         os.rename(path, to)
 
 
-def lock(fd: int, path: Path) -> None:
-    """Lock an open file. Raises BlockingIOError if another process holds the lock."""
+def lock(fd: int, path: Path, *, wait: bool = False) -> None:
+    """Lock an open file. Without ``wait`` raises BlockingIOError if another process holds the lock."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
     except OSError as error:
@@ -256,6 +256,24 @@ def copy(path: Path, to: Path) -> None:
         with opened(to, os.O_CREAT | os.O_TRUNC) as fd:
             while block := source.read(COPY_BYTES):
                 done += write_at(fd, block, done)
+
+
+def clone(path: Path, fd: int, offset: int = 0) -> bool:
+    """Let an open file share the bytes of the file at ``path``, from byte ``offset`` on (a reflink).
+
+    Returns False, and does nothing, if the file system cannot, or not at this offset: it must be a multiple of
+    `BLOCK_BYTES`.
+    """
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        libc.clone_range(source, fd, offset)
+    except OSError as error:
+        if error.errno in _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.ETXTBSY}:
+            return False
+        raise refused(error, _name_of(fd), f"sharing the bytes of {path}") from error
+    finally:
+        os.close(source)
+    return True
 
 
 def exchange(one: Path, other: Path) -> bool:

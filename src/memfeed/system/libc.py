@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+_FICLONERANGE = 0x4020940D
 
 
 def fallocate(fd: int, offset: int, size: int) -> None:
@@ -26,6 +29,11 @@ def exchange(one: Path, other: Path) -> None:
     """Exchange two paths in one step: renameat2(2), RENAME_EXCHANGE."""
     at_cwd, swap = -100, 2
     _call("renameat2", at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), swap)
+
+
+def clone_range(source: int, fd: int, offset: int) -> None:
+    """Let an open file share all blocks of another from byte ``offset`` on: ioctl(2), FICLONERANGE."""
+    fcntl.ioctl(fd, _FICLONERANGE, struct.pack("=qQQQ", source, 0, 0, offset))
 
 
 def _call(name: str, *arguments: Any) -> None:

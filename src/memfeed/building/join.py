@@ -1,0 +1,249 @@
+"""Put the rows of several stores one after the other, without copying what the file system can share.
+
+A file of the new store begins as the same file of the first store: a clone of it (a reflink), a second name of it (a
+hard link), or a copy. The rows of the other stores are written after it.
+
+A file that has several names belongs to several stores, or generations of one. Three rules keep each of them as it is,
+wherever a process dies: bytes that a file has are never changed, a file never becomes shorter, and it becomes longer
+only under its lock. The manifest of each store says how many of the bytes are its own. Bytes after the end that are the
+ones to be written (of an append that was killed) are taken; if they are others, the file is copied instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from memfeed.building import commit
+from memfeed.building.merge import Part, merged_attributes, merged_fingerprint, merged_schema, merged_skipped
+from memfeed.errors import CorruptStoreError
+from memfeed.schema.fields import Schema
+from memfeed.store import ragged
+from memfeed.store.attributes import TARGETS_FILE
+from memfeed.store.checksums import ChunkHasher, compute_checksums, read_checksums
+from memfeed.store.manifest import CHUNK_BYTES, Manifest
+from memfeed.system import files
+from memfeed.system.progress import write_line
+from memfeed.system.units import format_bytes
+
+Say = Callable[[str], None]
+
+
+class Piece(NamedTuple):
+    """A column file of a part, and the byte ``at`` of the new file where it goes; ``shift`` is added to its numbers."""
+
+    path: Path
+    size: int
+    hashes: Sequence[int]
+    at: int
+    shift: int = 0
+
+    @property
+    def end(self) -> int:
+        """The byte of the new file after its last one."""
+        return self.at + self.size
+
+
+class _TakenError(Exception):
+    """Bytes after the end of a shared file are those of another store."""
+
+
+def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest:
+    """Write the store of the rows of all ``parts`` into the claimed directory ``root``; return its manifest.
+
+    With ``grow`` the files of the first part may get a second name and become longer. ``say`` is called with a line
+    that says what is written, before it is. Raises SchemaError if the parts differ, CorruptStoreError for bytes that
+    are not those that were written, SpaceError if the disk has too little room.
+    """
+    schema = merged_schema(parts)
+    attributes, targets = merged_attributes(parts)
+    pieces = _plan(parts, schema)
+    begun = {name: _begin(of_file[0], root / name, grow=grow) for name, of_file in pieces.items()}
+    size = sum(_bytes_to_write(of_file, begun[name]) for name, of_file in pieces.items())
+    files.check_room(root, size, f"the rows of {parts[-1].path}")
+    say(_cost(pieces, begun, size))
+    hashes = {name: _write(root / name, of_file, begun[name]) for name, of_file in pieces.items()}
+    rows = sum(part.manifest.rows for part in parts)
+    sizes = {name: max(piece.end for piece in of_file) for name, of_file in pieces.items()}
+    if targets is not None:
+        files.write_file(root / TARGETS_FILE, targets.astype("<i8").tobytes())
+        files.sync_data(root / TARGETS_FILE)
+        sizes[TARGETS_FILE] = 8 * rows
+    commit.write_metadata(root, schema, rows)
+    metadata = parts[0].manifest.metadata or {}
+    return commit.describe(
+        root,
+        commit.share_lengths(root, schema, rows),
+        rows,
+        sizes,
+        compute_checksums(root, sizes, hashes),
+        merged_fingerprint(parts),
+        merged_skipped(parts),
+        attributes,
+        metadata,
+    )
+
+
+def _plan(parts: Sequence[Part], schema: Schema) -> dict[str, list[Piece]]:
+    """Return where each column file of each part goes, by the name of the new file."""
+    sums = [read_checksums(part.path, part.manifest) for part in parts]
+    plan = {}
+    for index, field in enumerate(schema.fields):
+        own = [list(ragged.column_files(part.manifest.schema.fields[index], 0)) for part in parts]
+        sizes = [
+            [part.manifest.files[name] for part, name in zip(parts, names, strict=True)]
+            for names in zip(*own, strict=True)
+        ]
+        # clones begin at whole blocks
+        heaps = [] if field.kind == "fixed" else _offsets(sizes[-1], files.BLOCK_BYTES)
+        for k, (name, record) in enumerate(ragged.record_sizes(field).items()):
+            offsets = heaps if record is None else _offsets(sizes[k], 1)
+            is_start = field.kind != "fixed" and name == f"{field.stem}/start.memmap"
+            plan[name] = [
+                Piece(
+                    part.path / own[p][k],
+                    sizes[k][p],
+                    sums[p][own[p][k]],
+                    offsets[p],
+                    heaps[p] // field.itemsize if is_start else 0,
+                )
+                for p, part in enumerate(parts)
+            ]
+    return plan
+
+
+def _offsets(sizes: Sequence[int], unit: int) -> list[int]:
+    """Return where files of these sizes begin, one after the other, at multiples of ``unit``; 0 for an empty one."""
+    end, found = 0, []
+    for size in sizes:
+        found.append(-(-end // unit) * unit if size else 0)
+        end = max(end, found[-1] + size)
+    return found
+
+
+# --- what the new files begin with
+
+
+def _begin(piece: Piece, path: Path, *, grow: bool) -> str:
+    """Make the new file at ``path`` with the bytes of ``piece``: "cloned" or "linked"; "" if they are to be copied."""
+    files.make_directory(path.parent)
+    if piece.size:
+        with files.opened(path, os.O_CREAT) as fd:
+            if files.clone(piece.path, fd):
+                if os.fstat(fd).st_size > piece.size:
+                    files.truncate(path, piece.size)
+                return "cloned"
+        files.remove(path)
+        # the file of another user stays as it is
+        if grow and os.lstat(piece.path).st_uid == os.geteuid() and files.link(piece.path, path):
+            return "linked"
+    return ""
+
+
+def _may_clone(piece: Piece) -> bool:
+    return not piece.shift and piece.at % files.BLOCK_BYTES == 0
+
+
+def _bytes_to_write(of_file: Sequence[Piece], begun: str) -> int:
+    first, *others = of_file
+    cloned = [piece for piece in others if begun == "cloned" and _may_clone(piece)]
+    return (0 if begun else first.size) + sum(piece.size for piece in others if piece not in cloned)
+
+
+def _cost(pieces: dict[str, list[Piece]], begun: dict[str, str], size: int) -> str:
+    total = sum(piece.size for of_file in pieces.values() for piece in of_file)
+    copied = sum(of_file[0].size for name, of_file in pieces.items() if not begun[name])
+    ways = [f"{format_bytes(size)} of {format_bytes(total)} are written"]
+    if "cloned" in begun.values():
+        ways.append("the others are shared with their stores (reflinks)")
+    if "linked" in begun.values():
+        ways.append("the old rows stay where they are (hard links)")
+    if copied:
+        ways.append(f"{format_bytes(copied)} of that are copied, which this file system cannot share")
+    return "; ".join(ways)
+
+
+# --- the bytes
+
+
+def _write(path: Path, of_file: Sequence[Piece], begun: str) -> list[int]:
+    """Write a file, synced; return the hashes of its chunks."""
+    first = of_file[0]
+    if begun:
+        try:
+            return _extend(path, of_file)
+        except _TakenError:
+            files.remove(path)
+            write_line(
+                f"memfeed: {first.path}: another store shares this file and has made it longer, so its "
+                f"{format_bytes(first.size)} are copied"
+            )
+    with files.opened(path, os.O_CREAT | os.O_TRUNC) as fd:
+        return _fill(fd, of_file, ChunkHasher(), 0)
+
+
+def _extend(path: Path, of_file: Sequence[Piece]) -> list[int]:
+    """Write the pieces after the first one, which is there. Raise _TakenError if the bytes after it are others."""
+    first, *others = of_file
+    end = max(piece.end for piece in of_file)
+    if end == first.size and path.stat().st_size == end:
+        return list(first.hashes)
+    if not os.access(path, os.W_OK):
+        files.chmod(path, 0o644)
+    with files.opened(path) as fd:
+        files.chmod(path, 0o444)  # the old store has this file too
+        files.lock(fd, path, wait=True)
+        if os.fstat(fd).st_size > end:
+            raise _TakenError
+        whole = first.size // CHUNK_BYTES
+        hasher = ChunkHasher(first.hashes[:whole])
+        for block in _blocks(first, whole):  # the last chunk gets another hash: it must be right before
+            hasher.update(block)
+        return _fill(fd, others, hasher, first.size)
+
+
+def _fill(fd: int, pieces: Sequence[Piece], hasher: ChunkHasher, end: int) -> list[int]:
+    """Write pieces into an open file from byte ``end`` on, and sync it; return the hashes of its chunks."""
+    for piece in pieces:
+        if not piece.size:
+            continue
+        end = _put(fd, bytes(piece.at - end), end, hasher)
+        if _may_clone(piece) and os.fstat(fd).st_size == end and piece.path.stat().st_size == piece.size:
+            files.clone(piece.path, fd, piece.at)  # what is there already is compared below
+        for block in _blocks(piece):
+            shifted = (np.frombuffer(block, "<i8") + piece.shift).tobytes() if piece.shift else block
+            end = _put(fd, shifted, end, hasher)
+    files.sync(fd)
+    return hasher.hashes()
+
+
+def _put(fd: int, data: bytes, at: int, hasher: ChunkHasher) -> int:
+    """Write ``data`` at byte ``at``; bytes that are there must be the same. Return the byte after it."""
+    there = max(min(os.fstat(fd).st_size - at, len(data)), 0)
+    view: Any = memoryview(data)
+    if there and os.pread(fd, there, at) != view[:there]:
+        raise _TakenError
+    files.write_at(fd, view[there:], at + there)
+    hasher.update(data)
+    return at + len(data)
+
+
+def _blocks(piece: Piece, first_chunk: int = 0) -> Iterator[bytes]:
+    """Yield the chunks of a part's file. Raise CorruptStoreError for one that is not what was written."""
+    with open(piece.path, "rb") as file:
+        for number in range(first_chunk, len(piece.hashes)):
+            at = number * CHUNK_BYTES
+            file.seek(at)
+            block = file.read(min(CHUNK_BYTES, piece.size - at))
+            if xxhash.xxh3_64_intdigest(block) != piece.hashes[number]:
+                raise CorruptStoreError(
+                    f"{piece.path}: found other bytes than were written, in {len(block):,} bytes from {at:,}; expected "
+                    "a store without damage: restore the file from a copy, or repair the store with cache(..., "
+                    "repair=True)"
+                )
+            yield block

@@ -1,0 +1,209 @@
+"""`memfeed.append` and `memfeed.concat`: more rows for a store, without copying those that are there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from memfeed.building import commit
+from memfeed.building.build import Build
+from memfeed.building.claim import clear
+from memfeed.building.join import join
+from memfeed.building.merge import Part
+from memfeed.building.recovery import claim_recovered
+from memfeed.convert.cache import cache_one, check_arguments
+from memfeed.convert.inputs import ConvertOptions
+from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
+from memfeed.schema.tree import as_types
+from memfeed.store import format
+from memfeed.store.manifest import Manifest
+from memfeed.store.store import Store, open_store
+from memfeed.system import files
+from memfeed.system.progress import write_line
+
+SUFFIX = ".append"  # of the store of the new rows, beside the one that gets them
+COMMITTED = "committed"  # in it: the digest of the manifest in which its rows are
+
+
+def append(
+    store: Store | str | os.PathLike[str],
+    dataset: Any,
+    *,
+    dtypes: Mapping[Any, torch.dtype] | None = None,
+    types: type[Any] | Iterable[type[Any]] = (),
+    split: bool | str = False,
+    keep: int | Literal["full", "encoded"] | None = None,
+    floats: torch.dtype | None = None,
+    length: int | None = None,
+    workers: int | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    allow_random: bool = False,
+    progress: bool = True,
+    worker_init_fn: Callable[[int], None] | None = None,
+) -> Store:
+    """Add every sample of a dataset to a store that exists, after its rows, and open the new generation of the store.
+
+    The rows that are there are not copied: the new generation shares their bytes with the old one (reflinks, else hard
+    links; a file system that has neither copies them, which a line on stderr says). The new generation takes the place
+    of the old one in one step. Readers of the old one keep the columns that they use, with the old rows. Each call
+    adds its samples, also those that the store has already.
+
+    Args:
+        store: the store, or its path: a whole one, no view.
+        dataset: as for `memfeed.cache`. Its samples must fit the fields of the store: the same structure and dtypes,
+            and dims that vary only where they do in the store.
+        dtypes, types, split, keep, floats, length, workers, on_error, allow_random, progress, worker_init_fn: as for
+            `memfeed.cache`; what shapes the rows as it was passed there.
+
+    Returns:
+        The new generation, open.
+
+    Raises:
+        SchemaError: samples that do not fit (the field and both forms), or other classes than the store's.
+        StoreError: no store, a view, a store that is being filled, or of another user. StaleStoreError: an append of
+        another dataset was interrupted. BuildError: a build of this store is unfinished. Also what `memfeed.cache`
+        raises.
+
+    After an error or a kill the store is as it was, the new rows are kept in ``NAME.append.build`` (or, all of them, in
+    ``NAME.append``), and the same call goes on from there. Rows whose commit was done are not added again.
+    """
+    check_arguments(dataset, on_error, workers, length, split, keep)
+    given = _whole(store)
+    target = format.resolve(given.path, to_write=True)
+    place = target.with_name(target.name + SUFFIX)
+    with claim_recovered(target) as root:
+        _require_no_build(root)
+        old = _whole(target)  # another process may have replaced it meanwhile
+        if old.recipe and not split:
+            raise StoreError(
+                f"{target}: found a store made with split=; expected the same here: append(store, dataset, split=True)"
+            )
+        is_committed = _read(place / COMMITTED) == old._backing.digest
+        options = ConvertOptions(
+            None, dtypes, None, as_types(types), workers, on_error == "skip", allow_random, True, False, progress,
+            length, worker_init=worker_init_fn, like=old.schema,
+        )  # fmt: skip
+        try:
+            new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
+        except StaleStoreError as error:
+            if not is_committed:
+                raise _of_another(place, error) from error
+            files.remove_tree(place)
+            is_committed = False
+            new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
+        if is_committed:
+            write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
+        else:
+            manifest = _join(root, [old, new], grow=True, progress=progress)
+            files.write_atomically(place / COMMITTED, format.digest(format.encode(manifest)).encode())
+            commit.publish(root, target, overwrite=True)
+        # from here on it is no store that waits to be appended, and every builder of the store removes it
+        files.rename(place, commit.old_path(target))
+        files.remove_tree(commit.old_path(target))
+    return open_store(target, types=(*given.types, *new.types), owner=given._backing.owner)
+
+
+def concat(
+    stores: Sequence[Store | str | os.PathLike[str]], path: str | os.PathLike[str], *, progress: bool = True
+) -> Store:
+    """Write the rows of several stores, one store's after the other, into a new store at ``path``, and open it.
+
+    Bytes that the file system can share are not copied (reflinks); a line on stderr says what is written. The stores
+    stay as they are. The first one decides names, metadata and attributes.
+
+    Args:
+        stores: one or more stores, or their paths: whole ones, no views, all of one schema.
+        path: the directory of the new store; nothing may exist there yet.
+        progress: print the line.
+
+    Raises:
+        SchemaError: the stores differ; the first difference is named. StoreError: something is at ``path``, or a store
+        is a view, is being filled, or was replaced meanwhile. CorruptStoreError: a store is damaged. SpaceError: the
+        disk has too little free space.
+
+    After an error or a kill nothing is at ``path``, and the same call starts anew.
+    """
+    if isinstance(stores, str | os.PathLike | Store) or not len(stores):
+        raise ValueError(f"found {stores!r:.80} to concatenate; expected a list of one or more stores")
+    opened = [_whole(store) for store in stores]
+    target = format.resolve(path, to_write=True)
+    files.make_directory(target.parent)
+    with claim_recovered(target) as root:
+        if target.exists():
+            raise StoreError(f"{target}: found something there; expected a new path: choose another, or remove it")
+        _require_no_build(root)
+        _join(root, opened, grow=False, progress=progress)
+        commit.publish(root, target, overwrite=False)
+    return open_store(target, types=[cls for store in opened for cls in store.types])
+
+
+def _join(root: Path, stores: Sequence[Store], *, grow: bool, progress: bool) -> Manifest:
+    """Write the store of all rows into the build's directory, and seal it."""
+    parts = [Part(store.path, store.manifest) for store in stores if store.manifest is not None]
+
+    def say(cost: str) -> None:
+        if progress:
+            rows = " + ".join(f"{part.manifest.rows:,}" for part in parts)
+            write_line(f"memfeed: {rows} rows -> {root.with_suffix('')}: {cost}")
+
+    clear(root)
+    try:
+        try:
+            manifest = join(root, parts, grow=grow, say=say)
+        finally:
+            for store in stores:
+                store._backing.check()  # what was read, or is missing, may be that of a store that replaced this one
+        commit.seal(root, manifest)
+    except BaseException:
+        with contextlib.suppress(MemfeedError):  # the first error is the one to raise
+            clear(root)
+        raise
+    return manifest
+
+
+def _whole(given: Store | str | os.PathLike[str]) -> Store:
+    """Return a store, all of it. Raise StoreError for a view, a store that is being filled, and what is no store."""
+    store = given if isinstance(given, Store) else open_store(given)
+    if store.manifest is None:
+        raise StoreError(
+            f"{store.path}: found no store of memfeed's own; expected one: make it with memfeed.cache(data, path, "
+            "copy_existing=True)"
+        )
+    is_all = store.has_all_rows and store.schema == store._backing.schema and store._backing.remake is None
+    if not is_all:
+        raise StoreError(
+            f"{store.path}: found a view of a store (rows, fields, windows); expected a whole one: open it with "
+            f"memfeed.open({str(store.path)!r})"
+        )
+    store._require_filled("more rows")
+    return store
+
+
+def _require_no_build(root: Path) -> None:
+    if Build.is_begun(root):
+        raise BuildError(
+            f"{root}: found an unfinished build; expected none: finish it with the call that began it, or remove that "
+            "directory"
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _of_another(place: Path, error: StaleStoreError) -> StaleStoreError:
+    build = format.build_path(place)
+    found = place if place.exists() else build
+    difference = str(error).partition("stored: ")[2].partition(". ")[0] or str(error)
+    return StaleStoreError(
+        f"{found}: found the rows of an append of another dataset that was interrupted ({difference:.100}); expected "
+        "none, or the same dataset, which goes on with it: to drop those rows, remove that directory"
+    )
