@@ -252,7 +252,8 @@ def right(path: Path, work: Work, *, resumed: bool = False) -> None:
 def digest(path: Path) -> str:
     """Of all files of a store; of a column's file that another generation shares, of the bytes that are this one's."""
     hashed = hashlib.sha256()
-    sizes = msgspec.json.decode((path / "memfeed.json").read_bytes())["files"]
+    manifest = path / "memfeed.json"
+    sizes = msgspec.json.decode(manifest.read_bytes())["files"] if manifest.exists() else {}
     for file in sorted(path.rglob("*")):
         if file.is_file() and ".build" not in file.parts:
             name = str(file.relative_to(path))

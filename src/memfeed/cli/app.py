@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import memfeed
+from memfeed.cli.append_command import append, concat
 from memfeed.cli.cache_command import cache
 from memfeed.cli.demo_command import demo
 from memfeed.cli.inspect_command import inspect
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decode a PyTorch dataset once into a memory-mapped store, then train from it at the speed of memory.",
 )
-for _command in (cache, inspect, verify, push, pull, demo):
+for _command in (cache, append, concat, inspect, verify, push, pull, demo):
     app.command()(_command)
 
 

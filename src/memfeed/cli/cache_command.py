@@ -114,7 +114,7 @@ def cache(
         dataset,
         places[-1],
         **what,
-        dtypes=dict(_parse_dtype(text) for text in dtype) if dtype else None,
+        dtypes=dict(parse_dtype(text) for text in dtype) if dtype else None,
         types=load_classes(types or ()),
         length=length,
         workers=workers,
@@ -141,7 +141,8 @@ def _torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _parse_dtype(text: str) -> tuple[str, torch.dtype]:
+def parse_dtype(text: str) -> tuple[str, torch.dtype]:
+    """Return the field and the dtype of ``field=dtype``. Raise UsageError for anything else."""
     from memfeed.schema.fields import DTYPES
 
     field, _, name = text.rpartition("=")

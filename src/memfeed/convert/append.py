@@ -135,7 +135,10 @@ def concat(
     files.make_directory(target.parent)
     with claim_recovered(target) as root:
         if target.exists():
-            raise StoreError(f"{target}: found something there; expected a new path: choose another, or remove it")
+            raise StoreError(
+                f"{target}: found something there; expected a new path: choose another, or remove it (it may be the "
+                "store of an earlier call that was killed at its end: then open it)"
+            )
         _require_no_build(root)
         _join(root, opened, grow=False, progress=progress)
         commit.publish(root, target, overwrite=False)
