@@ -142,6 +142,27 @@ def test_readers_of_the_old_generation_keep_its_rows(path):
         memfeed.Loader(new, batch_size=4, shuffle=True, seed=3).load_state_dict(state)
 
 
+@pytest.mark.parametrize("way", ["links", "copies"])
+def test_a_store_that_was_open_and_not_read_keeps_its_rows(path, monkeypatch, way):
+    types = cache(some(0, 23), path).types
+    old = memfeed.open(path, types=types)
+    if way == "copies":
+        monkeypatch.setattr(files, "link", lambda one, other: False)
+    append(path, some(23, 40))
+    middle = memfeed.open(path, types=types)
+    append(path, some(40, 60))
+    for store, count in ((old, 23), (middle, 40)):
+        assert len(store) == count
+        assert all(equal(store[row], rich_sample(row)) for row in range(count))
+        with pytest.raises(StoreError, match="found another store there"):
+            store.verify()
+    assert list((path / "generations.txt").read_text().split()) == [store._backing.digest for store in (old, middle)]
+    late = memfeed.open(path)
+    cache(some(0, 9), path, overwrite=True)
+    with pytest.raises(StoreError, match="found another store there"):
+        late[3]
+
+
 def test_a_killed_append_leaves_the_store_as_it_was_and_goes_on(path, monkeypatch):
     cache(some(0, 20, simple), path)
     before = inodes(path)
@@ -151,10 +172,11 @@ def test_a_killed_append_leaves_the_store_as_it_was_and_goes_on(path, monkeypatc
     assert holds(memfeed.open(path), range(20))
     assert TensorDict.load_memmap(str(path))["x"].shape == (20, 3)
     cache(some(0, 20, simple), path)
-    shutil.copytree(path, path.with_name("copy"), copy_function=os.link)
+    shutil.copytree(path, path.with_name("copy"))
     read = Made(lambda i: pytest.fail("read again") if i not in range(10) else simple(20 + i), 10)
     assert holds(append(path, read), range(30))
     assert inodes(path)["x.memmap"] == before["x.memmap"]
+    assert not (path / "append.begun").exists()
     assert holds(memfeed.open(path.with_name("copy")), range(20))
 
 
@@ -165,19 +187,23 @@ def test_bytes_of_another_append_are_never_changed(path, monkeypatch, capfd):
     with pytest.raises(StaleStoreError, match=r"a\.mf\.append: found the rows of an append of another dataset"):
         append(path, some(50, 60, simple))
     shutil.rmtree(path.with_name("a.mf.append"))
-    copy = path.with_name("copy.mf")
-    shutil.copytree(path, copy, copy_function=os.link)
+    reader = memfeed.open(path)
     assert holds(append(path, some(50, 60, simple)), [*range(20), *range(50, 60)])
-    assert "another store shares this file and has made it longer" in capfd.readouterr().err
-    assert inodes(path)["x.memmap"] != before["x.memmap"] == inodes(copy)["x.memmap"]
-    assert holds(memfeed.open(copy), range(20))
+    assert "an append of other rows was interrupted and left bytes after its end" in capfd.readouterr().err
+    assert inodes(path)["x.memmap"] != before["x.memmap"]
+    assert torch.equal(reader.column("x"), memfeed.open(path).column("x")[:20])
 
 
-def test_two_copies_by_hard_links_grow_apart(path):
+def test_a_copy_by_hard_links_keeps_its_files(path):
     cache(some(0, 20, simple), path)
     copy = path.with_name("copy.mf")
     shutil.copytree(path, copy, copy_function=os.link)
+    before = inodes(copy)
     one = append(path, some(20, 30, simple))
+    assert inodes(copy) == before
+    assert set(before.values()).isdisjoint(inodes(path).values())
+    assert not (copy / "append.begun").exists()
+    assert holds(memfeed.open(copy), range(20))
     other = append(copy, some(60, 75, simple))
     assert holds(one, range(30))
     assert holds(other, [*range(20), *range(60, 75)])
@@ -252,7 +278,7 @@ def test_a_file_system_without_links_copies_and_says_so(path, monkeypatch, capfd
     before = inodes(path)
     monkeypatch.setattr(files, "link", lambda one, other: False)
     assert holds(append(path, some(20, 30, simple), progress=True), range(30))
-    assert "are copied, which this file system cannot share" in capfd.readouterr().err
+    assert "are copied, because they cannot be shared here" in capfd.readouterr().err
     assert inodes(path)["x.memmap"] != before["x.memmap"]
 
 

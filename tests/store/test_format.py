@@ -35,9 +35,6 @@ def test_a_file_of_another_size_is_named(store, name, change):
     size = file.stat().st_size
     with open(file, "r+b") as handle:
         handle.truncate(size + change)
-    if change > 0 and name != "checksums.bin":  # another generation of the store may have more rows in the same file
-        memfeed.open(store.path).verify()
-        return
     with pytest.raises(CorruptStoreError, match=rf"{name}: found {size + change:,} bytes; expected {size:,}"):
         memfeed.open(store.path)
 

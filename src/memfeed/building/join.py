@@ -3,10 +3,15 @@
 A file of the new store begins as the same file of the first store: a clone of it (a reflink), a second name of it (a
 hard link), or a copy. The rows of the other stores are written after it.
 
-A file that has several names belongs to several stores, or generations of one. Three rules keep each of them as it is,
-wherever a process dies: bytes that a file has are never changed, a file never becomes shorter, and it becomes longer
-only under its lock. The manifest of each store says how many of the bytes are its own. Bytes after the end that are the
-ones to be written (of an append that was killed) are taken; if they are others, the file is copied instead.
+A linked file belongs to two generations of one store until the new one takes the place of the old one. Three rules
+keep the old one as it is, wherever a process dies: bytes that a file has are never changed, a file never becomes
+shorter, and one that has a second name already (in a copy of the store by hard links) is not linked but copied. The old
+store is marked before its files become longer (`format.APPEND_BEGUN`); its manifest says how many of the bytes are its
+own. Bytes after the end that are the ones to be written (of an append that was killed) are taken; if they are others,
+the file is copied instead.
+
+Each file of the new generation begins with the bytes of the old one's. So a store that was opened before reads its rows
+from the files of the new one (`format.GENERATIONS`).
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from memfeed.building import commit
 from memfeed.building.merge import Part, merged_attributes, merged_fingerprint, merged_schema, merged_skipped
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.fields import Schema
-from memfeed.store import ragged
+from memfeed.store import format, ragged
 from memfeed.store.attributes import TARGETS_FILE
 from memfeed.store.checksums import ChunkHasher, compute_checksums, read_checksums
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
@@ -50,7 +55,7 @@ class Piece(NamedTuple):
 
 
 class _TakenError(Exception):
-    """Bytes after the end of a shared file are those of another store."""
+    """Bytes after the end of a linked file are those of another append."""
 
 
 def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest:
@@ -63,10 +68,14 @@ def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest
     schema = merged_schema(parts)
     attributes, targets = merged_attributes(parts)
     pieces = _plan(parts, schema)
+    grow = grow and os.access(parts[0].path, os.W_OK)
     begun = {name: _begin(of_file[0], root / name, grow=grow) for name, of_file in pieces.items()}
     size = sum(_bytes_to_write(of_file, begun[name]) for name, of_file in pieces.items())
     files.check_room(root, size, f"the rows of {parts[-1].path}")
     say(_cost(pieces, begun, size))
+    if "linked" in begun.values():
+        files.write_file(parts[0].path / format.APPEND_BEGUN, b"")
+        files.sync_directory(parts[0].path)
     hashes = {name: _write(root / name, of_file, begun[name]) for name, of_file in pieces.items()}
     rows = sum(part.manifest.rows for part in parts)
     sizes = {name: max(piece.end for piece in of_file) for name, of_file in pieces.items()}
@@ -139,10 +148,14 @@ def _begin(piece: Piece, path: Path, *, grow: bool) -> str:
                     files.truncate(path, piece.size)
                 return "cloned"
         files.remove(path)
-        # the file of another user stays as it is
-        if grow and os.lstat(piece.path).st_uid == os.geteuid() and files.link(piece.path, path):
+        if grow and _is_ours_alone(piece.path) and files.link(piece.path, path):
             return "linked"
     return ""
+
+
+def _is_ours_alone(path: Path) -> bool:
+    found = os.lstat(path)
+    return found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
 def _may_clone(piece: Piece) -> bool:
@@ -164,7 +177,7 @@ def _cost(pieces: dict[str, list[Piece]], begun: dict[str, str], size: int) -> s
     if "linked" in begun.values():
         ways.append("the old rows stay where they are (hard links)")
     if copied:
-        ways.append(f"{format_bytes(copied)} of that are copied, which this file system cannot share")
+        ways.append(f"{format_bytes(copied)} of that are copied, because they cannot be shared here")
     return "; ".join(ways)
 
 
@@ -180,7 +193,7 @@ def _write(path: Path, of_file: Sequence[Piece], begun: str) -> list[int]:
         except _TakenError:
             files.remove(path)
             write_line(
-                f"memfeed: {first.path}: another store shares this file and has made it longer, so its "
+                f"memfeed: {first.path}: an append of other rows was interrupted and left bytes after its end, so its "
                 f"{format_bytes(first.size)} are copied"
             )
     with files.opened(path, os.O_CREAT | os.O_TRUNC) as fd:
@@ -197,7 +210,6 @@ def _extend(path: Path, of_file: Sequence[Piece]) -> list[int]:
         files.chmod(path, 0o644)
     with files.opened(path) as fd:
         files.chmod(path, 0o444)  # the old store has this file too
-        files.lock(fd, path, wait=True)
         if os.fstat(fd).st_size > end:
             raise _TakenError
         whole = first.size // CHUNK_BYTES

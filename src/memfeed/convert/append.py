@@ -50,8 +50,8 @@ def append(
 
     The rows that are there are not copied: the new generation shares their bytes with the old one (reflinks, else hard
     links; a file system that has neither copies them, which a line on stderr says). The new generation takes the place
-    of the old one in one step. Readers of the old one keep the columns that they use, with the old rows. Each call
-    adds its samples, also those that the store has already.
+    of the old one in one step. Stores that are open keep the rows that they had. Each call adds its samples, also those
+    that the store has already.
 
     Args:
         store: the store, or its path: a whole one, no view.
@@ -99,7 +99,8 @@ def append(
         if is_committed:
             write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
         else:
-            manifest = _join(root, [old, new], grow=True, progress=progress)
+            older = [*format.generations(target), old._backing.digest]
+            manifest = _join(root, [old, new], older=older, progress=progress)
             files.write_atomically(place / COMMITTED, format.digest(format.encode(manifest)).encode())
             commit.publish(root, target, overwrite=True)
         # from here on it is no store that waits to be appended, and every builder of the store removes it
@@ -140,13 +141,16 @@ def concat(
                 "store of an earlier call that was killed at its end: then open it)"
             )
         _require_no_build(root)
-        _join(root, opened, grow=False, progress=progress)
+        _join(root, opened, progress=progress)
         commit.publish(root, target, overwrite=False)
     return open_store(target, types=[cls for store in opened for cls in store.types])
 
 
-def _join(root: Path, stores: Sequence[Store], *, grow: bool, progress: bool) -> Manifest:
-    """Write the store of all rows into the build's directory, and seal it."""
+def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), progress: bool) -> Manifest:
+    """Write the store of all rows into the build's directory, and seal it.
+
+    ``older`` are the digests of the first store and of those before it, whose next generation this is.
+    """
     parts = [Part(store.path, store.manifest) for store in stores if store.manifest is not None]
 
     def say(cost: str) -> None:
@@ -157,10 +161,13 @@ def _join(root: Path, stores: Sequence[Store], *, grow: bool, progress: bool) ->
     clear(root)
     try:
         try:
-            manifest = join(root, parts, grow=grow, say=say)
+            manifest = join(root, parts, grow=bool(older), say=say)
         finally:
             for store in stores:
                 store._backing.check()  # what was read, or is missing, may be that of a store that replaced this one
+        if older:
+            files.write_file(root / format.GENERATIONS, "\n".join(older).encode())
+            files.chmod(root / format.GENERATIONS, 0o444)
         commit.seal(root, manifest)
     except BaseException:
         with contextlib.suppress(MemfeedError):  # the first error is the one to raise

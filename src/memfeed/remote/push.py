@@ -107,7 +107,7 @@ def _send(
     hashes = read_checksums(local.path, local.manifest)
 
     def send(name: str) -> None:
-        _send_file(local, objects, f"{pointer.directory}/{name}", name, hashes.get(name))
+        _send_file(local, objects, f"{pointer.directory}/{name}", name, missing[name], hashes.get(name))
 
     columns = [name for name in missing if name != format.MANIFEST]
     columns.sort(key=lambda name: -missing[name])
@@ -120,9 +120,8 @@ def _send(
         sent(missing[format.MANIFEST])
 
 
-def _send_file(local: _Local, objects: Objects, to: str, name: str, expected: list[int] | None) -> None:
-    """Send a file; nothing is written at the address if its bytes are not those of the checksums."""
-    size = (local.path / name).stat().st_size
+def _send_file(local: _Local, objects: Objects, to: str, name: str, size: int, expected: list[int] | None) -> None:
+    """Send ``size`` bytes of a file; nothing is written at the address if they are not those of the checksums."""
     chunks, hashes, done = chunks_of({name: size}), expected or [], 0
 
     def check(data: bytes) -> None:

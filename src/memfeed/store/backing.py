@@ -58,9 +58,11 @@ class Backing:
         return self._columns[field_index]
 
 
-def _checker(path: Path, identity: Identity) -> Callable[[], None]:
+def _checker(path: Path, identity: Identity, digest: str | None = None) -> Callable[[], None]:
+    """Return ``check``; with the ``digest`` of its manifest, a store to which rows were appended is the same."""
+
     def check() -> None:
-        if format.identity(path) != identity:
+        if format.identity(path) != identity and digest not in format.generations(path):
             raise StoreError(
                 f"{path}: found another store there than the one that was opened, which was replaced or removed; "
                 "columns that were in use are kept, others cannot be read any more: open it again with memfeed.open"
@@ -70,8 +72,8 @@ def _checker(path: Path, identity: Identity) -> Callable[[], None]:
 
 
 def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
+    open_column = partial(store_column, path, manifest, check=_checker(path, identity, digest))
     check = _checker(path, identity)
-    open_column = partial(store_column, path, manifest, check=check)
     return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check)
 
 
@@ -115,9 +117,9 @@ def settle(backing: Backing) -> bool:
         return False
     manifest, digest, identity = found
     columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
-    check = _checker(backing.path, identity)
-    settle_columns(columns, backing.path, check)
-    backing.manifest, backing.digest, backing.check, backing.supply = manifest, digest, check, None
+    settle_columns(columns, backing.path, _checker(backing.path, identity, digest))
+    backing.manifest, backing.digest, backing.supply = manifest, digest, None
+    backing.check = _checker(backing.path, identity)
     return True
 
 

@@ -140,8 +140,7 @@ OnProgress = Callable[[int, int], None]
 
 def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> Generator[Chunk, None, None]:
     """Yield the chunks whose bytes have changed, as they are found. Raises CorruptStoreError for bad checksums."""
-    for name, size in manifest.files.items():  # again: they may have changed since the store was opened
-        format.check_file(path, name, size, may_be_longer=True)
+    format.check_columns(path, manifest)  # again: they may have changed since the store was opened
     expected = [one for of_file in read_checksums(path, manifest).values() for one in of_file]
     chunks = chunks_of(manifest.files)
     done, total = 0, sum(manifest.files.values())

@@ -22,6 +22,8 @@ from memfeed.system.descriptors import open_read
 VERSION = 2
 MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
+APPEND_BEGUN = "append.begun"  # an empty file: column files may be longer than the manifest says
+GENERATIONS = "generations.txt"  # digests of the manifests whose rows are the first ones of the same files, a line each
 BUILD_SUFFIX = ".build"
 WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will not have
 LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
@@ -80,11 +82,7 @@ def decode(data: bytes, where: object) -> Manifest:
 
 
 def check_file(root: Path, name: str, size: int, *, may_be_longer: bool = False) -> None:
-    """Raise CorruptStoreError unless the file is a plain one inside ``root`` with exactly ``size`` bytes.
-
-    ``may_be_longer`` is for column files: a store to which rows are appended shares them with the next generation,
-    which has more rows.
-    """
+    """Raise CorruptStoreError unless the file is a plain one inside ``root`` with ``size`` bytes, or perhaps more."""
     path = root
     for part in name.split("/"):
         path = path / part
@@ -134,6 +132,25 @@ def read_manifest(root: Path) -> tuple[Manifest, str, Identity] | None:
             return None
 
 
+def check_columns(root: Path, manifest: Manifest) -> None:
+    """Raise CorruptStoreError unless each column file has the size that the manifest says.
+
+    Files may be longer where an append began: they are shared with the next generation, which has more rows.
+    """
+    may_be_longer = (root / APPEND_BEGUN).exists()
+    for name, size in manifest.files.items():
+        check_file(root, name, size, may_be_longer=may_be_longer)
+
+
+def generations(root: Path) -> list[str]:
+    """Return the digests of the manifests of the store before rows were appended, the oldest first."""
+    try:
+        with os.fdopen(open_read(root / GENERATIONS), "rb") as file:
+            return file.read(LARGEST_JSON).decode("ascii", "replace").split()
+    except OSError:
+        return []
+
+
 def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     path = root / MANIFEST
     try:
@@ -156,8 +173,7 @@ def _read_manifest(root: Path) -> tuple[Manifest, str] | None:
     finally:
         os.close(fd)
     manifest = decode(data, path)
-    for name, size in manifest.files.items():
-        check_file(root, name, size, may_be_longer=True)
+    check_columns(root, manifest)
     check_file(root, CHECKSUMS, checksum_bytes(manifest))
     return manifest, digest(data)
 
