@@ -5,10 +5,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -588,7 +587,7 @@ def test_concat_of_a_store_that_was_replaced(path):
 # --- anything in any order
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, phases=[phase for phase in Phase if phase != Phase.shrink])
 @given(st.data())
 def test_any_sequence_with_kills(data):
     """Appends and concats, killed at any operation and called again, against lists of rows."""
@@ -626,6 +625,8 @@ def test_any_sequence_with_kills(data):
                 if what == "append":
                     found = memfeed.open(path)
                     assert holds(found, before) if len(found) == len(before) else holds(found, stores[old])
+                    if len(found) > len(before) and not path.with_name(f"{old}.append").exists():
+                        continue  # it had ended: another call adds the rows again
                 try:
                     do()
                 except StoreError as error:
@@ -633,4 +634,6 @@ def test_any_sequence_with_kills(data):
                     assert "found something there" in str(error)
         for name, rows in stores.items():
             assert holds(memfeed.open(Path(directory) / name), rows)
-        assert np.all([name.endswith(".mf") for name in os.listdir(directory)])
+        assert all(
+            name.endswith((".mf", ".mf.build.old")) for name in os.listdir(directory)
+        )  # the next builder removes it
