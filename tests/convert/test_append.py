@@ -634,6 +634,4 @@ def test_any_sequence_with_kills(data):
                     assert "found something there" in str(error)
         for name, rows in stores.items():
             assert holds(memfeed.open(Path(directory) / name), rows)
-        assert all(
-            name.endswith((".mf", ".mf.build.old")) for name in os.listdir(directory)
-        )  # the next builder removes it
+        assert all(name.endswith((".mf", ".mf.build.old")) for name in os.listdir(directory))
