@@ -255,7 +255,7 @@ def digest(path: Path) -> str:
     manifest = path / "memfeed.json"
     sizes = msgspec.json.decode(manifest.read_bytes())["files"] if manifest.exists() else {}
     for file in sorted(path.rglob("*")):
-        if file.is_file() and ".build" not in file.parts:
+        if file.is_file() and ".build" not in file.parts and file.name != "append.begun":
             name = str(file.relative_to(path))
             hashed.update(name.encode() + file.read_bytes()[: sizes.get(name)])
     return hashed.hexdigest()
