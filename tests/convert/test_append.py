@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -232,6 +235,46 @@ def test_rows_whose_commit_was_done_are_not_added_again(path, monkeypatch, capfd
     assert "were appended before the process ended" in capfd.readouterr().err
     assert os.listdir(path.parent) == ["a.mf"]
     assert holds(append(path, some(20, 30, simple)), [*range(30), *range(20, 30)])
+
+
+APPENDS = """
+import sys, memfeed, torch
+number = int(sys.argv[1])
+rows = [{"x": torch.full((3,), 1000.0 * number + i), "text": "z" * (i % 5)} for i in range(10)]
+memfeed.append(sys.argv[2], rows, workers=0, progress=False)
+"""
+
+
+def test_appends_of_several_processes_come_one_after_another(path):
+    row = {"x": torch.zeros(3), "text": "abc"}
+    cache(Made([row, row | {"text": ""}]), path)
+    started = [subprocess.Popen([sys.executable, "-c", APPENDS, str(number), path]) for number in range(1, 5)]
+    assert [process.wait(timeout=120) for process in started] == [0] * 4
+    store = memfeed.open(path)
+    store.verify()
+    numbers = store.column("x")[2:, 0].reshape(4, 10)
+    assert sorted(numbers[:, 0].tolist()) == [1000, 2000, 3000, 4000]
+    assert torch.equal(numbers, numbers[:, :1] + torch.arange(10))
+    assert os.listdir(path.parent) == ["a.mf"]
+
+
+def test_an_append_waits_for_one_that_removes_its_rows(path, monkeypatch):
+    cache(some(0, 20, simple), path)
+    real, threads = commit.publish, []
+
+    def publish(root, to, overwrite):
+        real(root, to, overwrite=overwrite)
+        if to == path and not threads:
+            threads.append(Thread(target=append, args=(path, some(30, 40, simple))))
+            threads[0].start()
+            threads[0].join(timeout=1)
+            assert threads[0].is_alive()
+
+    monkeypatch.setattr(commit, "publish", publish)
+    append(path, some(20, 30, simple))
+    threads[0].join(timeout=60)
+    assert holds(memfeed.open(path), range(40))
+    assert os.listdir(path.parent) == ["a.mf"]
 
 
 def test_another_dataset_after_a_commit_that_was_done(path, monkeypatch):
@@ -634,4 +677,4 @@ def test_any_sequence_with_kills(data):
                     assert "found something there" in str(error)
         for name, rows in stores.items():
             assert holds(memfeed.open(Path(directory) / name), rows)
-        assert all(name.endswith((".mf", ".mf.build.old")) for name in os.listdir(directory))
+        assert all(name.endswith((".mf", ".mf.append.build.old")) for name in os.listdir(directory))

@@ -83,7 +83,7 @@ def append(
             raise StoreError(
                 f"{target}: found a store made with split=; expected the same here: append(store, dataset, split=True)"
             )
-        is_committed = _read(place / COMMITTED) == old._backing.digest
+        is_committed = _is_committed(place, old._backing.digest)
         options = ConvertOptions(
             None, dtypes, None, as_types(types), workers, on_error == "skip", allow_random, True, False, progress,
             length, worker_init=worker_init_fn, like=old.schema,
@@ -98,14 +98,15 @@ def append(
             new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
         if is_committed:
             write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
+            _remove(place)
         else:
             older = [*format.generations(target), old._backing.digest]
             manifest = _join(root, [old, new], older=older, progress=progress)
             files.write_atomically(place / COMMITTED, format.digest(format.encode(manifest)).encode())
-            commit.publish(root, target, overwrite=True)
-        # from here on it is no store that waits to be appended, and every builder of the store removes it
-        files.rename(place, commit.old_path(target))
-        files.remove_tree(commit.old_path(target))
+            with files.opened(place / COMMITTED) as fd:
+                files.lock(fd, place)  # once published, the store can be claimed by another append
+                commit.publish(root, target, overwrite=True)
+                _remove(place)
     return open_store(target, types=(*given.types, *new.types), owner=given._backing.owner)
 
 
@@ -202,11 +203,23 @@ def _require_no_build(root: Path) -> None:
         )
 
 
-def _read(path: Path) -> str:
+def _is_committed(place: Path, digest: str) -> bool:
+    """Return whether the rows at ``place`` are in the store with this manifest; wait for who is removing them."""
+    mark = place / COMMITTED
     try:
-        return path.read_text()
-    except OSError:
-        return ""
+        with files.opened(mark) as fd:
+            files.lock(fd, mark, wait=True)
+            return mark.exists() and os.pread(fd, len(digest), 0) == digest.encode()
+    except BuildError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+
+
+def _remove(place: Path) -> None:
+    """Remove the store of rows that are committed; in one step it is none that waits to be appended."""
+    files.rename(place, commit.old_path(place))
+    files.remove_tree(commit.old_path(place))
 
 
 def _of_another(place: Path, error: StaleStoreError) -> StaleStoreError:

@@ -227,10 +227,10 @@ def rename(path: Path, to: Path) -> None:
         os.rename(path, to)
 
 
-def lock(fd: int, path: Path) -> None:
-    """Lock an open file. Raises BlockingIOError if another process holds the lock."""
+def lock(fd: int, path: Path, *, wait: bool = False) -> None:
+    """Lock an open file. Without ``wait`` raises BlockingIOError if another process holds the lock."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
     except OSError as error:
