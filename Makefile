@@ -27,6 +27,16 @@ test-long: $(INSTALLED)
 test-cuda: $(INSTALLED)
 	$(BIN)/python -m pytest tests/cuda
 
+# The tests of the GPU path that need no GPU: a simulated device, and kernels that are interpreted and compiled. Their sum
+# of CPU seconds is printed; in make test it stays below 90.
+GPU_PATH := tests/transfer tests/loading/test_loader_on_simulated_cuda.py tests/loading/test_host_labels.py \
+	tests/loading/test_plain_devices.py tests/transforms/test_kernel.py tests/transforms/test_resample_batch.py \
+	tests/transforms/test_counts_on_simulated_cuda.py tests/testing/test_transfer_contract.py \
+	tests/test_device_benchmark.py tests/test_benchmarks.py::test_the_compiled_kernel_stores_16_bytes_at_once
+.PHONY: test-gpu-path
+test-gpu-path: $(INSTALLED)
+	PYTHONDONTWRITEBYTECODE= PYTHONPATH=tools $(BIN)/python -m pytest -p cpu_seconds $(GPU_PATH)
+
 # Long runs that kill processes at random moments. MINUTES is the time of all scenarios together. To run one scenario:
 # TORTURE="--only kill_build --seed 7".
 MINUTES ?= 10

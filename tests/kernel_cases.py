@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
 from memfeed.transforms import Affine, Window
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def by_turns(cases, others=LAYOUTS):
+    """Pair each case with each of the others: a pair in turn is for the usual run, all pairs are for the long one."""
+    return [
+        pytest.param(case, other, marks=() if i % len(others) == j else pytest.mark.long, id=f"{name_of(case)}-{j}")
+        for i, case in enumerate(cases)
+        for j, other in enumerate(others)
+    ]
+
+
+def name_of(case):
+    parts = case[0] if isinstance(case, tuple) else case
+    return " ".join(type(part).__name__ for part in parts)
 
 
 @st.composite

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import test_cuda_loader
+import test_placement
 from simulated_cuda import simulated
 from test_cuda_loader import *  # noqa: F403
 from test_cuda_loader import _few_batches_at_a_time, sources  # noqa: F401
@@ -38,7 +39,24 @@ def machine(request):
         yield made
 
 
+# every two of a source, options and a placement meet in a test that is not long
+COMBINATIONS = [
+    pytest.param(source, options, placement, marks=() if (i + j + k) % 3 == 0 else pytest.mark.long)
+    for i, source in enumerate(test_placement.SOURCES)
+    for j, options in enumerate(test_placement.OPTIONS)
+    for k, placement in enumerate(test_placement.PLACEMENTS)
+]
+
+
+class TestTransfer(test_cuda_loader.TestTransfer):
+    steps = 10  # the staging buffers go round three times
+
+
 class TestPlacements(test_cuda_loader.TestPlacements):
+    @pytest.mark.parametrize(("source", "options", "placement"), COMBINATIONS, ids=str)
+    def test_the_same_batches(self, sources, source, options, device, placement):  # noqa: F811
+        super().test_the_same_batches(sources, source, options, device, placement)
+
     @pytest.fixture(autouse=True)
     def machine(self, request):
         """Run each of the many combinations under one schedule: half of them late."""

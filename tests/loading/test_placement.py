@@ -108,6 +108,11 @@ def sources(tmp_path_factory):
     }
 
 
+SOURCES = ["store", "rich", "view", "run", "memory", "joined"]
+OPTIONS: list[dict] = [{}, {"shuffle": True, "seed": 0, "pad_last": True}, {"shuffle": "blocks", "seed": 0}]
+PLACEMENTS = ["auto", "device", "pinned", "mapped", "mixed"]
+
+
 class TestContract:
     """The same batches, whatever the placement and whatever the device."""
 
@@ -120,14 +125,12 @@ class TestContract:
             )
         return torch.device("cpu")
 
-    @pytest.fixture(params=["auto", "device", "pinned", "mapped", "mixed"])
+    @pytest.fixture(params=PLACEMENTS)
     def placement(self, request):
         return request.param
 
-    @pytest.mark.parametrize("source", ["store", "rich", "view", "run", "memory", "joined"])
-    @pytest.mark.parametrize(
-        "options", [{}, {"shuffle": True, "seed": 0, "pad_last": True}, {"shuffle": "blocks", "seed": 0}], ids=str
-    )
+    @pytest.mark.parametrize("source", SOURCES)
+    @pytest.mark.parametrize("options", OPTIONS, ids=str)
     def test_the_same_batches(self, sources, source, options, device, placement):
         if placement == "mixed":
             placement = {"image": "device", "label": "pinned"}

@@ -183,7 +183,7 @@ class TestCosts:
             Normalize([0.5] * 3, [0.2] * 3),
         ])  # fmt: skip
         with simulated() as machine:
-            loader = Loader(DATA, BATCH, seed=0, transform=augment, device="cuda", placement="mapped")
+            loader = Loader(images(40), BATCH, seed=0, transform=augment, device="cuda", placement="mapped")
             list(loader)
             assert not machine.syncs
             del loader
@@ -249,14 +249,14 @@ class TestCaptures:
 
     def test_a_paused_loader_breaks_none_and_goes_on_after_it(self):
         with simulated() as machine:
-            data = images(1000)
+            data = images(300)
             loader = Loader(data, 1, device="cuda", placement="mapped", prefetch=100)
             batches = iter(loader)
             count = len([next(batches)])
             with loader.paused():
                 assert self.capture(machine, 0.05) == [1.0] * 4
             count += sum(1 for _ in batches)
-            assert count == 1000
+            assert count == 300
             del batches, loader
 
     def test_page_locked_memory_may_be_dropped_within_a_capture(self):
@@ -341,3 +341,19 @@ def test_to_drop_page_locked_memory_waits_for_nothing():
         assert_given_back(machine)
         assert not machine.syncs
         assert {thread for thread, _ in machine.waits} == {"memfeed page-locked memory"}
+
+
+def test_memory_is_unlocked_also_when_to_wait_for_the_device_fails(monkeypatch):
+    def fails(event):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with simulated() as machine:
+        streams = CudaStreams(torch.device("cuda"))
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda.Event, "synchronize", fails)
+            locked = streams.allocate_page_locked(100)
+            del locked
+            assert_given_back(machine)
+        locked = streams.allocate_page_locked(100)  # the thread goes on
+        del locked
+        assert_given_back(machine)

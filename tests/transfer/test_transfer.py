@@ -20,6 +20,8 @@ def copies(leaf):
 
 
 class TestContract(TransferContract):
+    steps = 10  # the staging buffers go round three times
+
     @pytest.fixture(params=["none", "cpu", "streams", "one buffer"])
     def transfer(self, request):
         if request.param in ("none", "cpu"):

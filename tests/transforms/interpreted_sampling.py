@@ -10,6 +10,7 @@ import torch
 from hypothesis import Phase, given, settings
 from image_batches import keys, pictures
 
+from kernel_cases import by_turns
 from memfeed.transforms import (
     CenterCrop,
     Compose,
@@ -33,7 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim
 needs_simulation = pytest.mark.skipif(
     not hasattr(torch._C, "_ensureCUDADeviceGuardSet"), reason="this torch cannot have tensors on a simulated GPU"
 )
-SLOW = settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
+EXAMPLES = int(os.environ["EXAMPLES"]) * 2 // 3
+SLOW = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate])
 
 
 def check(case, allowed):
@@ -88,24 +90,23 @@ class Queued:
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+LAUNCHES = [
+    ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
+    ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE, ToDtype(torch.bfloat16)], 2),
+    ([Resize(12), CenterCrop(9), ToDtype(torch.float16, scale=True)], 2),
+    ([Resize(12), RandomCrop(14, padding=2)], 4),
+    ([RandomRotation(30), RandomVerticalFlip(), NORMALIZE], 2),
+    ([RandomAffine(30, interpolation="bilinear", fill=3), RandomCrop(9)], 2),
+]
+
+
 @needs_simulation
-@pytest.mark.parametrize(("layout", "seed"), [*zip(LAYOUTS, (None, 1), strict=True)])
-@pytest.mark.parametrize(
-    ("parts", "launches"),
-    [
-        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
-        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE, ToDtype(torch.bfloat16)], 2),
-        ([Resize(12), CenterCrop(9), ToDtype(torch.float16, scale=True)], 2),
-        ([Resize(12), RandomCrop(14, padding=2)], 4),
-        ([RandomRotation(30), RandomVerticalFlip(), NORMALIZE], 2),
-        ([RandomAffine(30, interpolation="bilinear", fill=3), RandomCrop(9)], 2),
-    ],
-    ids=lambda value: " ".join(type(part).__name__ for part in value) if isinstance(value, list) else "",
-)
-def test_launches(monkeypatch, parts, launches, layout, seed):
+@pytest.mark.parametrize(("case", "ways"), by_turns(LAUNCHES, [*zip(LAYOUTS, (None, 1), strict=True)]))
+def test_launches(monkeypatch, case, ways):
     """The copy of the parameters, and one kernel, whatever the number of images; and nothing waits."""
+    (parts, launches), (layout, seed) = case, ways
     transform = Compose(parts, memory_format=layout)
-    for n in (1, 5):
+    for n in (1, 3):
         images = pictures(n, 3, 16, 14)
         with simulated(seed) as machine, monkeypatch.context() as patch:
             patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
@@ -142,31 +143,30 @@ def test_images_on_another_device_than_the_current_one(monkeypatch, part):
     assert ((got - expected).abs() <= 1.01 / 255 / 0.224).float().mean() > 0.95
 
 
+LAUNCHES_OF_LISTS = [
+    ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
+    ([Resize((9, 8)), NORMALIZE, ToDtype(torch.bfloat16)], 2),
+    ([RandomResizedCrop(9), RandomRotation(10), RandomVerticalFlip()], 4),
+]
+
+
 @needs_simulation
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("parts", "launches"),
-    [
-        ([RandomResizedCrop(9), RandomHorizontalFlip(), NORMALIZE], 2),
-        ([Resize((9, 8)), NORMALIZE, ToDtype(torch.bfloat16)], 2),
-        ([RandomResizedCrop(9), RandomRotation(10), RandomVerticalFlip()], 4),
-    ],
-    ids=lambda value: " ".join(type(part).__name__ for part in value) if isinstance(value, list) else "",
-)
-def test_launches_of_images_of_several_sizes(monkeypatch, parts, launches, layout):
+@pytest.mark.parametrize(("case", "layout"), by_turns(LAUNCHES_OF_LISTS))
+def test_launches_of_images_of_several_sizes(monkeypatch, case, layout):
+    parts, launches = case
     transform = Compose(parts, memory_format=layout)
-    images = [pictures(1, 3, 10 + n % 3, 14 - n % 4, seed=n)[0] for n in range(7)]
+    images = [pictures(1, 3, 10 + n % 3, 14 - n % 4, seed=n)[0] for n in range(4)]
     with simulated() as machine, monkeypatch.context() as patch:
         patch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: kernel)
         for name in ("resize", "warp"):
             patch.setattr(sampling_kernels, name, Queued(getattr(sampling_kernels, name), machine))
         there = [image.to("cuda") for image in images]
         before, syncs = machine.devices[0].launches.copy(), machine.syncs.total()
-        got = transform.apply(there, keys(7))
+        got = transform.apply(there, keys(4))
         assert (machine.devices[0].launches - before).total() == launches
         assert machine.syncs.total() == syncs, machine.syncs
         got = got.cpu()
-    expected = transform.reference(images, keys(7))
+    expected = transform.reference(images, keys(4))
     assert got.is_contiguous(memory_format=layout)
     assert got.dtype == expected.dtype
     steps = 1.01 if got.dtype == torch.uint8 else 1.01 / 255 / 0.224 + 4 * torch.finfo(got.dtype).eps

@@ -1,4 +1,7 @@
-"""The GPU kernel without a GPU: interpreted, compiled but not run, and skipped if it does not work."""
+"""The GPU kernels without a GPU: interpreted, compiled but not run, and skipped if they do not work.
+
+All are interpreted in one process, and compiled in another: torch takes seconds to import.
+"""
 
 import os
 import subprocess
@@ -19,6 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from memfeed.transforms.backends.kernel import _kernel
+from memfeed.transforms.backends.sampling_kernels import resize, warp
 
 flags = [(False, False, False, False), (True, False, False, True), (True, False, True, False), (True, True, True, True)]
 kinds = ("u8", "bf16", 3), ("fp16", "fp16", 1), ("fp64", "fp32", 4)
@@ -29,6 +33,25 @@ for number, (source, target, c) in enumerate(kinds):  # each row of flags, and a
         values["erased"] = "no" if not other else "noise" if number else "fill"
         values |= {"padded": other, "rounded": rounded, "scaled": scaled, "last": other, "column_stride": 1}
         CASES.append((_kernel, source, target if cast else source, values))
+
+BYTES = {"integer": True, "low": 0, "high": 255}
+FLOATS = {"integer": False, "low": 0, "high": 0}
+USUAL = {"cast": True, "rounded": False, "scaled": True, "last": True}
+ALONE = {"cast": False, "rounded": False, "scaled": False, "last": False}
+BILINEAR = {"picks": False, "cubic": False, "antialias": True, "half": 0.0, "listed": False}
+SAMPLING = [
+    (resize, "u8", "bf16", 3, {**BYTES, **USUAL, **BILINEAR}),
+    (resize, "u8", "bf16", 3, {**BYTES, **USUAL, **BILINEAR, "listed": True}),
+    (resize, "fp16", "fp16", 1, {**FLOATS, **ALONE, **BILINEAR, "cubic": True, "antialias": False}),
+    (resize, "i64", "i64", 1, {**FLOATS, **ALONE, **BILINEAR, "picks": True, "half": 0.5}),
+    (warp, "u8", "fp32", 3, {**BYTES, **USUAL, "picks": False}),
+    (warp, "fp64", "fp16", 4, {**FLOATS, **USUAL, "rounded": True, "picks": True}),
+]
+CASES += [
+    (kernel, source, target,
+     {"c": c, "channels": triton.next_power_of_2(c), "rows": 16, "columns": 32, "column_stride": 1, **options})
+    for kernel, source, target, c, options in SAMPLING
+]
 """
 
 # The first case of each kernel is for each architecture, the others are for one of them in turn. A Triton that is older
@@ -57,15 +80,6 @@ for architecture in ARCHITECTURES:
 """
 
 
-def check_compiles(cases, path):
-    """Compile kernels for three architectures. Skip after those that this Triton knows."""
-    done = python("-c", cases + COMPILE_ALL, TRITON_CACHE_DIR=str(path), TRITON_INTERPRET="0")
-    assert done.stdout.startswith("compiled for 80\ncompiled for 90\n"), done.stderr
-    if "too old" in done.stdout:
-        pytest.skip(done.stdout.splitlines()[-1].replace("too old", "this Triton is too old"))
-    assert done.stdout.endswith("compiled for 100\n"), done.stderr
-
-
 def python(*args, **env):
     return subprocess.run(
         [sys.executable, *args],
@@ -78,14 +92,22 @@ def python(*args, **env):
 
 
 @needs_triton
-def test_interpreted():
-    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "interpreted_kernel.py"))
+@pytest.mark.parametrize(
+    ("examples", "which"), [(20, "not long"), pytest.param(60, "long or not long", marks=pytest.mark.long)]
+)
+def test_interpreted(examples, which):
+    files = (str(HERE / f"interpreted_{name}.py") for name in ("kernel", "sampling"))
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *files, EXAMPLES=str(examples))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_triton
-def test_it_compiles_for_three_architectures(tmp_path):
-    check_compiles(COMPILE, tmp_path)
+def test_they_compile_for_three_architectures(tmp_path):
+    done = python("-c", COMPILE + COMPILE_ALL, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert done.stdout.startswith("compiled for 80\ncompiled for 90\n"), done.stderr
+    if "too old" in done.stdout:
+        pytest.skip(done.stdout.splitlines()[-1].replace("too old", "this Triton is too old"))
+    assert done.stdout.endswith("compiled for 100\n"), done.stderr
 
 
 def test_without_triton(monkeypatch):

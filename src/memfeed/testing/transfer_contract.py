@@ -12,8 +12,6 @@ from memfeed.schema.jagged import jagged_tensor
 from memfeed.testing.equality import equal
 from memfeed.transfer.transfer import Transfer
 
-STEPS = 30
-
 
 class TransferContract:
     """Tests of a transfer. Derive, and define the fixture ``transfer``.
@@ -25,6 +23,8 @@ class TransferContract:
             def transfer(self):
                 return StreamTransfer(MyStreams(), {})
     """
+
+    steps = 30  # batches that each test sends, and each thread
 
     @pytest.fixture
     def transfer(self) -> Transfer:
@@ -41,7 +41,7 @@ class TransferContract:
 
     def test_batches_arrive_as_they_were_gathered(self, transfer: Transfer) -> None:
         """Send one batch after another."""
-        for step in range(STEPS):
+        for step in range(self.steps):
             leaves, event, expected = self.send(transfer, step)
             assert equal(transfer.receive_batch(leaves, event), expected)
 
@@ -49,7 +49,7 @@ class TransferContract:
     def test_memory_is_not_used_again_before_its_copy_is_done(self, transfer: Transfer, ahead: int) -> None:
         """Send several batches before the first is received."""
         sent = []
-        for step in range(STEPS):
+        for step in range(self.steps):
             sent.append(self.send(transfer, step))
             if len(sent) > ahead:
                 leaves, event, expected = sent.pop(0)
@@ -60,7 +60,7 @@ class TransferContract:
     def test_a_received_batch_is_never_written_again(self, transfer: Transfer) -> None:
         """Keep all batches, and compare them at the end."""
         received = []
-        for step in range(STEPS):
+        for step in range(self.steps):
             leaves, event, expected = self.send(transfer, step)
             received.append((transfer.receive_batch(leaves, event), expected))
         assert all(equal(batch, expected) for batch, expected in received)
@@ -69,13 +69,13 @@ class TransferContract:
         """Send from five threads, as several iterators of one loader do."""
 
         def work(first: int) -> None:
-            for step in range(first, first + STEPS):
+            for step in range(first, first + self.steps):
                 leaves, event, expected = self.send(transfer, step)
                 if not equal(transfer.receive_batch(leaves, event), expected):
                     wrong.append(step)
 
         wrong: list[int] = []
-        threads = [threading.Thread(target=work, args=(STEPS * n,)) for n in range(5)]
+        threads = [threading.Thread(target=work, args=(self.steps * n,)) for n in range(5)]
         for thread in threads:
             thread.start()
         for thread in threads:
