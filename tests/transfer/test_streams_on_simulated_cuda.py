@@ -357,3 +357,21 @@ def test_memory_is_unlocked_also_when_to_wait_for_the_device_fails(monkeypatch):
         locked = streams.allocate_page_locked(100)  # the thread goes on
         del locked
         assert_given_back(machine)
+
+
+def test_the_thread_that_gives_memory_back_leaves_captures_alone(monkeypatch):
+    class Driver:
+        def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+            modes.append(mode._obj.value)
+
+    class Queue:
+        def get(self):
+            raise EOFError
+
+    modes = []
+    with monkeypatch.context() as patch:
+        patch.setattr(page_locked.ctypes, "CDLL", lambda name: Driver())
+        patch.setattr(page_locked, "_retired", Queue())
+        with pytest.raises(EOFError):
+            page_locked._give_back_all()
+    assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
