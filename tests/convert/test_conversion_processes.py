@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -178,3 +180,29 @@ def test_a_worker_that_exits_is_a_death(path):
 
     with pytest.raises(BuildError, match=r"a worker process died \(pid \d+, exit status 3\)"):
         cache(Exiting(None, 100), path, workers=2)
+
+
+def test_a_worker_that_cannot_import_the_program_says_what_a_script_needs(path, monkeypatch):
+    monkeypatch.setattr("memfeed.convert.processes.prepare_like_dataloader", lambda *_: os._exit(1))
+    dataset = Made(lambda i: torch.full((3,), i), 200)
+    with pytest.raises(BuildError, match=r"a worker process died \(.*use fewer workers="):
+        cache(dataset, path, workers=2)
+    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
+    with pytest.raises(BuildError, match=r"died before it began \(.* needs if __name__ == '__main__':"):
+        cache(dataset, path, workers=2)
+
+
+@pytest.mark.long
+def test_a_script_without_a_guard_ends_where_processes_are_spawned(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, memfeed\n"
+        "torch.multiprocessing.set_start_method('spawn', force=True)\n"
+        "data = torch.utils.data.Subset(torch.utils.data.StackDataset(torch.zeros(99, 3)), range(99))\n"
+        f"loader = memfeed.Loader(data, 8, num_workers=1, cache={str(tmp_path / 'a.mf')!r})\n"
+        "print(len(list(loader)))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "died before it began" in done.stderr
+    assert "A script needs if __name__ == '__main__':" in done.stderr

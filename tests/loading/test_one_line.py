@@ -60,6 +60,21 @@ def test_workers_run_what_dataloaders_run(tmp_path):
     assert sum(rows(loader), []) == list(range(N))
 
 
+def test_another_way_to_start_processes_is_told(tmp_path, capsys, monkeypatch):
+    say_once.cache_clear()
+    used = torch.multiprocessing.get_start_method()
+    other = "spawn" if used == "fork" else "fork"
+    for number, context in enumerate((used, other, torch.multiprocessing.get_context(other))):
+        loader = Loader(
+            Made(sample, N), 8, num_workers=1, cache=tmp_path / f"{number}.mf", multiprocessing_context=context
+        )
+        assert sum(rows(loader), []) == list(range(N))
+        loader.store.finish()
+        told = [line for line in capsys.readouterr().err.splitlines() if "multiprocessing_context" in line]
+        assert len(told) == (number == 1), "once"
+        assert all(f"start with {used!r}" in line and f"set_start_method({other!r})" in line for line in told)
+
+
 def test_without_a_path_the_store_is_temporary(tmp_path):
     loader = Loader(Made(sample, N), 8, shuffle=True, seed=1)
     assert sorted(sum(rows(loader), [])) == list(range(N))

@@ -144,7 +144,13 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
     code = process.exitcode or 0
     how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit status {code}"
     reading = job.watchdog.read_by(worker.number)
-    if reading is None:
+    if job.watchdog.is_starting(worker.number) and torch.multiprocessing.get_start_method() != "fork":
+        where = " before it began"
+        advice = (
+            "It imports the program anew, and its own error is above. A script needs if __name__ == '__main__': before "
+            "what it runs"
+        )
+    elif reading is None:
         where, advice = "", "If memory ran out, use fewer workers="
     else:
         where = f" while it read {describe_samples(reading)}"

@@ -71,6 +71,10 @@ class Watchdog:
         first = self._first[worker]
         return range(first, first + self._count[worker]) if self._step[worker] == READING else None
 
+    def is_starting(self, worker: int) -> bool:
+        """Return True if `worker` has not begun its work."""
+        return bool(self._step[worker] == STARTING)
+
     def stop(self) -> None:
         """Let all processes raise Stopped before they read another sample."""
         self._stop[0] = 1

@@ -172,7 +172,8 @@ class Loader(DataLoader[T_co]):
             gains little, or whose core others use, rests until it gains more (see ``stats``).
         cache: where the store of a map-style ``dataset`` is kept; None for a temporary store, which is removed with the
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
-            0 reads it in this process, as DataLoader does.
+            0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
+            if ``multiprocessing_context`` is another way.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind. For a dataset also what
@@ -229,7 +230,7 @@ class Loader(DataLoader[T_co]):
         is_cached = is_dataset(dataset)
         check_without_effect({name: given[name] for name in WITHOUT_EFFECT}, CACHING if is_cached else ())
         if is_cached:
-            dataset = filled_store(dataset, cache, num_workers, worker_init_fn)
+            dataset = filled_store(dataset, cache, num_workers, worker_init_fn, multiprocessing_context)
         elif cache is not None:
             check_cache(dataset, cache)
         if batch_size is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError
@@ -61,8 +62,12 @@ def filled_store(
     path: str | os.PathLike[str] | None,
     worker_count: int,
     worker_init_fn: Callable[[int], None] | None,
+    multiprocessing_context: Any = None,
 ) -> Store:
-    """Return a store of a dataset that is filled while it is read; see `memfeed.cache`."""
+    """Return a store of a dataset that is filled while it is read; see `memfeed.cache`.
+
+    Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
+    """
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
 
     if path is None and present_ranks()[1] > 1:
@@ -70,7 +75,16 @@ def filled_store(
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    return cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
+    store = cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
+    if multiprocessing_context is not None and worker_count and store.supply is not None:
+        method = getattr(multiprocessing_context, "get_start_method", lambda: multiprocessing_context)()
+        used = torch.multiprocessing.get_start_method()
+        if method != used:
+            say_once(
+                f"memfeed: multiprocessing_context={method!r} has no effect: the processes that fill the store start "
+                f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
+            )
+    return store
 
 
 def check_cache(source: Any, path: str | os.PathLike[str]) -> None:
