@@ -677,4 +677,4 @@ def test_any_sequence_with_kills(data):
                     assert "found something there" in str(error)
         for name, rows in stores.items():
             assert holds(memfeed.open(Path(directory) / name), rows)
-        assert all(name.endswith((".mf", ".mf.append.build.old")) for name in os.listdir(directory))
+        assert all(name.endswith((".mf", ".mf.build.appended")) for name in os.listdir(directory))

@@ -257,7 +257,13 @@ def old_path(path: Path) -> Path:
     return path.with_name(f"{path.name}{format.BUILD_SUFFIX}.old")
 
 
+def appended_path(path: Path) -> Path:
+    """Return the path of the rows of an append that are in the store, until they are removed."""
+    return path.with_name(f"{path.name}{format.BUILD_SUFFIX}.appended")
+
+
 def remove_remains(path: Path) -> None:
-    """Remove what a replacement leaves: the work directory inside the new store, and the old store."""
+    """Remove what a replacement leaves: the work directory inside the new store, the old store, appended rows."""
     files.remove_tree(path / WORK_DIRECTORY)
     files.remove_tree(old_path(path))
+    files.remove_tree(appended_path(path))

@@ -57,6 +57,7 @@ def finish_interrupted(path: Path) -> None:
 def remove_remains(path: Path) -> None:
     """Remove what an interrupted replacement left beside the store, unless another process works on it."""
     root = format.build_path(path)
-    if (path / WORK_DIRECTORY).exists() or commit.old_path(path).exists() or (root / format.MANIFEST).exists():
+    remains = (path / WORK_DIRECTORY, commit.old_path(path), commit.appended_path(path), root / format.MANIFEST)
+    if any(place.exists() for place in remains):
         with contextlib.suppress(MemfeedError), claim_recovered(path, wait=False):
             pass  # a store on a read-only disk can be opened all the same

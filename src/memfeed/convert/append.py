@@ -98,7 +98,7 @@ def append(
             new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
         if is_committed:
             write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
-            _remove(place)
+            _remove(place, target)
         else:
             older = [*format.generations(target), old._backing.digest]
             manifest = _join(root, [old, new], older=older, progress=progress)
@@ -106,7 +106,7 @@ def append(
             with files.opened(place / COMMITTED) as fd:
                 files.lock(fd, place)  # once published, the store can be claimed by another append
                 commit.publish(root, target, overwrite=True)
-                _remove(place)
+                _remove(place, target)
     return open_store(target, types=(*given.types, *new.types), owner=given._backing.owner)
 
 
@@ -216,10 +216,12 @@ def _is_committed(place: Path, digest: str) -> bool:
         raise
 
 
-def _remove(place: Path) -> None:
-    """Remove the store of rows that are committed; in one step it is none that waits to be appended."""
-    files.rename(place, commit.old_path(place))
-    files.remove_tree(commit.old_path(place))
+def _remove(place: Path, target: Path) -> None:
+    """Remove the store of rows that are committed. In one step it is none that waits to be appended."""
+    remains = commit.appended_path(target)
+    files.remove_tree(remains)  # an append before this one may be removing them
+    files.rename(place, remains)
+    files.remove_tree(remains)
 
 
 def _of_another(place: Path, error: StaleStoreError) -> StaleStoreError:
