@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, InFlight
-from memfeed.remote.ranges import ChunkTable
+from memfeed.remote.ranges import ChunkTable, first_uses
 from memfeed.store.supply import Reader
 from memfeed.system.units import parse_bytes
 
@@ -26,7 +28,7 @@ def places(sizes: dict[str, int]) -> list[tuple[str, int, int]]:
 def test_chunks_of_places_are_those_that_overlap(sizes, data):
     table, expected = ChunkTable(sizes), places(sizes)
     assert [tuple(table.at(chunk)[:3]) for chunk in range(table.count)] == expected
-    assert table.chunk_bytes.tolist() == [last - first for _, first, last in expected]
+    assert table.bytes_of(np.arange(table.count)).tolist() == [last - first for _, first, last in expected]
     name = data.draw(st.sampled_from(sorted(sizes)))
     rows = data.draw(st.lists(st.tuples(st.integers(0, sizes[name]), st.integers(-1, 3 * CHUNK)), max_size=8))
     rows = [(start, min(length, sizes[name] - start)) for start, length in rows]
@@ -46,7 +48,7 @@ def test_a_range_has_wanted_chunks_of_one_file_only(sizes, data):
     chunk = data.draw(st.integers(0, table.count - 1))
     wanted[chunk] = True
     most = data.draw(st.integers(1, 4))
-    found = table.joined(chunk, wanted, most)
+    found = table.joined(chunk, wanted.__getitem__, most)
     every = range(found.chunk, found.chunk + found.size)
     assert chunk in every
     assert len(every) <= most
@@ -145,3 +147,26 @@ def test_sizes_are_read(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises((ValueError, OverflowError), match="size="):
         parse_bytes("size", text)
+
+
+def test_what_is_planned_does_not_grow_with_the_store():
+    """The store has 10^11 rows of 4 KiB, in 10^8 chunks; what is asked for, and how often, is the same as of a small
+    one."""
+    tracemalloc.start()
+    try:
+        table = ChunkTable({"a": 10**11 * 4096})
+        present: set[int] = set()
+        chunks_of = lambda reader, rows: RowChunks(first_uses(rows // 1024), True)  # noqa: E731
+        absent = lambda chunks: np.array([chunk not in present for chunk in chunks.tolist()], bool)  # noqa: E731
+        demand, reader = Demand(table, chunks_of, absent, None), Reader()
+        for first in range(0, 10**11, 10**10):
+            demand.add(reader, np.arange(first, first + 4096))
+        ranges = []
+        while (found := demand.take(4)) is not None:
+            present.update(range(found.chunk, found.chunk + found.size))
+            demand.put_back(found)
+            ranges.append(found.size)
+        assert sum(ranges) == sum(len(first_uses(np.arange(at, at + 4096) // 1024)) for at in range(0, 10**11, 10**10))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -34,6 +34,8 @@ class _Asked:
 class Demand:
     """What readers have asked for. The caller has a lock around all calls.
 
+    Memory and time grow with the rows asked for and the chunks ahead, not with the store.
+
     Args:
         table: the chunks of the store.
         chunks_of: the chunks of rows (int64 [k]) that a reader reads.
@@ -53,9 +55,9 @@ class Demand:
         self._asked: dict[Reader, deque[_Asked]] = {}  # by reader; the one that waited last is the last
         self._urgent: dict[int, None] = {}  # in order
         self._todo: deque[int] = deque()
-        self._wanted = np.zeros(table.count, bool)  # urgent, or in _todo
-        self._taken = np.zeros(table.count, bool)  # fetched now
-        self._rank = np.full(table.count, np.inf)
+        self._wanted: set[int] = set()  # urgent, or in _todo
+        self._taken: set[int] = set()  # fetched now
+        self._known = self._places = np.empty(0, np.int64)  # the chunks ahead, sorted; their places
         self._is_stale = True
 
     # --- what readers ask for
@@ -84,7 +86,7 @@ class Demand:
         """Put chunks before all others."""
         for chunk in chunks.tolist():
             self._urgent[chunk] = None
-        self._wanted[chunks] = True
+        self._wanted.update(chunks.tolist())
 
     def is_urgent(self, chunk: int) -> bool:
         """Return True if somebody waits for a chunk now."""
@@ -104,32 +106,33 @@ class Demand:
         chunk = self._next()
         if chunk is None:
             return None
-        free = self._wanted & ~self._taken
-        most = min(MOST_CHUNKS, max(1, int(free.sum()) // in_flight))
-        found = self._table.joined(chunk, free, most)
+        free = len(self._wanted) - len(self._wanted & self._taken)
+        most = min(MOST_CHUNKS, max(1, free // in_flight))
+        found = self._table.joined(chunk, lambda one: one in self._wanted and one not in self._taken, most)
         absent = self._is_absent(np.arange(found.chunk, found.chunk + found.size))
         if not absent.all():  # of a neighbour, another process may have it
             found = self._table.at(chunk)
-        self._taken[found.chunk : found.chunk + found.size] = True
+        self._taken.update(range(found.chunk, found.chunk + found.size))
         return found
 
     def put_back(self, fetched: ByteRange) -> None:
         """Note that a range is not fetched any more."""
-        part = slice(fetched.chunk, fetched.chunk + fetched.size)
-        self._taken[part] = self._wanted[part] = False
+        part = range(fetched.chunk, fetched.chunk + fetched.size)
+        self._taken.difference_update(part)
+        self._wanted.difference_update(part)
         self._is_stale = True
 
     def _next(self) -> int | None:
         for chunk in list(self._urgent):
             if not self._is_absent(np.array([chunk]))[0]:
                 del self._urgent[chunk]
-            elif not self._taken[chunk]:
-                self._wanted[chunk] = True
+            elif chunk not in self._taken:
+                self._wanted.add(chunk)
                 return chunk
         for _ in range(2):
             while self._todo:
                 chunk = self._todo.popleft()
-                if self._wanted[chunk] and not self._taken[chunk] and self._is_absent(np.array([chunk]))[0]:
+                if chunk in self._wanted and chunk not in self._taken and self._is_absent(np.array([chunk]))[0]:
                     return chunk
             if not self._is_stale:
                 return None
@@ -148,13 +151,10 @@ class Demand:
                 if len(found[0]) >= self._ahead:
                     break
         order = first_uses(np.concatenate(found))[: self._ahead]
-        self._rank[:] = np.inf
-        self._rank[order] = np.arange(len(order))
-        absent = order[self._is_absent(order) & ~self._taken[order]]
-        self._wanted[:] = False
-        self._wanted[absent] = True
-        self._wanted[list(self._urgent)] = True
-        self._todo = deque(absent.tolist())
+        self._places = np.argsort(order)
+        self._known = order[self._places]
+        self._todo = deque(chunk for chunk in order[self._is_absent(order)].tolist() if chunk not in self._taken)
+        self._wanted = {*self._todo, *self._urgent}
 
     def _in_order(self) -> Iterator[Int64Array]:
         for reader, asked in reversed(list(self._asked.items())):
@@ -165,6 +165,10 @@ class Demand:
 
     def ranks(self, chunks: Int64Array) -> npt.NDArray[np.float64]:
         """Return when each of ``chunks`` is needed, as an ordinal number; infinity for not soon."""
-        found = self._rank[chunks]
+        at = np.searchsorted(self._known, chunks)
+        is_known = at < len(self._known)
+        is_known[is_known] = self._known[at[is_known]] == chunks[is_known]
+        found = np.full(len(chunks), np.inf)
+        found[is_known] = self._places[at[is_known]]
         found[np.isin(chunks, list(self._urgent))] = -1.0
         return found

@@ -66,7 +66,7 @@ class CacheDirectory:
     """
 
     def __init__(
-        self, root: Path, settings: CacheSettings, manifest: Manifest, hashes: Sequence[int], users: int = -1
+        self, root: Path, settings: CacheSettings, manifest: Manifest, hashes: npt.NDArray[np.uint64], users: int = -1
     ) -> None:
         self._leave = weakref.finalize(self, _close, users)
         self.root, self.settings, self.manifest, self.hashes = root, settings, manifest, hashes
@@ -74,9 +74,7 @@ class CacheDirectory:
         work = root / WORK_DIRECTORY
         self.presence = _map(work / "presence", self.table.count, np.uint8)
         self._used = _map(work / "used", self.table.count, np.float64)
-        self._kept = np.zeros(self.table.count, bool)  # the offsets of ragged columns, which say where rows lie
-        for name in offset_files(manifest):
-            self._kept[slice(*self.table.of_file(name))] = True
+        self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
         self.reopen()
 
     def reopen(self) -> None:
@@ -120,7 +118,7 @@ class CacheDirectory:
     @property
     def bytes_present(self) -> int:
         """The bytes of the chunks that are there."""
-        return int(self.table.chunk_bytes[self.presence >= WRITTEN].sum())
+        return int(self.table.bytes_of(np.flatnonzero(self.presence >= WRITTEN)).sum())
 
     # --- claims
 
@@ -230,11 +228,10 @@ class CacheDirectory:
         with self._making_room():
             if self.presence[chunk] == HELD:  # by a process that has died: who lives has it alone
                 self.remove(chunk)
-            bytes_of = self.table.chunk_bytes
-            used = int(bytes_of[self.presence != ABSENT].sum())
-            wanted = used + int(bytes_of[chunk]) - size
+            there = np.flatnonzero(self.presence)  # none is ABSENT
+            wanted = int(self.table.bytes_of(np.append(there, chunk)).sum()) - size
             if wanted > 0:
-                there = np.flatnonzero((self.presence != ABSENT) & ~self._kept)
+                there = there[~self._are_offsets(there)]
                 due, own = need(there), need(np.array([chunk]))[0]
                 for at in np.lexsort((self._used[there], -due)):  # needed last, then used longest ago
                     victim = int(there[at])
@@ -245,13 +242,20 @@ class CacheDirectory:
                             self.remove(victim)
                         finally:
                             self.free(victim)
-                        wanted -= int(bytes_of[victim])
+                        wanted -= self.table.at(victim).stop - self.table.at(victim).start
                         if wanted <= 0:
                             break
                 else:
                     return False
             self.presence[chunk] = HELD
             return True
+
+    def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
+        found = np.zeros(len(chunks), bool)
+        for first, last in self._offsets:
+            found |= (first <= chunks) & (chunks < last)
+        return found
 
     @contextlib.contextmanager
     def _making_room(self) -> Iterator[None]:
@@ -304,8 +308,8 @@ class CacheDirectory:
         if self.settings.size is None:
             return
         there = np.flatnonzero(self.presence != ABSENT)
-        newest = there[np.lexsort((-self._used[there], ~self._kept[there]))]
-        total = np.cumsum(self.table.chunk_bytes[newest])
+        newest = there[np.lexsort((-self._used[there], ~self._are_offsets(there)))]
+        total = np.cumsum(self.table.bytes_of(newest))
         for chunk in newest[total > self.settings.size].tolist():
             self.remove(chunk)
 
@@ -402,7 +406,7 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             if found is not None:
                 break  # else the process that began it has failed
         _require_same(root, own, found)
-        hashes = np.frombuffer(remote.checksums, "<u8").tolist()
+        hashes = np.frombuffer(remote.checksums, "<u8")
         return CacheDirectory(root, own, manifest, hashes, users)
     except BaseException:
         os.close(users)
@@ -453,7 +457,7 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
         _require_holes(work)
     for name, size in manifest.files.items():
         format.check_file(root, name, size)
-    directory = CacheDirectory(root, own, manifest, np.frombuffer(remote.checksums, "<u8").tolist())
+    directory = CacheDirectory(root, own, manifest, np.frombuffer(remote.checksums, "<u8"))
     if found is not None:
         same = own.boot_id and (found.host, found.boot_id) == (own.host, own.boot_id)
         directory.recover(is_new_boot=not same)

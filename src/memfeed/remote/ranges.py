@@ -1,16 +1,15 @@
 """Which chunks of a store's files rows lie in, and which chunks are fetched by one request. Numbers only.
 
 A chunk is 4 MiB of one file, the bytes of one checksum. Chunks are numbered through all files of a store, in the order
-of its manifest.
+of its manifest. Nothing here grows with their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from memfeed.schema.codec import Int64Array
 from memfeed.store.checksums import chunk_count
@@ -39,10 +38,7 @@ class ChunkTable:
         self._names = list(sizes)
         self._first = dict(zip(sizes, self._begins.tolist(), strict=False))
         self.count = int(self._begins[-1])
-        self.chunk_bytes = np.full(self.count, CHUNK_BYTES, np.int64)
-        for name, size in sizes.items():
-            if size % CHUNK_BYTES:
-                self.chunk_bytes[self._first[name] + size // CHUNK_BYTES] = size % CHUNK_BYTES
+        self._sizes = np.array(list(sizes.values()), np.int64)
 
     def of_file(self, name: str) -> tuple[int, int]:
         """Return the first chunk of a file, and the chunk after its last."""
@@ -52,6 +48,12 @@ class ChunkTable:
     def at(self, chunk: int) -> ByteRange:
         """Return the bytes of one chunk."""
         return self.range_of(chunk, chunk + 1)
+
+    def bytes_of(self, chunks: Int64Array) -> Int64Array:
+        """Return the bytes of each of these chunks, int64 [k]: fewer than 4 MiB for the last of a file."""
+        which = np.searchsorted(self._begins, chunks, side="right") - 1
+        left: Int64Array = self._sizes[which] - (chunks - self._begins[which]) * CHUNK_BYTES
+        return np.minimum(left, CHUNK_BYTES)
 
     def range_of(self, first: int, last: int) -> ByteRange:
         """Return the bytes of chunks ``first`` to ``last`` of one file."""
@@ -70,17 +72,17 @@ class ChunkTable:
         found: Int64Array = first_uses(every) + self._first[name]
         return found
 
-    def joined(self, chunk: int, wanted: npt.NDArray[np.bool_], most: int = MOST_CHUNKS) -> ByteRange:
-        """Return a range of up to ``most`` chunks of one file around ``chunk``, all of them ``wanted``, bool [count].
+    def joined(self, chunk: int, is_wanted: Callable[[int], bool], most: int = MOST_CHUNKS) -> ByteRange:
+        """Return a range of up to ``most`` chunks of one file around ``chunk``, for all of which ``is_wanted``.
 
         Chunks after it are taken first, then those before it.
         """
         begin, end = self.of_file(self.at(chunk).name)
         last = chunk + 1
-        while last < end and last - chunk < most and wanted[last]:
+        while last < end and last - chunk < most and is_wanted(last):
             last += 1
         first = chunk
-        while first > begin and last - first < most and wanted[first - 1]:
+        while first > begin and last - first < most and is_wanted(first - 1):
             first -= 1
         return self.range_of(first, last)
 
