@@ -1,6 +1,7 @@
 """Each benchmark runs in its short form and writes its JSON. A target that is missed has a reason."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -75,6 +76,22 @@ def test_the_compiled_kernel_stores_16_bytes_at_once(tmp_path):
         assert all(".v4.b32" in store for store in code["stores_of_ptx"])
     run("report", "--results", tmp_path, "--docs", tmp_path)
     assert "The compiled kernel" in (tmp_path / "benchmarks.md").read_text()
+
+
+@pytest.mark.skipif("RAY_TORTURE" not in os.environ, reason="takes minutes: make ray-torture")
+def test_ray_conversion(tmp_path):
+    """In a process of its own: Ray warns, and leaves threads."""
+    path = tmp_path / "ray.json"
+    command = [sys.executable, str(BENCHMARKS / "ray_conversion.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    killed = check_result(path, "ray", "scaling")["nodes_killed"]
+    assert killed["fixed_bytes_equal"]
+    assert killed["ragged_rows_equal"]
+    assert killed["verified"]
+    assert killed["computed_more_often"] == 0
+    run("report", "--results", tmp_path, "--docs", tmp_path)
+    assert "Conversion on Ray" in (tmp_path / "benchmarks.md").read_text()
 
 
 @pytest.fixture(scope="module")

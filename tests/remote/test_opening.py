@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed.errors import CorruptStoreError, RemoteError, SpaceError, StoreError
+from memfeed.errors import CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
 from memfeed.system import files
 from memfeed.testing import equal
 from origin import ROWS, disk_bytes, make, upload
@@ -399,3 +399,42 @@ def wait_until_unused(cache):
             except BlockingIOError:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
+
+
+@pytest.mark.parametrize("shuffle", [True, "blocks"])
+def test_pieces_of_two_nodes_are_those_of_a_local_store(local, origin, tmp_path, shuffle):
+    """Rows come as with placement="sharded" of the local store, also once one node's cache has all rows, and one node
+    goes on with the epoch of two."""
+
+    def loader(store, rank, world_size=2):
+        options = {"rank": rank, "world_size": world_size, "placement": "sharded", "drop_last": True}
+        return memfeed.Loader(store, 16, shuffle=shuffle, seed=3, return_rows=True, **options)
+
+    stores = [memfeed.open(origin, cache=tmp_path / f"cache{rank}") for rank in range(2)]
+    loaders = [loader(stores[rank], rank) for rank in range(2)]
+    own = [loader(local, rank) for rank in range(2)]
+    for epoch in range(2):
+        read = []
+        for one, other in zip(loaders, own, strict=True):
+            for batch, expected in zip(one, other, strict=True):
+                assert equal(batch, expected)
+                read += batch["rows"].tolist()
+        assert len(set(read)) == len(read) == ROWS // 32 * 32
+        if not epoch:
+            stores[0].finish()
+    assert "mapped" in str(loaders[0].stats())
+
+    batches = iter(loaders[1])
+    begun = [next(batches)["rows"].tolist() for _ in range(2)]
+    begun += [batch["rows"].tolist() for batch, _ in zip(loaders[0], range(2), strict=False)]
+    alone = loader(memfeed.open(origin, cache=tmp_path / "cache0"), 0, 1)
+    alone.load_state_dict(loaders[1].state_dict())
+    rest = [row for batch in alone for row in batch["rows"].tolist()]
+    assert len({*sum(begun, []), *rest}) == 64 + len(rest) >= ROWS // 32 * 32
+
+
+def test_pieces_of_a_dataset_that_fills_are_refused(tmp_path):
+    store = memfeed.cache([{"x": torch.zeros(3)}] * 20, tmp_path / "a.mf", lazily=True, workers=0, progress=False)
+    with pytest.raises(LoaderError, match="being filled"):
+        memfeed.Loader(store, 4, placement="sharded")
+    store.finish()

@@ -112,6 +112,15 @@ def test_few_chunks_are_spread_over_requests():
     assert [demand.take(8).size for _ in range(8)] == [1] * 8
 
 
+def test_chunks_that_are_needed_later_are_joined_also_if_they_are_few():
+    table = ChunkTable({"a": 200 * CHUNK})
+    absent = np.arange(200) >= 192
+    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: absent[chunks], None)
+    demand.add(Reader(), np.arange(200))
+    assert [demand.take(8).size for _ in range(2)] == [4, 4]
+    assert demand.take(8) is None
+
+
 @pytest.mark.parametrize(
     ("megabytes_per_second", "latency", "least"), [(12, 0.001, 4), (1000, 0.05, 16), (5000, 0.1, 32)]
 )

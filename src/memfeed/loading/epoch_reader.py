@@ -95,10 +95,11 @@ class EpochReader:
         """Return how the batches of an epoch are made from ``position`` on.
 
         With ``placement="sharded"`` the rows that this rank reads are placed, in place of those of another epoch. At
-        the first call all ranks compare what they read. Raises LoaderError, on each of them, if they cannot go on.
+        the first call all ranks compare what they read. A store at an address stays mapped, and nothing is compared.
+        Raises LoaderError, on each rank, if they cannot go on.
         """
         cuts = self._rows.cuts
-        if cuts is None:
+        if cuts is None or "sharded" not in self._settings.placement_requests:
             return self.prepare()
         row = rows_before(position)
         cut = cuts.of(epoch, shards.world_size)

@@ -142,7 +142,8 @@ class Loader(DataLoader[T_co]):
             "device", but each rank keeps only the rows that it reads in an epoch, one ``world_size``-th of all. The
             order is then another one: random blocks of neighbouring rows come to each rank, in every epoch other ones,
             and are shuffled there; `memfeed.order.pieces.Pieces` says how far that is from uniform. Before the first
-            epoch the ranks of `torch.distributed` compare their stores, settings and memory.
+            epoch the ranks of `torch.distributed` compare their stores, settings and memory. A store opened at an
+            address stays mapped: then a rank fetches only the chunks of its rows, and nothing is compared.
         prefetch: how many batches are made ahead: by a thread if the device is a GPU, else by a thread if it is
             measured to be faster (see ``stats``). 0 for none.
         rank, world_size: which slice of each global batch this loader reads; both or neither. By default those of
@@ -270,9 +271,11 @@ class Loader(DataLoader[T_co]):
                 user_sampler,
                 has_weights=rows.counts is not None,
                 by_length=by_length,
-                is_filling=self.store.supply is not None,
+                is_filling=self.store.supply is not None and not self.store.chunk_rows,
             )
             rows.cuts = Cuts(batch_size or 1)
+            if self.store.chunk_rows:  # of an address: on each rank alike, also where all of its cache is there
+                requests = ["mapped"] * len(requests)
         batches = batch_order(self.store, rows, batch_size, batch_tokens, bucket_by, drop_last) if by_length else None
         last: LastRows = "drop" if drop_last else "pad" if pad_last else "uneven" if uneven else "repeat"
         self._settings = Settings(

@@ -13,6 +13,7 @@ from memfeed.store.store import Store
 from memfeed.store.supply import Reader, RowSupply
 
 ROWS_AHEAD = 1 << 16  # rows of the order that the filling processes are told ahead of the loader
+ROWS_AT_ONCE = 1 << 13  # that they are told at once, far ahead: neighbours among them are fetched by one request
 SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the caller's thread
 
 
@@ -25,19 +26,29 @@ def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: b
     if supply is None:
         yield from map(_all_valid, tasks)
         return
-    rows_held = 0
+    rows_held, untold = 0, list[GatherTask]()
     try:
         for task in tasks:
-            supply.want(reader, task.ids)
             held.append(task)
+            untold.append(task)
             rows_held += len(task.ids)
+            is_soon = rows_held <= ROWS_AHEAD or not has_own_order
+            if is_soon or sum(len(one.ids) for one in untold) >= ROWS_AT_ONCE:
+                _tell(untold, supply, reader)
             while held and (rows_held > ROWS_AHEAD or (not has_own_order and len(held) > SAMPLER_BATCHES_AHEAD)):
                 rows_held -= len(held[0].ids)
                 yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
+        _tell(untold, supply, reader)
         while held:
             yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
     finally:
         supply.forget(reader)
+
+
+def _tell(untold: list[GatherTask], supply: RowSupply, reader: Reader) -> None:
+    for task in untold:
+        supply.want(reader, task.ids)
+    untold.clear()
 
 
 def _present(task: GatherTask, supply: RowSupply, reader: Reader, *, masks: bool) -> GatherTask:

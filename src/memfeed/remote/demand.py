@@ -13,7 +13,8 @@ from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable, first_uses
 from memfeed.schema.codec import Int64Array
 from memfeed.store.supply import Reader
 
-LOOKED_AT = 1024  # chunks ahead, at most: 4 GiB
+LOOKED_AT = 4096  # chunks ahead, at most: 16 GiB
+SOON = 128  # chunks ahead, whose requests are not made longer than needed: 512 MiB
 
 
 class RowChunks(NamedTuple):
@@ -101,13 +102,15 @@ class Demand:
     def take(self, in_flight: int) -> ByteRange | None:
         """Return the chunks to fetch next, by one request; None if there are none. ``put_back`` ends it.
 
-        With ``in_flight`` requests at once, few chunks are not joined, so that each request has some.
+        With ``in_flight`` requests at once, few chunks that are needed soon are not joined, so that each request has
+        some. Those that are needed later are joined as far as can be: a store serves so many requests a second.
         """
         chunk = self._next()
         if chunk is None:
             return None
         free = len(self._wanted) - len(self._wanted & self._taken)
-        most = min(MOST_CHUNKS, max(1, free // in_flight))
+        is_soon = self.ranks(np.array([chunk]))[0] < SOON
+        most = min(MOST_CHUNKS, max(1, free // in_flight)) if is_soon else MOST_CHUNKS
         found = self._table.joined(chunk, lambda one: one in self._wanted and one not in self._taken, most)
         absent = self._is_absent(np.arange(found.chunk, found.chunk + found.size))
         if not absent.all():  # of a neighbour, another process may have it

@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -406,7 +406,7 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             if found is not None:
                 break  # else the process that began it has failed
         _require_same(root, own, found)
-        hashes = np.frombuffer(remote.checksums, "<u8")
+        hashes = _map(root / WORK_DIRECTORY / format.CHECKSUMS, len(remote.checksums) // 8, "<u8", mode="r")
         return CacheDirectory(root, own, manifest, hashes, users)
     except BaseException:
         os.close(users)
@@ -505,7 +505,7 @@ def _read_settings(root: Path) -> CacheSettings | None:
         raise StoreError(f"{path}: found settings that cannot be read ({error}); {_REMEDY}") from None
 
 
-def _map(path: Path, count: int, dtype: Any) -> npt.NDArray[Any]:
+def _map(path: Path, count: int, dtype: Any, mode: Literal["r", "r+"] = "r+") -> npt.NDArray[Any]:
     if not count:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, "r+", shape=(count,))
+    return np.memmap(path, dtype, mode, shape=(count,))
