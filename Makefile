@@ -46,7 +46,7 @@ torture: $(INSTALLED)
 # Conversions on a Ray cluster of four nodes on this machine, with nodes and heads killed: also what make test leaves out.
 .PHONY: ray-torture
 ray-torture: $(INSTALLED)
-	RAY_TORTURE=1 $(BIN)/python -m pytest tests/convert/test_ray_cluster.py
+	RAY_TORTURE=1 $(BIN)/python -m pytest tests/convert/test_ray_cluster.py tests/test_benchmarks.py -k "ray"
 
 # One process that trains for long, with loaders of every setting: every row is checked, and memory, maps, threads and
 # open files must not grow.
@@ -104,6 +104,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/cold.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/fleet.py
+	$(BIN)/python benchmarks/ray_conversion.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py

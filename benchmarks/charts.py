@@ -281,7 +281,7 @@ def fleet(source: Path, target: Path) -> None:
         figure, axes = plt.subplots(2, 3, figsize=(13, 7.6))
         for axis, key, scale, title in (
             (axes[0, 0], "resident_bytes", 1e-6, "memory of a rank, MB"),
-            (axes[0, 1], "batch_seconds", 1e3, "order and deal of a batch of a rank, ms"),
+            (axes[0, 1], "batch_seconds", 1e3, "order, deal and plan of a batch of a rank, ms"),
         ):
             for deal, color in colors.items():
                 for width, rows in enumerate(about["sizes"], 1):
@@ -303,11 +303,23 @@ def fleet(source: Path, target: Path) -> None:
         axes[0, 2].set_title("GET requests a second, all ranks", loc="left", fontsize=10.5, fontweight="bold")
         axes[1, 0].set_title("second epoch from the cache, by its size", loc="left", fontsize=10.5, fontweight="bold")
         axes[1, 0].set_xlabel("cache / store")
-        for (ahead, times), shade in zip(result["epoch_time"].items(), (THEIRS, OURS_COLD, OURS), strict=False):
+        for (ahead, times), shade in zip(
+            result["epoch_time"]["times"].items(), (THEIRS, OURS_COLD, OURS), strict=False
+        ):
             label = f"{ahead} batches ahead"
             axes[1, 1].plot(about["worlds"], times, "o-", color=shade, markersize=4, label=label)
-        axes[1, 1].set_title("epoch / its steps alone, with stragglers", loc="left", fontsize=10.5, fontweight="bold")
-        axes[1, 2].axis("off")
+        axes[1, 1].set_title("steps / training alone, with stragglers", loc="left", fontsize=10.5, fontweight="bold")
+        names = [f"{o['deal']}, {o['row_bytes']:,} B,\n{o['block_chunks']} a block" for o in result["shapes"]]
+        axes[1, 2].barh(
+            names, [o["gets_per_second"] for o in result["shapes"]], color=[colors[o["deal"]] for o in result["shapes"]]
+        )
+        axes[1, 2].axvline(about["limit"], color=INK, linewidth=0.8, linestyle="--")
+        axes[1, 2].set_xscale("log")
+        axes[1, 2].set_xlim(left=100)
+        axes[1, 2].invert_yaxis()
+        axes[1, 2].tick_params(axis="y", labelsize=8)
+        title = f"GET requests a second, {about['worlds'][-1]:,} ranks"
+        axes[1, 2].set_title(title, loc="left", fontsize=10.5, fontweight="bold")
         for axis in (*axes[0], axes[1, 1]):
             axis.set_xscale("log", base=2)
             axis.set_xlabel("ranks")
@@ -317,7 +329,7 @@ def fleet(source: Path, target: Path) -> None:
             "1 to 4,096 ranks, simulated without the bytes", x=0.02, y=0.985, ha="left", fontsize=14, fontweight="bold"
         )
         figure.text(0.02, 0.012, machine_line(result), fontsize=8, color=FAINT)
-        figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.1, hspace=0.38, wspace=0.2)
+        figure.subplots_adjust(left=0.05, right=0.98, top=0.89, bottom=0.1, hspace=0.38, wspace=0.26)
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=150)
         plt.close(figure)

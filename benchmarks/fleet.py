@@ -1,13 +1,14 @@
 """Simulate a training on 1 to 4,096 ranks that reads 10^8 to 10^11 rows from object storage, without the bytes.
 
-Order and deal are the real ones (`memfeed.order`, `memfeed.loading.gather_tasks`). "steps" deals each global batch to
-the ranks, as every loader does; "pieces" gives each rank blocks of its own, as placement="sharded" does.
+The order, the deal, the read-ahead and the plan of the requests are the real ones (fleet_plan.py). "steps" deals each
+global batch to the ranks, as every loader does; "pieces" gives each rank blocks of its own, as placement="sharded"
+does.
 
 Memory and time: a rank in a process of its own, forked after the imports, from the middle of an epoch on; tracemalloc
-and the peak of resident memory, less what it was. Requests: the chunks of 4 MiB that the rows of whole nodes (8 ranks
-share a cache) lie in, neighbours joined up to 16 MiB; counted here, not by the planner of `memfeed.remote`. Cache: a
-node keeps the chunks that it fetched last, two epochs. Stalls: all ranks wait for the slowest at each window of 128
-chunks; the latency of a request is drawn.
+and the peak of resident memory, less what it was. Requests: of the ranks of a node (8, which share a cache), over whole
+windows of blocks. Cache: a node keeps the chunks that it used last, two epochs. Epoch time: the plan of a rank
+("pieces"), replayed for all ranks with latencies of their own; all begin a step together. Distance: how far the order
+of "pieces" is from a uniform shuffle (fleet_distance.py).
 
     python benchmarks/fleet.py
 """
@@ -25,18 +26,12 @@ from typing import Any
 
 import numpy as np
 
+from fleet_distance import distances
+from fleet_plan import Data, Node, order_of, replay
 from measure import Check, parser, show, table, write
-from memfeed.loading.gather_tasks import tasks_of_order
-from memfeed.order.choice import orders_of, piece_orders
-from memfeed.order.pieces import Cut
-from memfeed.order.shards import RankShards
-from memfeed.store.manifest import CHUNK_BYTES
+from memfeed.loading import presence
 
-BATCH, STEPS = 256, 64
 NODE_RANKS = 8
-ROW_BYTES = 4096
-MOST_JOINED = 4
-BLOCK_ROWS = CHUNK_BYTES // ROW_BYTES  # 1,024, the most that a block has: one chunk
 ROWS_PER_SECOND = 1000.0  # that a rank trains
 S3_GETS_PER_SECOND = 5500
 S3_SOURCE = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html"
@@ -44,45 +39,38 @@ MOST_BYTES = 50e6
 # a latency is log-normal; one request in a thousand takes 20 times as long, and one in 100,000 is lost and sent again
 # after 10 seconds
 LATENCY = {"median": 0.03, "sigma": 0.6, "slow": 1e-3, "slow_factor": 20.0, "lost": 1e-5, "lost_seconds": 10.0}
-IN_FLIGHT, WINDOW_CHUNKS = 32, 128
+CONNECTION_BYTES_PER_SECOND = 85e6  # the same guide: one request at a time for each 85 to 90 MB/s
 DEALS = ("steps", "pieces")
+STEPS = 64
+WINDOW_BLOCKS = 128
+# how the requests of 4,096 ranks can be fewer: the deal, the bytes of a row (that divide a chunk or do not), the chunks
+# of a block
+SHAPES = [("steps", 4096, 1), ("pieces", 4096, 1), ("pieces", 4096, 4), ("pieces", 12288, 1), ("pieces", 12288, 4)]
 
 
-def order_of(deal: str, rows: int, ranks: int, shuffle: Any = "blocks", epoch: int = 0) -> Any:
-    if deal == "pieces":
-        return piece_orders(rows, shuffle, 0, BLOCK_ROWS, Cut(ranks, BATCH))(epoch)
-    return orders_of(rows, shuffle, 0, BLOCK_ROWS)(epoch)
-
-
-def tasks_of(order: Any, ranks: int, rank: int, at_once: int = 8) -> Any:
-    """Return the gathers of a rank from the middle of an epoch on."""
-    shards = RankShards(order.n, BATCH, rank, ranks, "drop")
-    middle = order.n // 2 // shards.stride * shards.stride
-    return tasks_of_order(order, shards, middle, None, at_once, repeats=False)
-
-
-def one_rank(deal: str, rows: int, ranks: int, shuffle: Any) -> dict[str, float]:
+def one_rank(deal: str, data: Data, ranks: int, shuffle: Any) -> dict[str, float]:
     """Return what a rank takes; called in a process of its own."""
 
     def peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def run(count: int) -> int:
-        tasks = tasks_of(order_of(deal, rows, ranks, shuffle), ranks, ranks // 3)
-        return sum(len(task.positions) for task in itertools.islice(tasks, count // 8))
+    def run(count: int) -> None:
+        rank = Node(data, deal, ranks, ranks // 3, 1, shuffle).ranks[0]
+        for _ in range(count):
+            rank.step()
 
     before = peak()
     began = time.perf_counter()
-    run(8)
+    run(1)
     first = time.perf_counter() - began
-    tasks = tasks_of(order_of(deal, rows, ranks, shuffle), ranks, ranks // 3)
-    next(tasks)
+    rank = Node(data, deal, ranks, ranks // 3, 1, shuffle).ranks[0]
+    rank.step()
     began = time.perf_counter()
-    steps = sum(len(task.positions) for task in itertools.islice(tasks, STEPS // 8))
+    steps = sum(rank.step() is not None for _ in range(STEPS))
     each = (time.perf_counter() - began) / max(steps, 1)
     resident = peak() - before
     tracemalloc.start()
-    run(STEPS)
+    run(STEPS // 8)
     return {
         "resident_bytes": resident,
         "traced_bytes": tracemalloc.get_traced_memory()[1],
@@ -96,12 +84,13 @@ def memory(sizes: list[int], worlds: list[int]) -> list[dict[str, Any]]:
     wanted += [("steps", 10**6, ranks, True) for ranks in (worlds[0], worlds[-1])]
     found = []
     for deal, rows, ranks, shuffle in wanted:
-        if rows < 4 * BATCH * ranks:
+        data = Data(rows)
+        if rows < 4 * data.batch_size * ranks:
             continue
         found.append({"deal": deal, "rows": rows, "ranks": ranks, "shuffle": shuffle})
         read, written = os.pipe()
         if not (pid := os.fork()):
-            os.write(written, json.dumps(one_rank(deal, rows, ranks, shuffle)).encode())
+            os.write(written, json.dumps(one_rank(deal, data, ranks, shuffle)).encode())
             os._exit(0)
         os.close(written)
         with open(read) as answer:
@@ -110,52 +99,50 @@ def memory(sizes: list[int], worlds: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def requests(rows: int, ranks: int, deal: str) -> dict[str, float]:
-    """Return what all ranks fetch, from some nodes of them over as many steps as a node needs for new windows."""
-    local = min(ranks, NODE_RANKS)
-    nodes, order = ranks // local, order_of(deal, rows, ranks)
-    gets = fetched = read = 0
-    sample = sorted({0, nodes // 2})
-    # enough steps that a rank, or all ranks together, read some windows of 128 blocks
-    steps = 2 * WINDOW_CHUNKS * BLOCK_ROWS // BATCH
-    steps = min(steps if deal == "pieces" else max(8, 4 * steps // ranks), rows // (BATCH * ranks))
-    for node in sample:
-        absent = np.ones(-(-rows // BLOCK_ROWS), bool)
-        tasks = [tasks_of(order, ranks, node * local + rank) for rank in range(local)]
-        for _ in range(max(1, steps // 8)):
-            now = [next(one, None) for one in tasks]
-            if any(one is None for one in now):
-                break
-            ids = np.concatenate([one.ids for one in now])
-            needed = np.unique(ids // BLOCK_ROWS)
-            needed = needed[absent[needed]]
-            absent[needed] = False
-            read, fetched = read + len(ids), fetched + len(needed)
-            runs = np.split(needed, np.flatnonzero(np.diff(needed) != 1) + 1) if len(needed) else []
-            gets += sum(-(-len(run) // MOST_JOINED) for run in runs)
+def requests(data: Data, ranks: int, deal: str, quick: bool) -> dict[str, float]:
+    """Return what all ranks request, from the plan of some of them over whole windows of blocks.
+
+    With "pieces" ranks of a node have no chunk in common: one is enough.
+    """
+    local = 1 if deal == "pieces" else min(ranks, NODE_RANKS)
+    window = WINDOW_BLOCKS * data.block_rows // data.batch_size  # steps in which a rank reads as many rows
+    own = window if deal == "pieces" else -(-window // ranks)
+    told = presence.ROWS_AT_ONCE // data.batch_size  # batches that are asked for together
+    count = 2 * told if quick else -(-2 * max(own, told) // told) * told
+    steps = Node(data, deal, ranks, ranks // local // 2 * local, local).steps()
+    next(steps)  # what is read ahead at the beginning
+    gets = fetched = done = 0
+    for ranks_of_step in itertools.islice(steps, count):
+        done += 1
+        for step in ranks_of_step:
+            gets += len(step.asked)
+            fetched += sum(one.stop - one.start for _, one in step.asked)
+    read = max(done, 1) * local * data.batch_size
     return {
         "ranks": ranks,
+        "steps": done,
         "gets_per_second": gets / read * ranks * ROWS_PER_SECOND,
-        "bytes_per_row_byte": fetched * CHUNK_BYTES / (read * ROW_BYTES),
+        "bytes_per_row_byte": fetched / (read * data.row_bytes),
     }
 
 
-def hit_rates(rows: int, ranks: int, parts: list[float]) -> dict[str, list[float]]:
+def hit_rates(data: Data, ranks: int, parts: list[float]) -> dict[str, list[float]]:
     """Return the part of a second epoch's chunks that a node still has, for each part of the store that it keeps."""
     found: dict[str, list[float]] = {}
+    rows, block_rows = data.rows, data.block_rows
     local = min(ranks, NODE_RANKS)
     for deal in DEALS:
         visits = []  # the chunks of a node in each epoch, in the order of their first use
         for epoch in range(2):
-            order = order_of(deal, rows, ranks, epoch=epoch)
+            order = order_of(data, deal, ranks, epoch=epoch)
             if deal == "pieces":
-                chunks = np.concatenate([np.unique(order.rows_of(rank) // BLOCK_ROWS) for rank in range(local)])
+                chunks = np.concatenate([np.unique(order.rows_of(rank) // block_rows) for rank in range(local)])
                 chunks = np.random.default_rng(epoch).permutation(np.unique(chunks))
             else:
-                step = 8 * BLOCK_ROWS  # each node has rows of every block, if a window is more than a global batch
+                step = 8 * block_rows  # each node has rows of every block, if a window is more than a global batch
                 ids = np.concatenate([order(at, at + 512) for at in range(0, rows, step)])
-                _, first = np.unique(ids // BLOCK_ROWS, return_index=True)
-                chunks = (ids // BLOCK_ROWS)[np.sort(first)]
+                _, first = np.unique(ids // block_rows, return_index=True)
+                chunks = (ids // block_rows)[np.sort(first)]
             visits.append(chunks.tolist())
         found[deal] = []
         for part in parts:
@@ -166,32 +153,38 @@ def hit_rates(rows: int, ranks: int, parts: list[float]) -> dict[str, list[float
                     hits += epoch == 1 and chunk in kept
                     kept[chunk] = None
                     kept.move_to_end(chunk)
-                    if len(kept) > part * rows // BLOCK_ROWS:
+                    if len(kept) > part * rows // block_rows:
                         kept.popitem(last=False)
             found[deal].append(hits / len(visits[1]))
     return found
 
 
-def latencies(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    drawn = LATENCY["median"] * np.exp(LATENCY["sigma"] * generator.standard_normal(shape))
-    drawn *= np.where(generator.random(shape) < LATENCY["slow"], LATENCY["slow_factor"], 1.0)
-    return drawn + np.where(generator.random(shape) < LATENCY["lost"], LATENCY["lost_seconds"], 0.0)
+def seconds_of_requests(seed: int) -> Any:
+    """Return a function that draws the seconds of requests for so many bytes, float [k]."""
+    generator = np.random.default_rng(seed)
+
+    def draw(size: int, count: int) -> Any:
+        drawn = LATENCY["median"] * np.exp(LATENCY["sigma"] * generator.standard_normal(count))
+        drawn *= np.where(generator.random(count) < LATENCY["slow"], LATENCY["slow_factor"], 1.0)
+        drawn += np.where(generator.random(count) < LATENCY["lost"], LATENCY["lost_seconds"], 0.0)
+        return drawn + size / CONNECTION_BYTES_PER_SECOND
+
+    return draw
 
 
-def epoch_time(ranks: int, ahead_steps: int, windows: int) -> float:
-    """Return the time of an epoch over that of its steps alone, where each rank fetches a window of 128 chunks."""
-    generator = np.random.default_rng(ranks)
-    step = BATCH / ROWS_PER_SECOND
-    window = WINDOW_CHUNKS * BLOCK_ROWS / ROWS_PER_SECOND
-    stalls = 0.0
-    for _ in range(windows):
-        drawn = latencies(generator, (ranks, WINDOW_CHUNKS))
-        busy = np.zeros((ranks, IN_FLIGHT))
-        for chunk in range(WINDOW_CHUNKS):  # each request begins where one of those in flight has ended
-            free = busy.argmin(1)
-            busy[np.arange(ranks), free] += drawn[:, chunk]
-        stalls += max(0.0, float(busy.max()) - ahead_steps * step)  # all wait for the slowest
-    return 1 + stalls / (windows * window)
+def epoch_times(data: Data, worlds: list[int], aheads: list[int], steps: int) -> dict[str, Any]:
+    """Return the time of steps over that of training alone, and the seconds to the first batch, by batches ahead."""
+    found: dict[str, Any] = {"times": {}, "first_seconds": {}}
+    kept = presence.ROWS_AHEAD, presence.ROWS_AT_ONCE
+    for ahead in aheads:
+        presence.ROWS_AHEAD = ahead * data.batch_size
+        presence.ROWS_AT_ONCE = min(kept[1], presence.ROWS_AHEAD // 2)
+        plan = list(itertools.islice(Node(data, "pieces", worlds[-1], 0, 1).steps(), steps))
+        step = data.batch_size / ROWS_PER_SECOND
+        rows = [replay(plan, ranks, step, seconds_of_requests(ranks)) for ranks in worlds]
+        found["first_seconds"][str(ahead)], found["times"][str(ahead)] = (list(one) for one in zip(*rows, strict=True))
+    presence.ROWS_AHEAD, presence.ROWS_AT_ONCE = kept
+    return found
 
 
 def main() -> None:
@@ -201,30 +194,19 @@ def main() -> None:
     sizes = [10**7] if quick else [10**8, 10**9, 10**10, 10**11]
     worlds = [1, 64] if quick else [1, 8, 64, 512, 4096]
     found = memory(sizes, worlds)
-    largest = [one for one in found if one["rows"] == sizes[-1] and one["shuffle"] == "blocks"]
-    fetching = {deal: [requests(sizes[0] if quick else 10**10, ranks, deal) for ranks in worlds] for deal in DEALS}
-    parts = [0.1, 0.5] if quick else [0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
-    hits = hit_rates(sizes[0], 64, parts)
-    aheads = [0, 1, 8]
-    times = {str(ahead): [epoch_time(ranks, ahead, 2 if quick else 20) for ranks in worlds] for ahead in aheads}
-    flat = {
-        deal: max(one["resident_bytes"] for one in largest if one["deal"] == deal)
-        / min(one["resident_bytes"] for one in largest if one["deal"] == deal)
-        for deal in DEALS
-    }
-    most = {deal: max(one["resident_bytes"] for one in largest if one["deal"] == deal) for deal in DEALS}
-    at_most = next(one for one in fetching["pieces"] if one["ranks"] == worlds[-1])
-    checks = [
-        *(Check(f"memory per rank, {deal}, {sizes[-1]:.0e} rows", most[deal] / 1e6, 50, False, "MB") for deal in DEALS),
-        *(Check(f"memory per rank, {deal}, most over least ranks", flat[deal], 2, False) for deal in DEALS),
-        Check(
-            f"GET requests, pieces, {worlds[-1]} ranks",
-            at_most["gets_per_second"],
-            S3_GETS_PER_SECOND,
-            False,
-            "a second",
-        ),
+    fetched = Data(sizes[-1])
+    fetching = {deal: [requests(fetched, ranks, deal, quick) for ranks in worlds] for deal in DEALS}
+    shapes = [
+        {"deal": deal, "row_bytes": row_bytes, "block_chunks": chunks}
+        | requests(fetched._replace(row_bytes=row_bytes, block_chunks=chunks), worlds[-1], deal, quick)
+        for deal, row_bytes, chunks in SHAPES
     ]
+    parts = [0.1, 0.5] if quick else [0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
+    hits = hit_rates(Data(sizes[0]), 64, parts)
+    aheads = [1, 8, presence.ROWS_AHEAD // fetched.batch_size]
+    times = epoch_times(fetched, worlds, aheads, 4 if quick else 1024)
+    distance = distances(quick)
+    checks = checks_of(found, sizes[-1], shapes, worlds[-1], times["times"][str(aheads[-1])][-1])
     rows = [
         [f"{one['deal']}, {one['rows']:.0e} rows, {one['shuffle']}", f"{one['ranks']:,}"]
         + [f"{one[key] / 1e6:,.1f} MB" for key in ("resident_bytes", "traced_bytes")]
@@ -234,13 +216,46 @@ def main() -> None:
     table("a rank", ["order", "ranks", "resident", "traced", "a batch"], rows)
     show("fleet", checks)
     about = {
-        "batch_size": BATCH, "row_bytes": ROW_BYTES, "block_rows": BLOCK_ROWS, "worlds": worlds, "sizes": sizes,
-        "node_ranks": NODE_RANKS, "rows_per_second": ROWS_PER_SECOND, "latency": LATENCY, "in_flight": IN_FLIGHT,
-        "limit_source": S3_SOURCE, "limit": S3_GETS_PER_SECOND, "parts": parts, "aheads": aheads,
-        "fetched_rows": sizes[0] if quick else 10**10, "cached_rows": sizes[0], "cached_ranks": 64,
+        "batch_size": fetched.batch_size, "row_bytes": fetched.row_bytes, "block_rows": fetched.block_rows,
+        "worlds": worlds, "sizes": sizes, "node_ranks": NODE_RANKS, "rows_per_second": ROWS_PER_SECOND,
+        "latency": LATENCY, "connection_bytes_per_second": CONNECTION_BYTES_PER_SECOND, "limit_source": S3_SOURCE,
+        "limit": S3_GETS_PER_SECOND, "parts": parts, "aheads": aheads, "fetched_rows": fetched.rows,
+        "cached_rows": sizes[0], "cached_ranks": 64,
     }  # fmt: skip
-    figures = {"ranks": found, "requests": fetching, "hit_rates": hits, "epoch_time": times}
+    figures = {
+        "ranks": found, "requests": fetching, "shapes": shapes, "hit_rates": hits, "epoch_time": times,
+        "distance": distance,
+    }  # fmt: skip
     write(options, about, figures, checks)
+
+
+def checks_of(
+    found: list[dict[str, Any]], most_rows: int, shapes: list[dict[str, Any]], ranks: int, epoch: float
+) -> list[Check]:
+    """Return the figures that have a target."""
+    checks = []
+    for deal in DEALS:
+        resident = [
+            one["resident_bytes"]
+            for one in found
+            if (one["deal"], one["rows"], one["shuffle"]) == (deal, most_rows, "blocks")
+        ]
+        checks += [
+            Check(f"memory per rank, {deal}, {most_rows:.0e} rows", max(resident) / 1e6, MOST_BYTES / 1e6, False, "MB"),
+            Check(f"memory per rank, {deal}, most over least ranks", max(resident) / min(resident), 2, False),
+        ]
+    checks += [
+        Check(
+            f"GET requests, {one['deal']}, rows of {one['row_bytes']:,} bytes, blocks of {one['block_chunks']} chunks, "
+            f"{ranks} ranks",
+            one["gets_per_second"],
+            S3_GETS_PER_SECOND,
+            False,
+            "a second",
+        )
+        for one in shapes
+    ]
+    return [*checks, Check(f"epoch / its steps alone, pieces, {ranks} ranks", epoch, 1.05, False)]
 
 
 if __name__ == "__main__":
