@@ -650,6 +650,8 @@ class _UseStream:
 
     def __exit__(self, *_):
         _machine.local.device, _machine.local.streams = self._before
+        if self._stream is not None and self._stream.device.index != self._before[0]:
+            _machine.contexts.add(self._before[0])  # torch sets the stream of the device before, which makes a context
 
 
 class Graph:
