@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -160,8 +160,8 @@ def turn(epochs: Iterable[Batch], rows: int, least_seconds: float) -> float:
     return statistics.median(times)
 
 
-def serve(name: str, log: Path, connection: Connection) -> None:
-    """Answer requests until the pipe is closed: a Work to prepare, or the seconds that a turn must last."""
+def answer_all(log: Path, connection: Connection, answer: Callable[[Any], Any]) -> None:
+    """Answer requests until the pipe is closed, with (True, the answer) or (False, the traceback)."""
     os.setsid()  # so that all processes of a library can be ended together
     multiprocessing.set_start_method(None, force=True)  # the system's, as in a program of its own: here it was "spawn"
     # Streaming leaves files in the first, datasets in the second
@@ -170,29 +170,37 @@ def serve(name: str, log: Path, connection: Connection) -> None:
     with log.open("w") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
-    epochs: Iterable[Batch] | None = None
-    rows = 0
     with contextlib.suppress(EOFError):
         while True:
             request = connection.recv()
-            answer: Any = None
             try:
-                if isinstance(request, Work):
-                    epochs = None  # those of the last workload: their threads and workers end with them
-                    gc.collect()
-                    epochs, rows = prepare(name, request), request.rows
-                else:
-                    assert epochs is not None, "found a turn before anything was prepared"
-                    answer = turn(epochs, rows, request)
-                connection.send((True, answer))
+                connection.send((True, answer(request)))
             except Exception:
                 connection.send((False, traceback.format_exc(limit=-3)))
+
+
+def serve(name: str, log: Path, connection: Connection) -> None:
+    """Answer requests: a Work to prepare, or the seconds that a turn must last."""
+    epochs: Iterable[Batch] | None = None
+    rows = 0
+
+    def answer(request: Any) -> Any:
+        nonlocal epochs, rows
+        if isinstance(request, Work):
+            epochs = None  # those of the last workload: their threads and workers end with them
+            gc.collect()
+            epochs, rows = prepare(name, request), request.rows
+            return None
+        assert epochs is not None, "found a turn before anything was prepared"
+        return turn(epochs, rows, request)
+
+    answer_all(log, connection, answer)
 
 
 class Contender:
     """The process of one contender, from its start to its end. Its output goes to a file in ``scratch``."""
 
-    def __init__(self, name: str, scratch: Path) -> None:
+    def __init__(self, name: str, scratch: Path, serve: Callable[[str, Path, Connection], None] = serve) -> None:
         self.name, self._log = name, scratch / f"{re.sub(r'[^a-zA-Z]+', '-', name)}.log"
         spawn = multiprocessing.get_context("spawn")
         self._pipe, self._childs_end = spawn.Pipe()

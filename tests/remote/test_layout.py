@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,22 @@ def test_a_manifest_takes_few_requests(store, bucket, proxy):
     proxy.requests.clear()
     read_manifest(f"{bucket}/ants.mf")
     assert len(proxy.requests) == 3
+
+
+def test_the_list_is_asked_for_beside_the_manifest(store, address, monkeypatch):
+    upload(store, address)
+    both = threading.Barrier(2, timeout=60)
+    read_whole, listed = Objects.read_whole, Objects.list
+
+    def read(self, name, **options):
+        if name.endswith("memfeed.json"):
+            both.wait()
+        return read_whole(self, name, **options)
+
+    def found(self, prefix=""):
+        both.wait()
+        return listed(self, prefix)
+
+    monkeypatch.setattr(Objects, "read_whole", read)
+    monkeypatch.setattr(Objects, "list", found)
+    assert read_manifest(address).manifest.rows == len(store)

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from torch.utils.data import DataLoader
 
 import memfeed
 from memfeed.errors import CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
+from memfeed.remote.fetching import LEAST_IN_FLIGHT
+from memfeed.remote.opening import LazyRemote
 from memfeed.system import files
 from memfeed.testing import equal
 from origin import ROWS, disk_bytes, make, upload
@@ -87,6 +90,39 @@ def test_a_small_cache_works_while_two_loaders_read(local, origin, cache):
         assert equal(also, theirs)
     with pytest.raises(StoreError, match="leave size= out"):
         store.finish()
+
+
+def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monkeypatch):
+    """The first batch needs more chunks than a new link has requests: they are not asked for in rounds."""
+    read, changed, counts = LazyRemote.read, threading.Condition(), {"now": 0, "most": 0}
+
+    def counted(self, *arguments, **options):
+        with changed:
+            counts["now"] += 1
+            counts["most"] = max(counts["most"], counts["now"])
+            changed.notify_all()
+            changed.wait_for(lambda: counts["most"] > LEAST_IN_FLIGHT, timeout=20)
+        try:
+            return read(self, *arguments, **options)
+        finally:
+            with changed:
+                counts["now"] -= 1
+
+    monkeypatch.setattr(LazyRemote, "read", counted)
+    store = memfeed.open(origin, cache=cache, fields=["image", "label"])
+    assert torch.equal(store[:]["image"], local[:]["image"])
+    assert counts["most"] > LEAST_IN_FLIGHT
+
+
+def test_a_loop_that_was_left_says_nothing_when_the_interpreter_ends(origin, cache):
+    code = """
+import sys, memfeed
+batches = iter(memfeed.Loader(memfeed.open(sys.argv[1], cache=sys.argv[2]), 4, shuffle=True))
+next(batches)
+"""
+    command = [sys.executable, "-c", code, origin, str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_blocks_are_those_that_are_fetched_together(local, origin, cache):

@@ -129,11 +129,19 @@ def test_requests_in_flight_suit_the_link(megabytes_per_second, latency, least):
     chosen = InFlight()
     for _ in range(400):
         rate = megabytes_per_second * 1e6 / chosen.count  # each has its share, and at most 100 MB/s by itself
-        chosen.note(CHUNK, latency + CHUNK / min(rate, 100e6))
+        chosen.note(CHUNK, latency + CHUNK / min(rate, 100e6), chosen.count)
     assert chosen.count >= least
     assert LEAST_IN_FLIGHT <= chosen.count <= MOST_IN_FLIGHT
     if megabytes_per_second == 12:
         assert chosen.count <= 8
+
+
+def test_more_requests_than_usual_do_not_make_a_full_link_look_faster():
+    """32 requests share 12 MB/s for what readers wait for: each takes 8 times as long as one of 4."""
+    chosen = InFlight()
+    for working in (4, 32) * 200:
+        chosen.note(CHUNK, CHUNK * working / 12e6, working)
+    assert chosen.count <= 8
 
 
 @pytest.mark.parametrize(

@@ -93,24 +93,30 @@ class Demand:
         """Return True if somebody waits for a chunk now."""
         return chunk in self._urgent
 
+    @property
+    def urgent_count(self) -> int:
+        """How many chunks somebody waits for now."""
+        return len(self._urgent)
+
     def calm(self, chunk: int) -> None:
         """Note that nobody waits for a chunk any more: it came, or failed."""
         self._urgent.pop(chunk, None)
 
     # --- what is fetched
 
-    def take(self, in_flight: int) -> ByteRange | None:
-        """Return the chunks to fetch next, by one request; None if there are none. ``put_back`` ends it.
+    def take(self, in_flight: int, most_chunks: int = MOST_CHUNKS) -> ByteRange | None:
+        """Return the chunks to fetch next, by one request, at most so many; None if there are none.
 
         With ``in_flight`` requests at once, few chunks that are needed soon are not joined, so that each request has
         some. Those that are needed later are joined as far as can be: a store serves so many requests a second.
+        ``put_back`` ends a request.
         """
         chunk = self._next()
         if chunk is None:
             return None
         free = len(self._wanted) - len(self._wanted & self._taken)
         is_soon = self.ranks(np.array([chunk]))[0] < SOON
-        most = min(MOST_CHUNKS, max(1, free // in_flight)) if is_soon else MOST_CHUNKS
+        most = min(most_chunks, max(1, free // in_flight)) if is_soon else most_chunks
         found = self._table.joined(chunk, lambda one: one in self._wanted and one not in self._taken, most)
         absent = self._is_absent(np.arange(found.chunk, found.chunk + found.size))
         if not absent.all():  # of a neighbour, another process may have it

@@ -14,7 +14,7 @@ import xxhash
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
-from memfeed.remote.ranges import ByteRange
+from memfeed.remote.ranges import MOST_CHUNKS, ByteRange
 
 LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more
@@ -42,12 +42,13 @@ class InFlight:
         self._best = 0.0
         self._requests, self._bytes, self._seconds = 0, 0, 0.0
 
-    def note(self, size: int, seconds: float) -> None:
-        """Note a request that brought ``size`` bytes."""
-        self._requests, self._bytes, self._seconds = self._requests + 1, self._bytes + size, self._seconds + seconds
+    def note(self, size: int, seconds: float, working: int) -> None:
+        """Note a request that brought ``size`` bytes while ``working`` requests were under way."""
+        self._requests, self._bytes = self._requests + 1, self._bytes + size
+        self._seconds += seconds / working
         if self._requests < 2 * self.count:
             return
-        rate = self._bytes / max(self._seconds, 1e-9) * self.count
+        rate = self._bytes / max(self._seconds, 1e-9)
         if rate > WORTH * self._best:
             self._best = rate
             self.count = min(2 * self.count, MOST_IN_FLIGHT)
@@ -80,10 +81,19 @@ class Fetching:
 
     def start(self) -> None:
         """Start threads, as many as there may be requests. The caller has ``changed``."""
-        while len(self._threads) < self.in_flight.count and not self._stopping:
+        while len(self._threads) < self._most_at_once() and not self._stopping:
             thread = threading.Thread(target=self._work, name="memfeed-fetch", daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def _most_at_once(self) -> int:
+        """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
+        return max(self.in_flight.count, min(self.demand.urgent_count, MOST_IN_FLIGHT))
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once nothing is fetched any more: the interpreter may be ending."""
+        return self._stopping
 
     def stop(self) -> None:
         """Let the threads end after the request that they wait for."""
@@ -123,9 +133,12 @@ class Fetching:
         for chunk in [chunk for chunk, due in self._elsewhere.items() if due <= now]:
             del self._elsewhere[chunk]
             self.demand.put_back(self.directory.table.at(chunk))
-        if self._working >= self.in_flight.count:
+        most = self._most_at_once()
+        if self._working >= most:
             return None
-        while (found := self.demand.take(self.in_flight.count)) is not None:
+        # requests share the link: if readers wait for many chunks, the longest request ends last, and has to be short
+        joined = MOST_CHUNKS if most == self.in_flight.count else 1
+        while (found := self.demand.take(most, joined)) is not None:
             run, kept, is_full = self._claim(found, now)
             if run:
                 self._working += 1
@@ -162,7 +175,7 @@ class Fetching:
             began = time.monotonic()
             data = self._read(fetched, chunks)
             with self.changed:
-                self.in_flight.note(len(data), time.monotonic() - began)
+                self.in_flight.note(len(data), time.monotonic() - began, self._working)
             for chunk, has_room in zip(chunks, kept, strict=True):
                 part = data[chunk.start - fetched.start : chunk.stop - fetched.start]
                 if has_room:

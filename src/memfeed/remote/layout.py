@@ -87,7 +87,7 @@ class RemoteStore:
 
 
 def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None = None) -> RemoteStore:
-    """Return what the store at an address is, from three requests; no column is read.
+    """Return what the store at an address is, from three requests, two of them at once; no column is read.
 
     Raises StoreNotFoundError if there is no store (yet), StoreError if it is none that this version reads,
     CorruptStoreError if an object is missing or has another size than the manifest says, RemoteError if the address
@@ -129,15 +129,20 @@ def read_pointer(objects: Objects) -> tuple[Pointer, ObjectInfo] | None:
 def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
     directory = "" if pointer is None else f"{pointer.directory}/"
     where = f"{objects.address}/{directory}{format.MANIFEST}"
-    try:
-        data, _ = objects.read_whole(directory + format.MANIFEST, most_bytes=format.LARGEST_JSON)
-    except ObjectNotFoundError as error:
-        raise _not_found(objects, pointer, error) from None
+    with ThreadPoolExecutor(1) as pool:  # the list is asked for at the same time; web servers have none
+        listed = None if objects.address.kind == "http" else pool.submit(objects.list, directory)
+        try:
+            data, _ = objects.read_whole(directory + format.MANIFEST, most_bytes=format.LARGEST_JSON)
+        except ObjectNotFoundError as error:
+            raise _not_found(objects, pointer, error) from None
     manifest, digest = format.decode(data, where), format.digest(data)
     if pointer is not None and digest != pointer.digest:
         raise CorruptStoreError(f"{where}: found other bytes than were pushed; expected those of {POINTER}: push again")
     sizes = {**manifest.files, format.CHECKSUMS: format.checksum_bytes(manifest)}
-    found = _look_up(objects, directory, list(sizes))
+    if listed is None:
+        found = _ask_for(objects, directory, list(sizes))
+    else:
+        found = {name[len(directory) :]: info for name, info in listed.result().items()}
     for name, size in sizes.items():
         if name not in found or found[name].size != size:
             what = "no such object" if name not in found else f"{found[name].size:,} bytes"
@@ -149,10 +154,8 @@ def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
     return RemoteStore(objects, manifest, data, digest, stored)
 
 
-def _look_up(objects: Objects, directory: str, names: list[str]) -> dict[str, ObjectInfo]:
-    """Return the objects of a store that exist, by their names in it."""
-    if objects.address.kind != "http":
-        return {name[len(directory) :]: info for name, info in objects.list(directory).items()}
+def _ask_for(objects: Objects, directory: str, names: list[str]) -> dict[str, ObjectInfo]:
+    """Return the objects of a store that exist, by their names in it, from a request for each."""
 
     def ask(name: str) -> ObjectInfo | None:
         try:
@@ -160,7 +163,7 @@ def _look_up(objects: Objects, directory: str, names: list[str]) -> dict[str, Ob
         except ObjectNotFoundError:
             return None
 
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # web servers cannot list
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         return {name: info for name, info in zip(names, pool.map(ask, names), strict=True) if info is not None}
 
 

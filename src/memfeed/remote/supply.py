@@ -140,6 +140,8 @@ class _Work:
                 self._fetching.changed.notify()
 
     def forget(self, reader: Reader) -> None:
+        if self._fetching.is_stopping:  # as when the interpreter ends, which takes modules apart
+            return
         if self._scratch is not None:
             self._scratch.release(reader)
         if not self._is_elsewhere():
