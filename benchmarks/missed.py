@@ -95,6 +95,17 @@ REASONS = {
             "used before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
         ),
     },
+    "first_epoch": {
+        "photographs: second epoch": (
+            "this epoch takes 20 to 50 ms. While it runs, the store is committed in the background: checksums, the "
+            "metadata of tensordict, and the sync of all files"
+        ),
+        "made images: second epoch": "as for photographs",
+        "made images: total": (
+            "0.1 s of 2.2: filling takes more CPU time in all than converting first (1.16 times that of DataLoader's "
+            "first epoch), and both worker processes and the training share two cores"
+        ),
+    },
     "transforms": {
         "resized crop, flip, normalise: torchvision v2": (
             "the cause is not known. Runs gave 1.1 to 2.3; four runs within a minute gave 1.66, 2.28, 2.32 and 1.84"
@@ -102,6 +113,10 @@ REASONS = {
         "resized crop of bytes": (
             "each image takes four calls: to put its channels together, to copy the crop out, the kernel, and to take "
             "the channels apart. A bare loop of these calls takes 1.34 times the CPU time of the kernel alone"
+        ),
+        "Loader: resized crop, flip, normalise": (
+            "as above; on the machine of this run a bare loop of torch's kernel alone does not reach the target either "
+            "(the first table)"
         ),
         "to draw 256 of": (
             "drawing parameters takes 10 to 20 NumPy calls of 2 to 5 us each. Less than 20 us needs a compiled loop. "

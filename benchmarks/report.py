@@ -495,6 +495,61 @@ sections do not hold any import.
 {targets(result)}"""
 
 
+def busy(result: Result) -> str:
+    works, parts = result["works"], []
+    for load in ("quiet", "busy"):
+        large = works["large images"]
+        times, cpu = large["median_seconds"][load], large["cpu_seconds"][load]
+        rows = [[name, milliseconds(times[name]), milliseconds(cpu[name])] for name in times]
+        parts.append(table([load, "epoch", "CPU time"], rows))
+    gains, training = works["two processes"]["gains"], works["training"]["median_seconds"]
+    steps = [[name, milliseconds(seconds / works["training"]["steps"])] for name, seconds in training.items()]
+    return f"""## A busy machine
+
+An epoch of {result["input"]["images"]:,} images [3, 256, 256]; busy: one more process a core spins all the time.
+
+{chr(10).join(parts)}
+Two processes that read at the same time are together {gains["loader"]:.2f} times as fast as one; bare copies by one
+thread a process {gains["copies"]:.2f} times. A training step of a ResNet-18 on the CPU:
+
+{table(["", "a step"], steps)}
+{targets(result)}"""
+
+
+def remote(result: Result) -> str:
+    about, parts = result["input"], []
+    for name, found in result.get("memfeed", {}).items():
+        parts.append(table([name, ""], [[what, f"{value:,.2f}"] for what, value in found.items()]))
+    small = [[what, f"{value:,.2f}"] for what, value in result.get("small cache", {}).items()]
+    if small:
+        parts.append(table(["a small cache, blocks", ""], small))
+    peers = [
+        [
+            name,
+            found["shuffles"],
+            f"{found['first batch seconds']:.1f} s",
+            f"{found['first epoch seconds']:.1f} s",
+            f"{found['second epoch seconds']:.1f} s",
+            f"{found['first epoch requests']:,}",
+        ]
+        for name, found in result.get("peers", {}).items()
+    ]
+    if peers:
+        columns = ["one server, the same rows", "shuffles", "first batch", "first epoch", "second epoch", "requests"]
+        parts.append(table(columns, peers))
+    failed = "".join(
+        f"\n{name} failed: {why.strip().splitlines()[-1][:200]}\n" for name, why in result["failed"].items()
+    )
+    return f"""## Stores at an address
+
+A server that speaks S3, with {about["bytes_per_second"] / 1e6:.0f} MB/s for all requests together and
+{1000 * about["latency_seconds"]:.0f} ms before each answer. Rows of {about["row_bytes"]:,} bytes in batches of
+{about["batch_size"]}. Each library trains from its own format of the same rows.
+
+{chr(10).join(parts)}{failed}
+{targets(result)}"""
+
+
 def sequences(result: Result) -> str:
     about = result["input"]
     rows = [
@@ -650,7 +705,9 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "cold": cold,
     "scale": scale,
     "fleet": fleet,
+    "busy": busy,
     "curves": curves,
+    "remote": remote,
     "imports": imports,
     "convert": convert,
     "columnar": columnar,
