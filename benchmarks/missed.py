@@ -95,6 +95,26 @@ REASONS = {
             "used before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
         ),
     },
+    "busy": {
+        "quiet: CPU time": (
+            "a second thread gained 1.16 times the speed here for 1.2 times the CPU time. Threads are compared a few "
+            "batches at a time, where it gained the 1.2 times for which it is kept"
+        ),
+        "two processes": (
+            "one loader reads with two threads and is 1.34 times as fast as one process of bare copies. Two of them, "
+            "and two of bare copies, take the same time: 1.08 and 1.06 s"
+        ),
+        "ResNet-18": (
+            "the noise of this run is larger: the median step took 98 ms fed by memfeed and 107 ms on one batch, and "
+            "the median of the ratios in pairs is 1.03"
+        ),
+    },
+    "imports": {
+        "memfeed inspect": (
+            "rich, typer and pydantic, which typer imports where it is installed, take 0.22 of the 0.36 s that imports "
+            "beyond torch and NumPy take (`python -X importtime -m memfeed inspect`, on a busier machine)"
+        ),
+    },
     "first_epoch": {
         "photographs: second epoch": (
             "this epoch takes 20 to 50 ms. While it runs, the store is committed in the background: checksums, the "
@@ -113,6 +133,10 @@ REASONS = {
         "resized crop of bytes": (
             "each image takes four calls: to put its channels together, to copy the crop out, the kernel, and to take "
             "the channels apart. A bare loop of these calls takes 1.34 times the CPU time of the kernel alone"
+        ),
+        "Loader: crop, flip, normalise": (
+            "the target was set on a machine where a bare loop of torch's resize kernel made 12,900 images/s. Here it "
+            "makes 6,800 (the first table)"
         ),
         "Loader: resized crop, flip, normalise": (
             "as above; on the machine of this run a bare loop of torch's kernel alone does not reach the target either "

@@ -171,13 +171,13 @@ def test_a_store_that_is_replaced_while_it_is_opened_is_the_new_one(path, monkey
     cache(torch.arange(5), path)
     real, times = format.check_file, []
 
-    def then(*arguments):
+    def then(*arguments, **options):
         times.append(1)
         if len(times) == 1:
             cache(torch.arange(7), path.with_name("b.mf"))
             shutil.rmtree(path)
             path.with_name("b.mf").rename(path)
-        real(*arguments)
+        real(*arguments, **options)
 
     monkeypatch.setattr(format, "check_file", then)
     assert len(memfeed.open(path)) == 7

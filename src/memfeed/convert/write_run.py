@@ -82,7 +82,7 @@ def write_rows(
             if field_index in plan.fixed:
                 raise SchemaError(
                     f"sample {indices[mismatch.position]}, field {field.name}: found dims {list(shape)}; expected "
-                    f"{field.describe()}, as like=, fields= or the store that gets the rows fixed it: change the "
+                    f"{field.describe()}, as like= or fields= (or the store that gets the rows) fixed it: change the "
                     "sample, or leave that argument out"
                 ) from None
             done = mismatch.position
