@@ -149,7 +149,7 @@ def measure(part: str, rows: int, batch_size: int, base: Path) -> dict[str, Any]
             scratch = base / "scratch"
             scratch.mkdir()
             figures, failed = compare(work, address, root, scratch)
-            return {"peers": figures, "failed": failed}
+            return {"peers": figures, "failed": {name: why.strip().splitlines()[-1] for name, why in failed.items()}}
         found = mapped_rows(work)
         columns = {"image": found.images, "label": found.labels}
         local = memfeed.cache(columns, root / BUCKET / "memfeed.mf", copy_existing=True, progress=False)

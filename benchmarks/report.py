@@ -538,7 +538,7 @@ def remote(result: Result) -> str:
         columns = ["one server, the same rows", "shuffles", "first batch", "first epoch", "second epoch", "requests"]
         parts.append(table(columns, peers))
     failed = "".join(
-        f"\n{name} failed: {why.strip().splitlines()[-1][:200]}\n" for name, why in result["failed"].items()
+        f"\n{name} failed: {why[:200]}\n" for name, why in result["failed"].items()
     )
     return f"""## Stores at an address
 
