@@ -22,7 +22,7 @@ from memfeed.convert.conversion import (
 from memfeed.convert.filler import Filler, _Work
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
-from memfeed.errors import BuildError, SchemaError
+from memfeed.errors import BuildError, SchemaError, StoreError
 from memfeed.schema.fields import Field
 from memfeed.store import format
 from memfeed.store.attributes import Attributes
@@ -129,9 +129,9 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
         build = Build.join(root)
         _require_same(conversion, build)
         return _filled(conversion, build, None, shared, None)
-    except FileNotFoundError:
+    except (FileNotFoundError, StoreError):
         unshare(shared)
-        if target.exists():
+        if target.exists() or not Build.is_begun(root):  # it was committed meanwhile
             return None
         raise
     except BaseException:
