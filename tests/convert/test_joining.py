@@ -11,7 +11,7 @@ from support import Made, cache
 def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, monkeypatch):
     """The work directory goes first, a moment before the store has its name."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 8)
-    begun, unshared = [True, False], []
+    begun, unshared = [True, True, False], []
 
     def join(root):
         raise StoreError(f"{root}: found a build that cannot be read (No such file or directory)")
@@ -24,7 +24,9 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
     options = ConvertOptions(None, None, None, (), 0, False, False, True, False, False, None)
     assert lazily._join(path, classify_input(data), options) is None
     assert unshared == ["shared"]
-    begun += [True, True]
+    begun += [True] * 9
+    monkeypatch.setattr(lazily, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(lazily, "WAIT_SECONDS", 0.15)
     with pytest.raises(StoreError, match="cannot be read"):
         lazily._join(path, classify_input(data), options)
     monkeypatch.undo()

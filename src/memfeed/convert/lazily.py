@@ -35,6 +35,7 @@ from memfeed.system.progress import write_line
 from memfeed.system.signals import Sigterm
 
 WAIT_SECONDS = 0.1
+JOIN_SECONDS = 10.0  # files of a build that is not being committed do not vanish for so long
 REPORT_SECONDS = 5.0
 SETTINGS = "filling.json"
 
@@ -123,13 +124,13 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
         return None
     try:
         conversion = Conversion(target, given, options, _probe(given, options), False)
-        if not Build.is_begun(root):
+        build = _joined(target, root)
+        if build is None:
             unshare(shared)
             return None
-        build = Build.join(root)
         _require_same(conversion, build)
         return _filled(conversion, build, None, shared, None)
-    except (FileNotFoundError, StoreError):
+    except FileNotFoundError:
         unshare(shared)
         if target.exists() or not Build.is_begun(root):  # it was committed meanwhile
             return None
@@ -137,6 +138,19 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
     except BaseException:
         unshare(shared)
         raise
+
+
+def _joined(target: Path, root: Path) -> Build | None:
+    """Return the build that others fill; None if it is committed, which removes files while they are checked here."""
+    end = time.monotonic() + JOIN_SECONDS
+    while Build.is_begun(root) and not target.exists():
+        try:
+            return Build.join(root)
+        except (FileNotFoundError, StoreError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(WAIT_SECONDS)
+    return None
 
 
 def _probe(given: Input, options: ConvertOptions) -> ProbeResult:
