@@ -114,6 +114,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
+	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/augment.py; else $(BIN)/python benchmarks/augment.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/remote.py; else $(BIN)/python benchmarks/remote.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/imports.py; else $(BIN)/python benchmarks/imports.py; fi
 	$(BIN)/python benchmarks/report.py
