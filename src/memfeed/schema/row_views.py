@@ -23,12 +23,12 @@ class RowViews:
     is_nested = requires_grad = False
 
     def __init__(self, data: torch.Tensor, rows: Int64Array, own: Callable[[], torch.Tensor]) -> None:
-        self._data, self._rows, self.owned = data, rows, own
+        self.data, self.rows, self.owned = data, rows, own
         self.shape, self.dtype, self.ndim = torch.Size((len(rows), *data.shape[1:])), data.dtype, data.ndim
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, which: slice) -> list[torch.Tensor]:
         """Return a view of each of these rows, [*shape]."""
-        return [self._data[row] for row in self._rows[which].tolist()]
+        return [self.data[row] for row in self.rows[which].tolist()]

@@ -1,6 +1,7 @@
 """The fused CPU path: each image goes through all changes, and into the output, while it is in the cache of one core.
 
-Images are shared among threads; see `memfeed.system.share`.
+Images are shared among threads; see `memfeed.system.share`. Where numba is installed, compiled loops crop, resize and
+flip bytes; see `compiled`. The functions here call torch for each image, and give the same values.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator, Pool
 from memfeed.system.share import RowsFunction, share
+from memfeed.transforms.backends.compiled import Head, head_of
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Imagewise
 from memfeed.transforms.params.jitter import Gray, Jitter
@@ -61,7 +63,14 @@ def fused(
     if not output.numel():
         return output
     image_bytes = math.prod(shape[1:]) * output.element_size()
-    fill = partial(_fill, image, changes, affine, output, max(1, CACHED_BYTES // image_bytes))
+    at_once = max(1, CACHED_BYTES // image_bytes)
+    head = head_of(image, changes, output.numel())
+    if head is None:
+        fill = partial(_fill, image, changes, affine, output, at_once)
+    elif head.length == len(changes) and head.can_apply(affine):
+        fill = partial(head.fill_output, affine, output, at_once)
+    else:
+        fill = partial(_fill, head, changes[head.length :], affine, output, at_once)
     _share(len(output), fill, changes, output.nbytes)
     return output
 
@@ -76,23 +85,22 @@ def _share(count: int, fill: RowsFunction, changes: Sequence[Imagewise], size: i
 
 
 def _fill(
-    images: Images | RowViews, changes: Sequence[Imagewise], affine: Affine | None, output: torch.Tensor, at_once: int,
-    begin: int, end: int,
+    images: Images | RowViews | Head, changes: Sequence[Imagewise], affine: Affine | None, output: torch.Tensor,
+    at_once: int, begin: int, end: int,
 ) -> None:  # fmt: skip
     """Fill rows `begin` to `end` of the output, `at_once` at a time."""
     # Computing in 16 bits would round three times. So compute in float32, in one buffer that stays in the cache.
     is_half = affine is not None and affine.is_half
     is_scaled = affine is not None and affine.scale is not None
-    at_once = at_once if is_scaled else end - begin
+    at_once = at_once if is_scaled or isinstance(images, Head) else end - begin
     scratch = torch.empty(min(at_once, end - begin), *output.shape[1:], device="cpu") if is_half else None
-    pieces = _one_by_one(images[begin:end]) if changes or not isinstance(images, torch.Tensor) else ()
     for first in range(begin, end, at_once):
         rows = slice(first, min(first + at_once, end))
         output_rows = output[rows]
         target = output_rows if scratch is None else scratch[: rows.stop - first]
         source = target
         if changes or not isinstance(images, torch.Tensor):
-            _change(pieces[first - begin : rows.stop - begin], changes, target.unbind(0), first)
+            _change(_one_by_one(images[rows]), changes, target.unbind(0), first)
         elif target.dtype != images.dtype:
             target.copy_(images[rows])
         else:  # float images that do not move are normalised straight from the input
@@ -103,7 +111,7 @@ def _fill(
             output_rows.copy_(target)
 
 
-def _one_by_one(images: Images) -> Sequence[torch.Tensor]:
+def _one_by_one(images: Images | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return images.unbind(0) if isinstance(images, torch.Tensor) else images
 
 
