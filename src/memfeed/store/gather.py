@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gath
 RUN_BYTES = 64 * 1024  # below this size, finding out that rows are consecutive takes longer than it saves
 
 
+NO_WINDOWS: Mapping[int, Int64Array] = MappingProxyType({})
 _Other = tuple[int, JsonColumn | ComputedColumn]  # and its field index
 
 
@@ -142,6 +144,7 @@ class Gather:
         wide = [column for column in self._fixed if column.row_bytes > most]
         computed = [(i, c) for i, c in self._others if isinstance(c, ComputedColumn) and c.field.row_bytes <= most]
         others = [one for one in self._others if one not in computed]
+        windows = {i: c.base_rows(rows) for i, c in others if isinstance(c, WindowColumn)}
         with self._in_use():
             indices = [column.field_index for column in narrow]
             gathered = [*zip(indices, self._gather_fixed(narrow, rows), strict=True)]
@@ -150,7 +153,8 @@ class Gather:
         del gathered
         for batch_index, start in enumerate(range(0, max(k, 1), batch_size)):
             part = slice(start, start + batch_size)
-            leaves = self._gather(rows[part], [where.part(part) for where in located], None, wide, others)
+            of_batch = {index: found[part] for index, found in windows.items()}
+            leaves = self._gather(rows[part], [where.part(part) for where in located], None, wide, others, of_batch)
             for index, parts in split_leaves:
                 leaves[index] = parts[batch_index]
             yield leaves
@@ -180,14 +184,20 @@ class Gather:
         with self._in_use():
             return self._gather_fixed([column], rows)[0]
 
-    def _gather_others(self, others: Sequence[_Other], rows: Int64Array) -> Iterator[tuple[int, Any]]:
-        """Yield the field indices of ``others`` and their leaves."""
+    def _gather_others(
+        self, others: Sequence[_Other], rows: Int64Array, windows: Mapping[int, Int64Array] = NO_WINDOWS
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the field indices of ``others`` and their leaves; see ``_gather`` for ``windows``."""
         for index, other in others:
             if isinstance(other, JsonColumn):
                 yield index, [other.values[row] for row in rows]
                 continue
             shape = (len(rows), *other.field.row_shape)
-            leaf = other.gather_into(rows, self._allocators[index].allocate(shape, other.field.torch_dtype))
+            leaf = self._allocators[index].allocate(shape, other.field.torch_dtype)
+            if index in windows and isinstance(other, WindowColumn):
+                other.gather_windows(windows[index], leaf)
+            else:
+                other.gather_into(rows, leaf)
             self.bytes += leaf.nbytes
             yield index, leaf
 
@@ -198,9 +208,11 @@ class Gather:
         batch_size: int | None,
         fixed: Sequence[_Fixed],
         others: Sequence[_Other],
+        windows: Mapping[int, Int64Array] = NO_WINDOWS,
     ) -> list[Any]:
         """Return the leaves of ``rows``; of fixed, computed and JSON columns only of those in ``fixed`` and ``others``.
 
+        ``windows`` has the rows of columns of windows that were computed already, by field index: int64 [k, steps].
         A jagged leaf is one nested tensor, or with ``batch_size`` a list of nested tensors of so many rows each.
         """
         with self._in_use():
@@ -213,7 +225,7 @@ class Gather:
                 leaves[column.field_index] = RowViews(
                     column.column.data, rows, partial(self._copy_viewed, column, rows)
                 )
-            for index, leaf in self._gather_others(others, rows):
+            for index, leaf in self._gather_others(others, rows, windows):
                 leaves[index] = leaf
             shared: SharedOffsets = {}
             for (index, ragged), where in zip(self._ragged, located, strict=True):

@@ -89,7 +89,11 @@ class WindowColumn(ComputedColumn):
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""
-        gather_rows(self.base, self.base_rows(rows).ravel(), out.view(-1, *out.shape[2:]))
+        return self.gather_windows(self.base_rows(rows), out)
+
+    def gather_windows(self, base_rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """Write windows of ``base_rows`` (int64 [k, steps]) into ``out``, as ``gather_into`` does."""
+        gather_rows(self.base, base_rows.ravel(), out.view(-1, *out.shape[2:]))
         return out
 
     def over(self, base: Column) -> WindowColumn:
