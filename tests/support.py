@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,22 @@ from tensordict import TensorDict, tensorclass
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import memfeed
+from memfeed.store.copied_ranges import LOOPS
+from memfeed.system.compiled import Loops
 from memfeed.testing import equal
 
-__all__ = ["Counting", "Labelled", "Made", "Pair", "Point", "cache", "equal", "rich_sample", "skip_without_disk"]
+__all__ = [
+    "Counting",
+    "Labelled",
+    "Made",
+    "Pair",
+    "Point",
+    "cache",
+    "copies_by",
+    "equal",
+    "rich_sample",
+    "skip_without_disk",
+]
 
 Point = namedtuple("Point", "x y")
 
@@ -96,3 +110,14 @@ class Counting(IterableDataset):
         info = get_worker_info()
         share, shares = (info.id, info.num_workers) if info else (0, 1)
         return (self.make(i) for i in range(share, self.n, shares))
+
+
+@contextmanager
+def copies_by(way):
+    """Let ranges of bytes be copied, and documents be cut, by `way`: "numpy" or "numba"."""
+    if way == "numba":
+        pytest.importorskip("numba")
+    loops = Loops("memfeed.store.copy_loops").wait() if way == "numba" else None  # LOOPS itself stays as it is
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LOOPS, "get", lambda work=0: loops)
+        yield

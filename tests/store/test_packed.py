@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed.errors import FieldError
 from memfeed.store import packed
-from support import Made
+from support import Made, copies_by
 
 LENGTHS = [0, 1, 1, 2, 3, 3, 4, 5, 0, 7, 8, 12, 2, 1, 9, 17]
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"], autouse=True)
+def way(request):
+    with copies_by(request.param):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +197,26 @@ def test_in_order_keeps_other_columns_and_shares_one_packing(path):
     found = packed.in_order([*view.columns, plain], np.array([2, 1, 0]))
     assert found[-1] is plain
     assert all(a.packing is b.packing for a, b in itertools.combinations(found[:-1], 2))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=14),
+    st.integers(1, 9),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_pieces_cut_by_numba_are_those_of_numpy(lengths, size, has_end, fills, data):
+    lengths = np.array(lengths)
+    order = data.draw(st.sampled_from([None, np.random.default_rng(0).permutation(len(lengths))]))
+    packing = packed.Packing(np.arange(len(lengths)), lengths, size, has_end=has_end, fills=fills, order=order)
+    blocks = np.array(data.draw(st.lists(st.integers(0, max(packing.block_count - 1, 0)), max_size=5)), np.int32)
+    blocks = blocks[: packing.block_count]
+    with copies_by("numpy"):
+        plain = packing.cut(blocks)
+    with copies_by("numba"):
+        compiled = packing.cut(blocks)
+    for name, one, other in zip(plain._fields, plain, compiled, strict=True):
+        assert one.dtype == other.dtype, name
+        assert np.array_equal(one, other), name

@@ -20,6 +20,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.store.backing import Backing
 from memfeed.store.columns import Column, ComputedColumn, RaggedRows
+from memfeed.store.copied_ranges import LOOPS, must_fit
 from memfeed.store.lengths import fill_value, jagged_field, same_lengths
 from memfeed.store.padding import raw
 
@@ -98,14 +99,13 @@ class Packing:
         edge = blocks.astype(np.int64) * size
         first = np.searchsorted(begins, edge, side="right") - 1
         counts = np.searchsorted(begins, edge + size, side="left") - first
-        block = np.repeat(np.arange(len(blocks)), counts)
-        place = np.arange(len(block)) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        begin = np.maximum(begins[place], edge[block])
-        length = np.minimum(begins[place + 1], edge[block] + size) - begin
-        if not length.all():  # empty documents
-            kept = length > 0
-            block, place, begin, length = block[kept], place[kept], begin[kept], length[kept]
-        skipped = begin - begins[place]
+        loops = LOOPS.get()
+        cut = (
+            _cut(begins, edge, first, counts, size)
+            if loops is None
+            else _cut_compiled(loops, begins, blocks.astype(np.int64), first, counts, size)
+        )
+        place, skipped, length, number, in_block = cut
         is_document = place < n
         at = np.minimum(place, n - 1) if self._fills else place
         at = at if self._order is None else self._order[at]
@@ -114,10 +114,53 @@ class Packing:
             stored = np.minimum(length, np.maximum(self._lengths[at] - skipped, 0))
         if self._fills:
             stored = np.where(is_document, stored, 0)
-        number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(blocks)))[block]
-        document = np.where(is_document, self._rows[at], -1)
-        in_block = (begin - edge[block]).astype(np.int32)  # half the bytes to repeat for every token
-        return Pieces(document, skipped, length, stored, number.astype(np.int32), in_block)
+        document = np.where(is_document, self._rows[at], -1) if self._fills else self._rows[at]
+        return Pieces(document, skipped, length, stored, number, in_block)
+
+
+class _Cut(NamedTuple):
+    """See ``Pieces``; ``place`` is the position of the document in the order, and that of the fill is their number."""
+
+    place: Int64Array
+    skipped: Int64Array
+    length: Int64Array
+    number: npt.NDArray[np.int32]
+    begin: npt.NDArray[np.int32]
+
+
+def _cut(begins: Int64Array, edge: Int64Array, first: Int64Array, counts: Int64Array, size: int) -> _Cut:
+    """Cut the documents from ``first``, ``counts`` of them, for blocks of ``size`` tokens from ``edge``: int64 [k]."""
+    block = np.repeat(np.arange(len(edge)), counts)
+    place = np.arange(len(block)) + np.repeat(first - np.cumsum(counts) + counts, counts)
+    begin = np.maximum(begins[place], edge[block])
+    length = np.minimum(begins[place + 1], edge[block] + size) - begin
+    if not length.all():  # empty documents
+        kept = length > 0
+        block, place, begin, length = block[kept], place[kept], begin[kept], length[kept]
+    number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(edge)))[block]
+    in_block = (begin - edge[block]).astype(np.int32)  # half the bytes to repeat for every token
+    return _Cut(place, begin - begins[place], length, number.astype(np.int32), in_block)
+
+
+def _cut_compiled(
+    loops: Any, begins: Int64Array, blocks: Int64Array, first: Int64Array, counts: Int64Array, size: int
+) -> _Cut:
+    """Return what ``_cut`` returns."""
+    most = int(counts.sum())
+    place, skipped, length = (np.empty(most, np.int64) for _ in range(3))
+    number, in_block = (np.empty(most, np.int32) for _ in range(2))
+    count = loops.cut(begins, blocks, first, size, place, skipped, length, number, in_block)
+    must_fit(count >= 0)
+    return _Cut(place[:count], skipped[:count], length[:count], number[:count], in_block[:count])
+
+
+def _repeat(values: npt.NDArray[Any], lengths: Int64Array, out: npt.NDArray[Any]) -> None:
+    """Write each value as often as its length says into ``out``, flat, which has exactly their size."""
+    loops = LOOPS.get()
+    if loops is None:
+        out[:] = np.repeat(values, lengths)
+    else:
+        must_fit(loops.repeat(values, lengths, out))
 
 
 class PackedColumn(ComputedColumn):
@@ -169,15 +212,29 @@ class TokenColumn(PackedColumn):
         found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype)
         if stored:
             self.source.copy(starts, lengths, found.view(-1).view(torch.uint8).numpy())
-        flat, missing = raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
-        parts = np.stack([pieces.stored, missing], 1).ravel()
-        is_stored = np.repeat(np.tile([True, False], len(missing)), parts)
-        flat[is_stored] = raw(found)
-        for value, chosen in ((self._end, pieces.document >= 0), (self._fill, pieces.document < 0)):
-            if value is not None:
-                is_value = np.repeat(np.stack([chosen & False, chosen], 1).ravel(), parts)
-                flat[is_value] = raw(torch.full((1,), value, dtype=out.dtype))[0]
+        self._spread(pieces, found, out)
         return out
+
+    def _spread(self, pieces: Pieces, found: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the stored tokens of pieces, ``found``, to their places in ``out``, and end and fill tokens between."""
+        flat, missing = raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
+        begins = np.cumsum(pieces.length) - pieces.length
+        loops, size = LOOPS.get(), self._token_bytes
+        if loops is None:
+            parts = np.stack([pieces.stored, missing], 1).ravel()
+            flat[np.repeat(np.tile([True, False], len(missing)), parts)] = raw(found)
+        else:
+            of_found = np.cumsum(pieces.stored) - pieces.stored
+            places = of_found * size, pieces.stored * size, begins * size
+            source, target = (tensor.view(-1).view(torch.uint8).numpy() for tensor in (found, out))
+            must_fit(loops.copy_ranges(source, *places, target))
+        if self._end is not None:  # a piece has one at most
+            is_end = (missing > 0) & (pieces.document >= 0)
+            flat[(begins + pieces.stored)[is_end]] = raw(torch.full((1,), self._end, dtype=out.dtype))[0]
+        if self._fill is not None:
+            for piece in np.flatnonzero(pieces.document < 0).tolist():
+                part = slice(int(begins[piece]), int(begins[piece] + pieces.length[piece]))
+                flat[part] = raw(torch.full((1,), self._fill, dtype=out.dtype))[0]
 
 
 class DocumentIds(PackedColumn):
@@ -186,7 +243,8 @@ class DocumentIds(PackedColumn):
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""
         pieces = self.packing.pieces(rows)
-        out.numpy().reshape(-1)[:] = np.repeat(np.where(pieces.document < 0, -1, pieces.number), pieces.length)
+        values = np.where(pieces.document < 0, np.int32(-1), pieces.number)
+        _repeat(values, pieces.length, out.numpy().reshape(-1))
         return out
 
 
@@ -195,7 +253,10 @@ class PositionIds(PackedColumn):
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""
-        pieces, size = self.packing.pieces(rows), self.packing.size
+        pieces, size, loops = self.packing.pieces(rows), self.packing.size, LOOPS.get()
+        if loops is not None:
+            must_fit(loops.count_up(pieces.length, out.numpy().reshape(-1)))
+            return out
         begins = np.repeat(pieces.begin, pieces.length).reshape(-1, size)
         np.subtract(np.arange(size, dtype=np.int32), begins, out=out.numpy())
         return out
@@ -207,7 +268,7 @@ class Mask(PackedColumn):
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``ComputedColumn.gather_into``."""
         pieces = self.packing.pieces(rows)
-        out.numpy().reshape(-1)[:] = np.repeat(pieces.document >= 0, pieces.length)
+        _repeat(pieces.document >= 0, pieces.length, out.numpy().reshape(-1))
         return out
 
 
