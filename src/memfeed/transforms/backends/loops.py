@@ -149,10 +149,11 @@ def _resize_columns(source, stride, upper, lower, half, bits, begins, starts, wh
     for block in range(len(begins) - 1):
         begin, end = begins[block], begins[block + 1]
         which, paired = which_at + begin * LANES, paired_at + begin * LANES * 2
-        if end - begin == 1:  # most often: the compiler keeps all in registers
-            for y in range(upper, lower):
-                sums = add_pairs(half, source + y * stride + starts[begin], which, paired)
-                write8(sums, bits, target + y * pitch + block * HALF)
+        if end - begin == 1:  # most often; the loop reads nothing but bytes
+            at, place = source + upper * stride + starts[begin], target + upper * pitch + block * HALF
+            for _ in range(upper, lower):
+                write8(add_pairs(half, at, which, paired), bits, place)
+                at, place = at + stride, place + pitch
             continue
         for y in range(upper, lower):
             sums = half
@@ -165,12 +166,12 @@ def _resize_columns(source, stride, upper, lower, half, bits, begins, starts, wh
 @njit
 def _resize_row(source, pitch, weights, taps, half, bits, kind, scale, offset, place, width, size):
     """Write one row: the sum of the `taps` rows from `source` on, times their weights."""
+    one, two = weights[0], weights[1]
     for block in range(0, width, LANES):
         x = min(block, width - LANES)  # the last lanes overlap those before
         sums = half
         if taps == 2:
-            sums = add_row(sums, source + x, weights[0])
-            sums = add_row(sums, source + pitch + x, weights[1])
+            sums = add_row(add_row(sums, source + x, one), source + pitch + x, two)
         else:
             for tap in range(taps):
                 sums = add_row(sums, source + tap * pitch + x, weights[tap])
