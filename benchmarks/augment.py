@@ -59,7 +59,9 @@ def photographs(count: int) -> torch.Tensor:
 def ours(rows: Rows, directory: Path) -> Iterable[Any]:
     import memfeed
     from memfeed.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
+    from memfeed.transforms.backends.compiled import LOOPS
 
+    LOOPS.wait()  # compiled once, as what the others import
     store = memfeed.cache(tuple(rows), directory, copy_existing=True, progress=False)
     recipe = Compose([RandomResizedCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
     return memfeed.Loader(store, BATCH, shuffle=True, transform=recipe)

@@ -26,6 +26,7 @@ from rich.table import Table
 from memfeed.system.page_cache import in_page_cache
 
 RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "torchvision", "pillow", "tensordict", "numpy", "numba", "memfeed")  # whose versions are kept
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "hymenoptera_data"
 
 Seconds = dict[str, list[float]]
@@ -230,7 +231,7 @@ def machine() -> dict[str, Any]:
         "huge_pages": huge[0] if huge else "",
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "torchvision", "pillow", "tensordict", "numpy", "memfeed")},
+        **{name: _version(name) for name in PACKAGES},
     }
 
 

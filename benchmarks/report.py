@@ -416,10 +416,11 @@ def transforms(result: Result) -> str:
     ]
     count = about["shape"][0]
     resized = [[name, milliseconds(t), f"{count / t:,.0f}"] for name, t in result["resized_median_seconds"].items()]
+    way = "memfeed runs loops that numba compiled, but where a row says otherwise." if about.get("compiled") else ""
     return f"""## Transforms
 
 Crop to {about["crop"]}, flip and normalise of {about["dtype"]} {about["shape"]} on the CPU, one batch. "Slice and cast"
-does less: it neither flips nor normalises.
+does less: it neither flips nor normalises. {way}
 
 {table(["", "time", "images/s"], rows)}
 RandomResizedCrop (antialiased), flip and normalise. torchvision gets the boxes and does not draw them:

@@ -1,7 +1,8 @@
 """Augmentation of uint8 [64, 3, 256, 256] to float32 [64, 3, 224, 224] on the CPU: who takes how long.
 
 Crop, flip and normalise, with a fixed and with a resized crop; the resized crop alone, on one thread and on two; epochs
-of a loader; and what it takes to draw the parameters of 256 images.
+of a loader; and what it takes to draw the parameters of 256 images. Where numba is installed, memfeed runs compiled
+loops; then the same without it is measured too.
 
 Every contender is shown to give the same images before it is timed. Rounds visit the contenders in turn, so that all of
 them meet the same disturbances; the figures are medians, the ratios come from one run.
@@ -11,6 +12,7 @@ them meet the same disturbances; the figures are medians, the ratios come from o
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,8 +27,10 @@ from measure import Check, Seconds, in_turns, medians, parser, ratio, seconds_of
 from memfeed import Loader
 from memfeed.random import Keys, uniform
 from memfeed.system.buffers import Allocator, Fresh, Pool
+from memfeed.system.compiled import Loops
 from memfeed.system.share import Threads
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
+from memfeed.transforms.backends import compiled
 
 N, SIDE, CROP = 64, 256, 224
 EPOCH = 1024  # images of an epoch
@@ -44,6 +48,30 @@ DRAWN = {
     "RandomGrayscale": T.RandomGrayscale(),
     "RandomErasing": T.RandomErasing(),
 }
+
+
+IS_COMPILED = compiled.LOOPS.wait() is not None
+WITHOUT = "without numba"
+
+
+def without_numba(road: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that runs torch's way, where compiled loops would run."""
+    never = Loops("", after=sys.maxsize)
+
+    def run(*arguments: object) -> object:
+        before, compiled.LOOPS = compiled.LOOPS, never
+        try:
+            return road(*arguments)
+        finally:
+            compiled.LOOPS = before
+
+    return run
+
+
+def both_ways(roads: dict[str, Callable[..., object]], *names: str) -> dict[str, Callable[..., object]]:
+    """Return the roads, and those of these names without numba too, where it is installed."""
+    more = {f"{name}, {WITHOUT}": without_numba(roads[name]) for name in names if IS_COMPILED}
+    return roads | more
 
 
 def drawn(keys: Keys) -> tuple[list[int], list[int], list[bool]]:
@@ -124,9 +152,9 @@ class OneBuffer:
         return self.buffer
 
 
-def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
+def contenders() -> dict[str, Callable[..., object]]:
     lend = OneBuffer()
-    roads: dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]] = {
+    roads: dict[str, Callable[..., object]] = {
         "slice and cast": partial(slice_and_cast, allocator=Fresh()),
         "slice and cast, torch.empty": partial(slice_and_cast, allocator=TorchEmpty()),
         "slice and cast, lent buffer": partial(slice_and_cast, allocator=lend),
@@ -136,6 +164,7 @@ def contenders() -> dict[str, Callable[[torch.Tensor, Keys], torch.Tensor]]:
         "memfeed, reference": AUGMENT.reference,
         "tutorial": tutorial,
     }
+    roads = both_ways(roads, "memfeed", "memfeed, lent buffer")
     try:
         import torchvision  # noqa: F401
     except ImportError:
@@ -161,7 +190,7 @@ def race_resized(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
     as_bytes = not torch.__version__.startswith("2.6") or "AVX2" in torch.backends.cpu.get_cpu_capability()
     tolerance = 2e-6 if as_bytes else 1.01 / 255 / min(STD)
     torch.testing.assert_close(RESIZED.apply(images, keys), expected, rtol=0, atol=tolerance)
-    roads = {"memfeed": RESIZED.apply, VISION: resized_by_torchvision}
+    roads = both_ways({"memfeed": RESIZED.apply, VISION: resized_by_torchvision}, "memfeed")
     return in_turns(
         {name: lambda road=road: seconds_of(lambda: road(images, keys)) for name, road in roads.items()}, rounds
     )
@@ -200,13 +229,14 @@ def race_alone(images: torch.Tensor, keys: Keys, rounds: int) -> Seconds:
             return Compose([crop], memory_format=memory_format).apply(images, keys, allocator=lend)
 
     planes, together = torch.contiguous_format, torch.channels_last
-    roads: dict[str, Callable[[], torch.Tensor]] = {
+    roads: dict[str, Callable[..., object]] = {
         "torch's kernel, bare loop": bare_kernel,
         "memfeed, 1 thread": partial(on_threads, 1, planes),
         "memfeed, 2 threads": partial(on_threads, 2, planes),
         "memfeed, 1 thread, channels last": partial(on_threads, 1, together),
         "memfeed, 2 threads, channels last": partial(on_threads, 2, together),
     }
+    roads = both_ways(roads, "memfeed, 1 thread", "memfeed, 2 threads")
     try:
         import torchvision  # noqa: F401
 
@@ -236,12 +266,18 @@ def race_epochs(rounds: int) -> Seconds:
             "Loader, crop": Loader(store, N, shuffle=True, seed=0, transform=AUGMENT),
             "Loader, resized crop": Loader(store, N, shuffle=True, seed=0, transform=RESIZED),
         }
+        if IS_COMPILED:  # of their own, because a loader begins the next epoch ahead
+            for name, transform in (("crop", AUGMENT), ("resized crop", RESIZED)):
+                loaders[f"Loader, {name}, {WITHOUT}"] = Loader(store, N, shuffle=True, seed=0, transform=transform)
 
         def epoch(loader: Loader) -> None:
             for _ in loader:
                 pass
 
-        roads: dict[str, Callable[[], None]] = {name: partial(epoch, loader) for name, loader in loaders.items()}
+        roads: dict[str, Callable[..., object]] = {
+            name: without_numba(partial(epoch, loader)) if name.endswith(WITHOUT) else partial(epoch, loader)
+            for name, loader in loaders.items()
+        }
         try:
             import torchvision  # noqa: F401
 
@@ -328,12 +364,20 @@ def main() -> None:
     if resized:
         times = ratio(epochs, "Loader, resized by torchvision v2", "Loader, resized crop")
         checks.append(Check("Loader: resized crop, flip, normalise: torchvision v2 takes", times, 5, at_least=True))
+    if IS_COMPILED:
+        for what, seconds_, name in (
+            ("resized crop of bytes, 1 thread", alone, "memfeed, 1 thread"),
+            ("Loader: crop, flip, normalise", epochs, "Loader, crop"),
+            ("Loader: resized crop, flip, normalise", epochs, "Loader, resized crop"),
+        ):
+            times = ratio(seconds_, f"{name}, {WITHOUT}", name)
+            checks.append(Check(f"{what}: {WITHOUT} it takes", times, 1.3, at_least=True))
     for name, time_s in medians(draws).items():
         checks.append(Check(f"to draw 256 of {name}", time_s * 1e6, 20, False, "us"))
     show("transforms", checks)
     write(
         options,
-        {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": rounds},
+        {"dtype": "uint8", "shape": [N, 3, SIDE, SIDE], "crop": CROP, "rounds": rounds, "compiled": IS_COMPILED},
         {
             "median_seconds": median,
             "images_per_second": {name: N / time_s for name, time_s in median.items()},
