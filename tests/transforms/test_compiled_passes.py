@@ -6,22 +6,26 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_batches import keys, photos, pictures
 
 import memfeed
 from memfeed import Loader
+from memfeed.random import Keys
 from memfeed.system.compiled import Loops
 from memfeed.transforms import (
     CenterCrop,
     ColorJitter,
     Compose,
     Normalize,
+    RandomAffine,
     RandomCrop,
     RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
     RandomVerticalFlip,
     Resampled,
     Resize,
@@ -176,6 +180,67 @@ def test_a_loader_reads_rows_of_the_map(heads, tmp_path):
     for batch, wanted in zip(loader, expected, strict=True):
         assert torch.equal(batch["image"], wanted)
     assert heads == [2, 2, 2]
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    """Use compiled loops of one image. Return the names of those that were called."""
+    pytest.importorskip("numba")
+    loops = Loops("memfeed.transforms.backends.color_loops").wait()
+    found = []
+
+    class Noted:
+        def get(self, work=0):
+            return self
+
+        def __getattr__(self, name):
+            if name in ("recolor", "turn"):
+                found.append(name)
+            return getattr(loops, name)
+
+    monkeypatch.setattr(compiled, "COLOR_LOOPS", Noted())
+    return found
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    image=batches(40, (torch.uint8,), least=1).filter(lambda image: image.shape[1] in (1, 3)),
+    seed=st.integers(0, 1000),
+    fill=st.sampled_from([0, 7]),
+)
+def test_colours_and_turns_are_those_of_torch(turns, image, seed, fill):
+    for transform in (
+        ColorJitter(0.9, 0.9, 0.9, 0.5),
+        ColorJitter(hue=(0.49, 0.5)),
+        RandomGrayscale(0.5),
+        RandomRotation(180, fill=fill),
+        RandomAffine(180, (0.5, 0.5), (1e-6, 3), (-40, 40, -40, 40), fill=fill),
+    ):
+        transform, some = Compose([transform]), Keys(seed, 0, torch.arange(len(image)))
+        assert torch.equal(transform.apply(image, some), transform.reference(image, some)), transform
+
+
+@pytest.mark.parametrize(
+    ("transform", "images", "names"),
+    [
+        (ColorJitter(0.4, 0.4, 0.4, 0.1), photos(2, 3, 257, 256), {"recolor"}),
+        (ColorJitter(contrast=0.4), photos(2, 3, 257, 257), set()),  # torch's sum of so many bytes is rounded
+        (ColorJitter(0.4), photos(2, 1, 40, 40), set()),
+        (RandomGrayscale(1.0), photos(2, 3, 40, 40), {"recolor"}),
+        (RandomRotation(30), photos(2, 4, 40, 40)[..., ::2], {"turn"}),
+        (RandomRotation(30, interpolation="bilinear"), photos(2, 3, 40, 40), set()),
+        (RandomRotation(30), photos(2, 3, 40, 40, torch.float32), set()),
+    ],
+    ids=str,
+)
+def test_which_images_are_recoloured_and_turned_by_loops(turns, transform, images, names):
+    images = images if images.size(0) == 2 else images[None]
+    expected = transform.reference(images, keys(2))
+    turns.clear()
+    found = Compose([transform]).apply(images, keys(2))
+    assert {*turns} == names
+    if images.dtype is torch.uint8:
+        assert torch.equal(found, expected)
 
 
 def test_boxes_beyond_the_image_are_left_to_torch(heads):

@@ -1,4 +1,4 @@
-"""What compiled loops do of a pass over bytes on the CPU, where numba is installed; see `loops`.
+"""What compiled loops do of a pass over bytes on the CPU, where numba is installed; see `loops` and `color_loops`.
 
 A whole part of a batch is one call, without Python's lock. The values are those of the other way, each byte and each
 float, so which one runs changes nothing but the time.
@@ -18,15 +18,19 @@ from numpy.typing import NDArray
 from memfeed.schema.row_views import RowViews
 from memfeed.system.compiled import Loops
 from memfeed.transforms.params.geometry import Imagewise, filled
+from memfeed.transforms.params.jitter import Gray, Jitter
 from memfeed.transforms.params.pixels import borrow
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import GeometryBySize, Images
 from memfeed.transforms.params.values import HALVES, Affine, scale_and_shift
+from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 
 LOOPS = Loops("memfeed.transforms.backends.loops", after=150_000_000)  # values of outputs: half a second of work
+COLOR_LOOPS = Loops("memfeed.transforms.backends.color_loops", after=30_000_000)  # bytes of images: likewise
 _MOST_CHANNELS = 4  # torch resizes more of them by other code
 _LEAST_WIDTH = 16  # see `loops.LANES`
+_MOST_HUE = 0.5  # the most that `color_loops` turns it
 _NO_BYTES, _NO_FLOATS = np.empty(0, np.uint8), np.empty(0, np.float32)
 
 
@@ -193,3 +197,55 @@ def _constants(affine: Affine | None, channels: int) -> tuple[int, NDArray[np.fl
         if np.array_equal(found, expected.view(-1).numpy()):
             return kind, numbers
     return None
+
+
+def change_one(change: Imagewise, image: torch.Tensor, sample: int) -> torch.Tensor:
+    """Return what `change.one` does: by a compiled loop, if there is one for this change of this image."""
+    is_ours = type(change) in (Jitter, Gray, Warped) and image.dtype is torch.uint8 and image.ndim == 3
+    loops = COLOR_LOOPS.get(image.numel()) if is_ours and image.is_cpu else None
+    if loops is None or not image.numel():
+        return change.one(image, sample)
+    if isinstance(change, Warped):
+        is_whole = change.mode == "nearest" and image.shape[1:] == (change.height, change.width)
+        return _turned(change, image, sample, loops) if is_whole else change.one(image, sample)
+    changes = _colors(change, image, sample, loops)
+    if changes is None:
+        return change.one(image, sample)
+    output = _copied(image)
+    loops.recolor(output.view(3, -1).numpy(), *changes)
+    return output
+
+
+def _colors(change: Imagewise, image: torch.Tensor, sample: int, loops: Any) -> tuple[Any, Any] | None:
+    """Return the kinds of changes of an image and their factors, in their order; None if no loop computes them."""
+    if image.size(0) != 3:
+        return None
+    if isinstance(change, Gray):
+        is_gray = bool(change.chosen[sample])
+        return (np.array([loops.GRAY]), np.zeros(1, np.float32)) if is_gray else None
+    assert isinstance(change, Jitter)
+    kinds = {
+        "brightness": loops.BRIGHTNESS, "contrast": loops.CONTRAST, "saturation": loops.SATURATION, "hue": loops.HUE,
+    }  # fmt: skip
+    factors = {name: change.factors[name][sample] for name in change.factors}
+    if not factors or ("contrast" in factors and image.numel() > 3 * loops.MOST_PIXELS):
+        return None
+    if not kinds.keys() >= factors.keys() or abs(factors.get("hue", 0)) > _MOST_HUE:
+        return None
+    order = change.order[sample]
+    return np.array([kinds[name] for name in factors])[order], np.array([*factors.values()], np.float32)[order]
+
+
+def _turned(change: Warped, image: torch.Tensor, sample: int, loops: Any) -> torch.Tensor:
+    """Return an image as a Warped by the nearest pixel turns it."""
+    whole = image if image.is_contiguous() else _copied(image)
+    fill = filled(change.fill, (image.size(0), 1, 1), image).view(-1).numpy()
+    output = borrow(*image.shape)
+    loops.turn(whole.numpy(), change.matrix[sample].astype(np.float32), fill, output.numpy())
+    return output
+
+
+def _copied(image: torch.Tensor) -> torch.Tensor:
+    output = borrow(*image.shape)
+    np.copyto(output.numpy(), image.numpy())
+    return output

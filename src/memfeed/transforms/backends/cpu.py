@@ -15,7 +15,7 @@ import torch
 from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator, Pool
 from memfeed.system.share import RowsFunction, share
-from memfeed.transforms.backends.compiled import Head, head_of
+from memfeed.transforms.backends.compiled import Head, change_one, head_of
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Imagewise
 from memfeed.transforms.params.jitter import Gray, Jitter
@@ -125,7 +125,7 @@ def _change(
         for at, change in enumerate(changes):
             if at and target.stride(-1) == 1 and has_pixels(piece):
                 piece = to_planes(piece)
-            piece = change.one(piece, sample)
+            piece = change_one(change, piece, sample)
         copy_image(piece, target)
 
 
