@@ -31,6 +31,7 @@ def two_epochs(name: str, directory: Path) -> None:
     assert first != sorted(first), f"{name}: not shuffled"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PEERS)
 def test_two_epochs(name, tmp_path):
     if name in missing():

@@ -245,15 +245,16 @@ memfeed.append(sys.argv[2], rows, workers=0, progress=False)
 """
 
 
-def test_appends_of_several_processes_come_one_after_another(path):
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_appends_of_several_processes_come_one_after_another(path, count):
     row = {"x": torch.zeros(3), "text": "abc"}
     cache(Made([row, row | {"text": ""}]), path)
-    started = [subprocess.Popen([sys.executable, "-c", APPENDS, str(number), path]) for number in range(1, 5)]
-    assert [process.wait(timeout=120) for process in started] == [0] * 4
+    started = [subprocess.Popen([sys.executable, "-c", APPENDS, str(number), path]) for number in range(count)]
+    assert [process.wait(timeout=120) for process in started] == [0] * count
     store = memfeed.open(path)
     store.verify()
-    numbers = store.column("x")[2:, 0].reshape(4, 10)
-    assert sorted(numbers[:, 0].tolist()) == [1000, 2000, 3000, 4000]
+    numbers = store.column("x")[2:, 0].reshape(count, 10)
+    assert sorted(numbers[:, 0].tolist()) == [1000 * number for number in range(count)]
     assert torch.equal(numbers, numbers[:, :1] + torch.arange(10))
     assert os.listdir(path.parent) == ["a.mf"]
 

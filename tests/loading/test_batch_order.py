@@ -40,7 +40,7 @@ def rows(batches):
     return [batch["row"].tolist() for batch in batches]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(BUDGETS, st.sampled_from([False, True, "blocks"]), st.integers(0, 3), st.booleans(), st.booleans())
 def test_no_batch_has_more_tokens_than_the_budget(store, budget, shuffle, epoch, threaded, drop_last):
     blocks = {"block_rows": 8} if shuffle == "blocks" else {}

@@ -132,6 +132,7 @@ def test_a_loader_goes_on_in_another_process(store, method, tmp_path):
     assert json.loads((tmp_path / "sums").read_text()) == [sums(batches), sums(loader)]
 
 
+@pytest.mark.long
 def test_a_loader_goes_on_in_processes_of_torch(store, tmp_path):
     loader, batches = midway(store)
     torch.multiprocessing.spawn(two_epochs_of_rank, (loader, tmp_path / "sums"), nprocs=2, daemon=True)

@@ -79,7 +79,7 @@ def four(store, two, tmp_path_factory):
     return torchrun(4, store, tmp_path_factory.mktemp("four"), two.state)
 
 
-@pytest.fixture(params=["two", "four"])
+@pytest.fixture(params=["two", pytest.param("four", marks=pytest.mark.long)])
 def run(request):
     return request.getfixturevalue(request.param)
 
@@ -122,6 +122,7 @@ def whole_killed_epoch(store):
     return rows_of(loader)
 
 
+@pytest.mark.long
 def test_two_killed_ranks_go_on_as_four(store, two, four):
     assert 10 <= len(two.steps) < N // GLOBAL_BATCH
     steps = two.steps + together([found["resumed"] for found in four.found])
@@ -129,6 +130,7 @@ def test_two_killed_ranks_go_on_as_four(store, two, four):
     assert sorted(sum(steps, [])) == list(range(N))
 
 
+@pytest.mark.long
 def test_four_killed_ranks_go_on_as_one(store, four):
     loader = Loader(store, GLOBAL_BATCH, **KILLED)
     loader.load_state_dict(json.loads(four.state.read_text()))

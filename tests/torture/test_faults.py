@@ -30,6 +30,12 @@ from torture.powerloss import NAMES, lose, record
 from torture.works import BROKEN, WORKS, Data, Work, convert, no_syncs, right, sample
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    """Who finds the remains of a commit waits for another process to remove them: here is none."""
+    monkeypatch.setattr("memfeed.building.claim.WAIT_SECONDS", 0.005)
+
+
 @pytest.fixture
 def memory():
     """A directory in memory where there is one: what is tested is told to the disk very often."""
