@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 import memfeed
 from memfeed import Loader
 from memfeed.errors import LoaderError
+from memfeed.loading import readahead
 from slow_device import SlowDevice
 from support import Made
 
@@ -189,3 +190,19 @@ def test_on_a_device_with_streams(store, monkeypatch, options):
     assert [blocks(loader), blocks(loader)] == expected
     assert set(loader.stats()["placement"].values()) == {"packed for each batch"}
     assert [batch["doc"].tolist() for batch in Loader(store, **budget, device="cpu")] == by_length
+
+
+@pytest.mark.skipif(not readahead.SUPPORTED, reason="this system tells nothing about its page cache")
+def test_whether_files_are_cached_is_asked_once_for_short_epochs(store, monkeypatch):
+    """The store is laid out anew in each epoch, but its files are the same."""
+    asked = []
+    monkeypatch.setattr(readahead, "ASK_SECONDS", 1e6)
+    monkeypatch.setattr(readahead.ReadAhead, "_is_cached", lambda *_: asked.append(True) or True)
+    loader = Loader(store.packed("input_ids", 4), 3, shuffle=True, seed=0)
+    for _ in loader:
+        pass
+    count = len(asked)
+    assert count
+    for _ in loader:
+        pass
+    assert len(asked) == count

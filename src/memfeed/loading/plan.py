@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,13 +148,13 @@ def with_columns(plan: LoadPlan, store: Store, columns: Sequence[Column]) -> Loa
     """Return the same plan for other columns, of which only computed ones may differ."""
     placement = replace(plan.placement, columns=columns)
     maker = replace(plan.maker, gather=plan.maker.gather.with_columns(columns), placement=placement)
-    return replace(plan, placement=placement, reader=_reader(store, placement), maker=maker)
+    return replace(plan, placement=placement, reader=_reader(store, placement, plan.reader.warm_at), maker=maker)
 
 
-def _reader(store: Store, placement: Placement) -> ReadAhead:
+def _reader(store: Store, placement: Placement, warm_at: float = -math.inf) -> ReadAhead:
     pairs = zip(placement.columns, placement.placements, strict=True)
     mapped = [column for column, one in pairs if one.where == "mapped"]
-    return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length)
+    return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length, warm_at=warm_at)
 
 
 def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: Node) -> list[int]:

@@ -47,10 +47,11 @@ class ReadAhead:
     """Announces rows of columns to the disk. Columns in memory, or in many small files, are not announced.
 
     ``order_covers`` says that the order visits most rows of the columns: then columns of small rows are read whole,
-    from front to back, if they fit into memory.
+    from front to back, if they fit into memory. ``warm_at`` is the time at which rows of the same files were last found
+    in the page cache, if they were: by another reader of them.
     """
 
-    def __init__(self, columns: Sequence[Column], order_covers: bool) -> None:
+    def __init__(self, columns: Sequence[Column], order_covers: bool, warm_at: float = -math.inf) -> None:
         self._open = FileHandles(write=False)
         self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
         self._order_covers = order_covers
@@ -58,7 +59,7 @@ class ReadAhead:
         self._sweep: Iterator[tuple[Path, int, int]] = iter(())
         self._sweeps = FIRST_SWEEP
         self.beyond_memory, self.most_ahead = False, MOST_AHEAD
-        self._warm_at = -math.inf
+        self.warm_at = warm_at
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +72,7 @@ class ReadAhead:
         Only a few rows are checked, and the check may start to read them. If all of them were there, the answer holds
         for a second.
         """
-        if not self._columns or not len(ids) or time.monotonic() < self._warm_at + ASK_SECONDS:
+        if not self._columns or not len(ids) or time.monotonic() < self.warm_at + ASK_SECONDS:
             return False
         chosen = random.Random(0)
         for _ in range(PROBES):
@@ -79,7 +80,7 @@ class ReadAhead:
             if not self._is_cached(part, part.within(np.array([row]))):
                 self._plan()
                 return True
-        self._warm_at = time.monotonic()
+        self.warm_at = time.monotonic()
         return False
 
     def has_arrived(self, ids: Int64Array) -> bool:
