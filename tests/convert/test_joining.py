@@ -1,8 +1,13 @@
 """A process that joins others who fill a store, while they commit it."""
 
+import threading
+import time
+from multiprocessing.connection import Connection
+
 import pytest
 
 from memfeed.convert import lazily
+from memfeed.convert.filler import Filler, running
 from memfeed.convert.inputs import ConvertOptions, classify_input
 from memfeed.errors import StoreError
 from support import Made, cache
@@ -31,3 +36,56 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
         lazily._join(path, classify_input(data), options)
     monkeypatch.undo()
     assert len(cache(data, path)) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read(workers, tmp_path, monkeypatch):
+    """All files of the build have other names then."""
+    path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
+    leader = cache(data, path, lazily=True, workers=0)
+    start = Filler.start
+
+    def start_late(filler, backing):
+        leader.finish()
+        start(filler, backing)
+
+    monkeypatch.setattr(Filler, "start", start_late)
+    store = cache(data, path, lazily=True, workers=workers)
+    store.finish()
+    assert store.supply is None
+    assert [store[i]["x"] for i in range(40)] == list(range(40))
+    running.end()
+
+
+def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
+    path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
+    leader = cache(data, path, lazily=True, workers=0)
+    store = cache(data, path, lazily=True, workers=0)
+    work = store.supply._work
+    compute = work._compute
+
+    def compute_late(absent):
+        leader.finish()
+        compute(absent)
+
+    work._compute = compute_late
+    assert [store[i]["x"] for i in range(40)] == list(range(40))
+    store.finish()
+    running.end()
+
+
+def test_the_end_of_a_process_does_not_write_to_pipes_that_are_closed(tmp_path, monkeypatch):
+    """The thread that has settled the store closes them at the same time."""
+    send = Connection._send_bytes
+
+    def send_late(self, data):
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)  # after the check that the pipe is open
+        send(self, data)
+
+    monkeypatch.setattr(Connection, "_send_bytes", send_late)
+    for number in range(3):
+        store = cache(Made(lambda i: {"x": float(i)}, 40), tmp_path / f"{number}.mf", lazily=True, workers=2)
+        store.finish()
+        running.end()
+        assert store.supply is None

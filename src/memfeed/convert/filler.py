@@ -192,12 +192,11 @@ class _Work:
                             break
                 except WorkerDied as death:
                     self._note_death(death)
+                except FileNotFoundError as error:
+                    self._await_commit(error)
                 self._jobs.close()
-                self._job.close()
+                self._renew_job()
                 if not self._is_over():
-                    self._job = self._new_job()
-                    with self._lock:
-                        self._queue.take_back_all()
                     reports = self._start_workers()
         except BaseException as error:
             self._error = error
@@ -206,6 +205,26 @@ class _Work:
                 with contextlib.suppress(Exception):  # the first error is the one that readers get
                     close()
             self._owner = None
+
+    def _renew_job(self) -> None:
+        """Close the pipes to workers that have ended, which no other thread may be writing to. Make new ones."""
+        with self._lock:
+            self._job.close()
+            self._lists = []
+            if not self._is_over():
+                self._job = self._new_job()
+                self._queue.take_back_all()
+
+    def _await_commit(self, error: FileNotFoundError) -> None:
+        """Wait until another process has committed the store. Raise the error of a worker if there can be none.
+
+        The files of a build that is committed vanish, also while workers of a process that has joined it start.
+        """
+        if self._lead is not None or not self._queue.is_complete():
+            raise error
+        while not self._is_over() and self._lead is None:
+            self._try_to_lead()
+            time.sleep(POLL_SECONDS)
 
     def _keep(self) -> None:
         if not self._done.is_set() and self._lead is not None and not self.conversion.is_temporary:
@@ -324,7 +343,12 @@ class _Work:
         """Read and write rows in the caller's thread."""
         with self._caller_lock:
             for first in range(0, len(absent), MOST_ROWS_A_LIST):
-                report = self._here().fill(absent[first : first + MOST_ROWS_A_LIST].tolist())
+                try:
+                    report = self._here().fill(absent[first : first + MOST_ROWS_A_LIST].tolist())
+                except FileNotFoundError:
+                    if len(self._queue.absent(absent)):
+                        raise
+                    return  # other processes have written them, and committed the store
                 self._queue.failed.update(report.failed)
                 self._raise_for(np.array([row for row, _ in report.failed], np.int64))
         if len(self._queue.absent(absent)):

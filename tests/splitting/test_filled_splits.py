@@ -1,0 +1,240 @@
+"""Stores that are filled while they are read, of datasets that are cut, kept as encoded files, or rounded."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from recipes import picture
+from torch.utils.data import get_worker_info
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1
+
+import memfeed
+from memfeed import Loader
+from memfeed.convert.filler import running
+from memfeed.testing import equal
+
+COUNT, BATCH = 48, 6
+
+
+@pytest.fixture(autouse=True)
+def no_filler_is_left():
+    yield
+    running.end()
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A folder of JPEG files of two sizes, none of which is the other turned."""
+    root = tmp_path_factory.mktemp("tree")
+    for i in range(COUNT):
+        folder = root / "ab"[i % 2]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.roll(picture(*((44, 60) if i % 3 else (64, 48))), i, 1)).save(folder / f"{i:02}.jpg")
+    return root
+
+
+class Folder(ImageFolder):
+    """Writes what workers read into a file, if there is one. It is slow then: workers are not far ahead."""
+
+    log = None
+
+    def __getitem__(self, index):
+        if self.log is not None:
+            time.sleep(0.01)
+            if get_worker_info() is not None:
+                with open(self.log, "a") as file:
+                    file.write(f"{os.getpid()} {index}\n")
+        return super().__getitem__(index)
+
+
+def tripled(image):
+    return image * 3
+
+
+CROP = [v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()]
+FORMS = {
+    "batched": ([v1.Resize((32, 32)), *CROP], {"split": True}),
+    "auto": ([v1.Resize((32, 32)), *CROP], {"split": "auto"}),
+    "sample by sample": ([v1.Resize((32, 32)), v1.ColorJitter(0.4), v1.ToTensor()], {"split": True}),
+    "several sizes": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": "full"}),
+    "short side": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": 32}),
+    "encoded": ([v1.Resize(32), *CROP], {"split": True, "keep": "encoded"}),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.float16}),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.bfloat16}),
+    "cut and rounded": (
+        [v1.Resize((32, 32)), v1.ToTensor(), tripled, v1.RandomCrop(24), v1.RandomErasing()],
+        {"split": True, "floats": torch.bfloat16},
+    ),
+}
+
+
+def dataset_of(form, tree, log=None):
+    dataset = Folder(str(tree), v1.Compose(FORMS[form][0]))
+    dataset.log = log
+    return dataset
+
+
+def cached(form, dataset, path, workers=2, **options):
+    return memfeed.cache(dataset, path, **FORMS[form][1], workers=workers, progress=False, **options)
+
+
+def epoch_of(source, **options):
+    return list(Loader(source, BATCH, shuffle=True, seed=7, **options))
+
+
+def require_same_batches(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        assert all(one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(batch, other, strict=True))
+
+
+def require_same_store(path, expected):
+    """Fixed columns have the same bytes; rows of the others, which are written in another order, are equal."""
+    store = memfeed.open(path)
+    assert store.schema == expected.schema
+    assert all(equal(store[i], expected[i]) for i in range(COUNT))
+    for field in store.schema:
+        if field.kind == "fixed":
+            assert (path / f"{field.name}.memmap").read_bytes() == (expected.path / f"{field.name}.memmap").read_bytes()
+    store.verify()
+
+
+@pytest.mark.parametrize(("form", "workers"), [*((form, 2) for form in FORMS), ("batched", 0), ("encoded", 0)])
+def test_epochs_and_store_are_those_of_a_conversion(form, workers, tree, tmp_path):
+    expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
+    batches = epoch_of(expected)
+    store = cached(form, dataset_of(form, tree), tmp_path / "s.mf", workers, lazily=True)
+    require_same_batches(epoch_of(store), batches)
+    store.finish()
+    require_same_batches(epoch_of(store), batches)
+    require_same_store(tmp_path / "s.mf", expected)
+    require_same_batches(epoch_of(cached(form, dataset_of(form, tree), tmp_path / "s.mf", lazily=True)), batches)
+
+
+@pytest.mark.parametrize("form", ["auto", "sample by sample"])
+def test_one_line_gives_the_batches_of_a_conversion(form, tree, tmp_path):
+    expected = epoch_of(cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0))
+    for _ in range(2):
+        loader = Loader(
+            dataset_of(form, tree), BATCH, shuffle=True, seed=7, num_workers=2, cache=tmp_path / "s.mf"
+        )
+        require_same_batches(list(loader), expected)
+        loader.store.finish()
+
+
+OFF = {
+    "cut": ([v1.Resize((32, 32)), v1.RandomCrop(32), v1.ToTensor()], {"split": True}, 1e-7),
+    "of several sizes": ([v1.RandomHorizontalFlip(0.0), v1.PILToTensor()], {"split": True, "keep": "full"}, 0),
+    "encoded": ([v1.Resize((32, 40)), v1.RandomHorizontalFlip(0.0), v1.PILToTensor()],
+                {"split": True, "keep": "encoded"}, 1),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.float16}, 2**-11),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.bfloat16}, 2**-8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OFF)
+def test_without_randomness_each_row_is_what_the_dataset_gives(form, tree, tmp_path):
+    steps, options, tolerance = OFF[form]
+    dataset = ImageFolder(str(tree), v1.Compose(steps))
+    store = memfeed.cache(dataset, tmp_path / "s.mf", **options, lazily=True, workers=2, progress=False)
+    seen = []
+    for (images, labels), rows in Loader(store, BATCH, shuffle=True, return_rows=True):
+        for image, label, row in zip(images, labels, rows.tolist(), strict=True):
+            expected, number = dataset[row]
+            assert label == number
+            assert (image.double() - expected.double()).abs().max() <= tolerance
+            seen.append(row)
+    assert sorted(seen) == list(range(COUNT))
+
+
+# --- ranks, and a process that is killed
+
+
+def digest(batch):
+    return json.dumps([[float(part.double().sum()) for part in batch], batch[1].tolist()])
+
+
+def train(form, tree, path, out, rank=0, world=1, killed_after=0):
+    """Train an epoch, from the state in ``out`` if there is one; kill this process after some batches."""
+    torch.set_num_threads(1)  # OpenMP in a forked process
+    dataset = dataset_of(form, tree, f"{path}.log")
+    options = {"shuffle": True, "seed": 7, "rank": rank, "world_size": world}
+    if form == "auto":
+        loader = Loader(dataset, BATCH, num_workers=2, cache=path, **options)
+    else:
+        loader = Loader(cached(form, dataset, path, lazily=True), BATCH, **options)
+    if Path(f"{out}.state").exists():
+        loader.load_state_dict(json.loads(Path(f"{out}.state").read_text()))
+    for count, batch in enumerate(loader, 1):
+        with open(out, "a") as file:
+            file.write(digest(batch) + "\n")
+        if count == killed_after:
+            Path(f"{out}.state").write_text(json.dumps(loader.state_dict()))
+            os.kill(os.getpid(), signal.SIGKILL)
+    loader.store.finish()
+
+
+def start(*arguments):
+    process = multiprocessing.get_context("fork").Process(target=train, args=arguments)
+    process.start()
+    return process
+
+
+def end(process, code=0):
+    process.join(120)
+    assert process.exitcode == code
+
+
+def reads(path):
+    """Return the processes that have read samples, and the samples in the order in which they were."""
+    lines = [tuple(map(int, line.split())) for line in Path(f"{path}.log").read_text().splitlines()]
+    return {pid for pid, _ in lines}, [index for _, index in lines]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("form", ["auto", "encoded"])
+def test_two_ranks_fill_one_store_together(form, tree, tmp_path):
+    expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
+    path = tmp_path / "s.mf"
+    for process in [start(form, tree, path, tmp_path / f"{rank}", rank, 2) for rank in range(2)]:
+        end(process)
+    for rank in range(2):
+        batches = [digest(batch) for batch in epoch_of(expected, rank=rank, world_size=2)]
+        assert (tmp_path / f"{rank}").read_text().splitlines() == batches
+    require_same_store(path, expected)
+    # some are read again before the commit, when all rows are there
+    once = reads(path)[1][: COUNT - len(expected.manifest.fingerprint.probes)]
+    assert len(set(once)) == len(once), "no row is computed twice"
+
+
+@pytest.mark.parametrize("form", ["auto", "short side", "float16"])
+def test_after_a_kill_no_present_row_is_computed_again(form, tree, tmp_path):
+    expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
+    path, out = tmp_path / "s.mf", tmp_path / "out"
+    end(start(form, tree, path, out, 0, 1, 2), -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(map(is_running, reads(path)[0])) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    presence = tmp_path / "s.mf.build" / ".build" / "presence"
+    absent = np.flatnonzero(np.fromfile(presence, np.uint8) == 0).tolist() if presence.exists() else []
+    Path(f"{path}.log").write_text("")
+    end(start(form, tree, path, out))
+    assert sorted(reads(path)[1][: len(absent)]) == absent
+    assert out.read_text().splitlines() == [digest(batch) for batch in epoch_of(expected)]
+    require_same_store(path, expected)
