@@ -384,6 +384,20 @@ def test_workers_are_as_dataloaders(tmp_path):
             raise AssertionError(str(error.__cause__) + "Error") from error
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_read_one_by_one_also_from_a_dataset_that_gives_several(workers, tmp_path):
+    """A worker reads rows that are due at once, and an error belongs to one row."""
+
+    class Several(Logged):
+        def __getitems__(self, indices):
+            raise AssertionError("is for samples that are collated")
+
+    store = fill(Several(row, N, tmp_path / "log", bad_at(17)), tmp_path / "s.mf", workers)
+    assert sum(map(len, numbers(Loader(store.subset(range(17)), 5)))) == 17
+    with pytest.raises(SampleError, match="sample 17: the dataset raised ValueError"):
+        store.finish()
+
+
 def test_the_death_of_a_worker_is_an_error_or_a_skipped_row(tmp_path):
     def die(i):
         if i == 17 and get_worker_info() is not None:

@@ -14,7 +14,6 @@ from PIL import Image
 from recipes import picture
 from torch.utils.data import get_worker_info
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 from torchvision.transforms import transforms as v1
 
 import memfeed
@@ -125,9 +124,7 @@ def test_epochs_and_store_are_those_of_a_conversion(form, workers, tree, tmp_pat
 def test_one_line_gives_the_batches_of_a_conversion(form, tree, tmp_path):
     expected = epoch_of(cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0))
     for _ in range(2):
-        loader = Loader(
-            dataset_of(form, tree), BATCH, shuffle=True, seed=7, num_workers=2, cache=tmp_path / "s.mf"
-        )
+        loader = Loader(dataset_of(form, tree), BATCH, shuffle=True, seed=7, num_workers=2, cache=tmp_path / "s.mf")
         require_same_batches(list(loader), expected)
         loader.store.finish()
 

@@ -201,7 +201,7 @@ class _Work:
         except BaseException as error:
             self._error = error
         finally:
-            for close in (self._jobs.close, self._close_here, self._keep, self._leave, self._bar.close):
+            for close in (self._jobs.close, self._close_here, self._bar.close, self._keep, self._leave):
                 with contextlib.suppress(Exception):  # the first error is the one that readers get
                     close()
             self._owner = None
@@ -227,8 +227,15 @@ class _Work:
             time.sleep(POLL_SECONDS)
 
     def _keep(self) -> None:
-        if not self._done.is_set() and self._lead is not None and not self.conversion.is_temporary:
-            self.build.sync()
+        if self._done.is_set() or self._lead is None or self.conversion.is_temporary:
+            return
+        self.build.sync()
+        if self.conversion.options.progress:
+            found = self.progress()
+            write_line(
+                f"memfeed: {self.conversion.target}: {found.present:,} of {found.total:,} rows are kept; the same call "
+                "goes on from there"
+            )
 
     def _leave(self) -> None:
         if self._shared >= 0:
