@@ -7,9 +7,10 @@ from multiprocessing.connection import Connection
 import pytest
 
 from memfeed.convert import lazily
+from memfeed.convert.fill_job import FillJob
 from memfeed.convert.filler import Filler, running
 from memfeed.convert.inputs import ConvertOptions, classify_input
-from memfeed.errors import StoreError
+from memfeed.errors import BuildError, StoreError
 from support import Made, cache
 
 
@@ -38,9 +39,9 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
     assert len(cache(data, path)) == 8
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read(workers, tmp_path, monkeypatch):
-    """All files of the build have other names then."""
+@pytest.mark.parametrize(("workers", "error"), [(0, None), (2, None), (2, FileNotFoundError), (2, BuildError)])
+def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read(workers, error, tmp_path, monkeypatch):
+    """All files of the build have other names then, and what workers open first is not there."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
     start = Filler.start
@@ -49,7 +50,12 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
         leader.finish()
         start(filler, backing)
 
+    def fail(job, worker):
+        raise error("found no file")
+
     monkeypatch.setattr(Filler, "start", start_late)
+    if error is not None:
+        monkeypatch.setattr(FillJob, "run", fail)
     store = cache(data, path, lazily=True, workers=workers)
     store.finish()
     assert store.supply is None
@@ -58,6 +64,7 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
 
 
 def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
+    """Its first look at them opens the build."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
     store = cache(data, path, lazily=True, workers=0)

@@ -262,7 +262,9 @@ def test_a_random_resize_of_several_sizes_needs_a_choice(tmp_path):
             v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), sizes=((60, 80), (80, 64)), count=40
         )
 
-    with pytest.raises(SplitError, match=r"RandomResizedCrop.*keep='full'.*keep=256.*keep='encoded'.*cache\(") as raised:
+    with pytest.raises(
+        SplitError, match=r"RandomResizedCrop.*keep='full'.*keep=256.*keep='encoded'.*cache\("
+    ) as raised:
         converted(dataset(), tmp_path / "s.mf")
     assert len(str(raised.value)) < 400
     assert not (tmp_path / "s.mf").exists()

@@ -192,7 +192,7 @@ class _Work:
                             break
                 except WorkerDied as death:
                     self._note_death(death)
-                except FileNotFoundError as error:
+                except (OSError, MemfeedError) as error:
                     self._await_commit(error)
                 self._jobs.close()
                 self._renew_job()
@@ -215,7 +215,7 @@ class _Work:
                 self._job = self._new_job()
                 self._queue.take_back_all()
 
-    def _await_commit(self, error: FileNotFoundError) -> None:
+    def _await_commit(self, error: Exception) -> None:
         """Wait until another process has committed the store. Raise the error of a worker if there can be none.
 
         The files of a build that is committed vanish, also while workers of a process that has joined it start.
@@ -352,7 +352,7 @@ class _Work:
             for first in range(0, len(absent), MOST_ROWS_A_LIST):
                 try:
                     report = self._here().fill(absent[first : first + MOST_ROWS_A_LIST].tolist())
-                except FileNotFoundError:
+                except (OSError, MemfeedError):
                     if len(self._queue.absent(absent)):
                         raise
                     return  # other processes have written them, and committed the store

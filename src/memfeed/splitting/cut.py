@@ -338,8 +338,8 @@ def _require_choice(probed: Probed, at: int, random_at: int, keep: Any) -> None:
     raise SplitError(
         f"found {cause}, random or after a random step, so images of several sizes are stored whole. "
         f"Expected a choice: keep='full' (about {raw:,.0f} KB an image), keep=256 (short side, {small:,.0f} KB, "
-        f"{min(1.0, 256 / short):.2f} of the resolution), or keep='encoded' (the files' bytes, decoded in every epoch): "
-        "memfeed.cache(dataset, path, split=True, keep=256)"
+        f"{min(1.0, 256 / short):.2f} of the resolution), or keep='encoded' (the files' bytes, decoded in every epoch)"
+        ": memfeed.cache(dataset, path, split=True, keep=256)"
     )
 
 
