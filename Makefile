@@ -58,7 +58,7 @@ soak: $(INSTALLED)
 FAULTS ?= 1000
 .PHONY: remote-faults test-s3rver
 remote-faults: $(INSTALLED)
-	MEMFEED_REMOTE_FAULTS=$(FAULTS) $(BIN)/python -m pytest tests/remote/test_remote_faults.py
+	MEMFEED_REMOTE_FAULTS=$(FAULTS) MEMFEED_REMOTE_FAULTS_JSON=benchmarks/results/remote-faults.json $(BIN)/python -m pytest tests/remote/test_remote_faults.py
 
 # The tests of stores at an address against a second S3 server, of npm.
 test-s3rver: $(INSTALLED)
@@ -114,7 +114,6 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
-	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/augment.py; else $(BIN)/python benchmarks/augment.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/remote.py; else $(BIN)/python benchmarks/remote.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/imports.py; else $(BIN)/python benchmarks/imports.py; fi
 	$(BIN)/python benchmarks/report.py

@@ -517,6 +517,21 @@ thread a process {gains["copies"]:.2f} times. A training step of a ResNet-18 on 
 {targets(result)}"""
 
 
+def remote_faults(result: Result) -> str:
+    rows = [
+        [what, kind, f"{found['faults']:,}", ", ".join(f"{n:,} {came}" for came, n in found["came"].items()) or "right"]
+        for what in ("reading", "pushing and pulling")
+        for kind, found in result[what].items()
+    ]
+    return f"""## Faults of a network
+
+`make remote-faults`: a proxy before an S3 server makes faults while 8 threads read chunks of a store, and while stores
+are pushed and pulled. Each chunk and each store was compared: none was wrong, and no call had no end. Credentials that
+have expired are an error at once; all other faults were overcome by retries. "latency" delays each answer.
+
+{table(["while", "fault", "how many", "came"], rows)}"""
+
+
 def remote(result: Result) -> str:
     about, parts = result["input"], []
     for name, found in result.get("memfeed", {}).items():
@@ -746,6 +761,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "busy": busy,
     "curves": curves,
     "remote": remote,
+    "remote-faults": remote_faults,
     "imports": imports,
     "convert": convert,
     "columnar": columnar,

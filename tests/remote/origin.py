@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,5 +41,10 @@ def upload(store: memfeed.Store, address: str) -> str:
 
 
 def disk_bytes(root: Path) -> int:
-    """Return the bytes that a directory takes on the disk."""
-    return sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+    """Return the bytes that a directory takes on the disk; files may come and go meanwhile."""
+    total = 0
+    for path, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return total

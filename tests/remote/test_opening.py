@@ -367,6 +367,14 @@ def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path)
         memfeed.open(origin, cache=tmp_path / "c", size="1MB")
 
 
+def test_a_cache_whose_beginning_was_interrupted_is_begun_again(local, origin, cache):
+    """The settings are written last: a process that comes meanwhile, or after a kill, finds files without them."""
+    _ = memfeed.open(origin, cache=cache)[0]
+    wait_until_unused(cache)
+    (cache / ".build" / "remote.json").unlink()
+    assert equal(memfeed.open(origin, cache=cache)[:], local[:])
+
+
 def test_a_cache_of_another_address_is_refused(local, origin, cache, tmp_path):
     shutil.copytree(local.path, tmp_path / "remote" / "b.mf")
     _ = memfeed.open(origin, cache=cache)[0]

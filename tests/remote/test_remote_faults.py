@@ -1,10 +1,12 @@
 """Many faults of each kind while a store is read, pulled and pushed: no wrong byte, no hang, errors that end.
 
-MEMFEED_REMOTE_FAULTS is how many of each kind; `make remote-faults` takes 1,000.
+MEMFEED_REMOTE_FAULTS is how many of each kind; `make remote-faults` takes 1,000. MEMFEED_REMOTE_FAULTS_JSON is a file
+for what came of them, beside what is there of other kinds.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -18,6 +20,7 @@ import torch
 
 import memfeed
 from fault_proxy import KINDS, FaultProxy
+from measure import machine
 from memfeed.errors import MemfeedError
 from memfeed.remote import retry
 from memfeed.remote.chunks import expected_chunks, read_chunk, verify
@@ -35,6 +38,16 @@ _SECRETS = ("SECRET", "test-key-id", "127.0.0.1")
 def store(tmp_path: Path) -> memfeed.Store:
     dataset = [{"x": torch.randn(64), "y": torch.randn(16), "text": f"{k} " * (k % 7)} for k in range(60)]
     return memfeed.cache(dataset, tmp_path / "local.mf", workers=0, progress=False)
+
+
+def record(what: str, kind: str, figures: dict[str, object]) -> None:
+    """Note what came of the faults of a kind, where `make remote-faults` asks for it."""
+    if name := os.environ.get("MEMFEED_REMOTE_FAULTS_JSON"):
+        path = Path(name)
+        kept = json.loads(path.read_text()) if path.exists() else {"benchmark": "remote-faults", "quick": False}
+        kept |= {"machine": machine(), "wanted": FAULTS}
+        kept.setdefault(what, {})[kind] = figures
+        path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def require_named(error: MemfeedError, address: str) -> str:
@@ -75,6 +88,8 @@ def test_reading_through_faults(store, bucket, proxy: FaultProxy, monkeypatch, k
             assert time.monotonic() - began < _MOST_SECONDS, (kind, came)
             asked = [pool.submit(read_one, remote, store.path, *rng.choice(chunks)) for _ in range(_THREADS)]
             came.update(future.result(_MOST_SECONDS) for future in asked)
+    injected = proxy.injected[kind] if kind != "latency" else len(proxy.requests) - seen
+    record("reading", kind, {"faults": injected, "seconds": time.monotonic() - began, "came": dict(came)})
     assert came["right"] > 0, came
     if kind == "expired":
         assert came["RemoteError"] == proxy.injected[kind]
@@ -107,3 +122,5 @@ def test_pushing_and_pulling_through_faults(store, bucket, proxy: FaultProxy, tm
         assert memfeed.open(target).digest == store.digest
         for name in store.manifest.files:
             assert (target / name).read_bytes() == (store.path / name).read_bytes()
+    figures = {"faults": proxy.injected[kind], "seconds": time.monotonic() - began, "came": dict(came)}
+    record("pushing and pulling", kind, {**figures, "stores": round_number})

@@ -356,7 +356,7 @@ def cached_remote(root: Path, address: str) -> Remote | None:
         return None
     settings = _read_settings(root)
     if settings is None:
-        if os.listdir(root) == [WORK_DIRECTORY] and (root / WORK_DIRECTORY / "users").exists():
+        if (root / WORK_DIRECTORY / "users").exists():
             return None  # of a process that begins it now, or that was killed then
         raise StoreError(
             f"{root}: found a directory that is no cache of a store at an address; expected one, or nothing: pass "
