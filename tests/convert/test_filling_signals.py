@@ -45,7 +45,7 @@ def processes_of(group):
     return found
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGINT, 0), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGTERM, 2)])
 def test_no_row_is_lost_and_no_process_is_left(number, workers, tmp_path):
     path, read = tmp_path / "s.mf", []
     presence = tmp_path / "s.mf.build" / ".build" / "presence"
