@@ -17,6 +17,12 @@ REASONS = {
             "also by another rank; with blocks of four chunks 1.24 times the bytes are fetched, 2.5 chunks at a time"
         ),
     },
+    "remote": {
+        "cache of 0.3 of the store, by blocks": (
+            "128 blocks are mixed, and the cache has room for 143 chunks: little is fetched while a window is read: "
+            "the link carried 0.67 and 0.64 of what it can. Each chunk came once"
+        ),
+    },
     "ray": {
         "samples that wait": (
             "400 samples of 10 ms are 4 s for one task. Of each conversion 0.8 to 1.2 s get no shorter with more tasks "

@@ -534,11 +534,11 @@ have expired are an error at once; all other faults were overcome by retries. "l
 
 def remote(result: Result) -> str:
     about, parts = result["input"], []
-    for name, found in result.get("memfeed", {}).items():
+    ours = list(result.get("memfeed", {}).items())
+    small = result.get("small cache", {}).items()
+    ours += [(f"a cache of {found['size / store']} of the store, {name}", found) for name, found in small]
+    for name, found in ours:
         parts.append(table([name, ""], [[what, f"{value:,.2f}"] for what, value in found.items()]))
-    small = [[what, f"{value:,.2f}"] for what, value in result.get("small cache", {}).items()]
-    if small:
-        parts.append(table(["a small cache, blocks", ""], small))
     peers = [
         [
             name,

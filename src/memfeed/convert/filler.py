@@ -73,6 +73,10 @@ class Filler:
         """See ``RowSupply``."""
         return self._work.wait(reader, rows)
 
+    def bytes_again(self, spread: int) -> int:
+        """See ``RowSupply``: rows stay."""
+        return 0
+
     def stand_in(self) -> int:
         """See ``RowSupply``."""
         return self._work.stand_in()

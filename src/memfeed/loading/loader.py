@@ -47,11 +47,12 @@ from memfeed.loading.settings import (
 )
 from memfeed.loading.sources import CACHING, as_stores, check_cache, filled_store, is_dataset, join
 from memfeed.loading.stats import stats
-from memfeed.order.choice import Shuffle, default_block_rows
+from memfeed.order.choice import Shuffle, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows, RankShards
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
+from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -594,13 +595,16 @@ def _row_order(
 ) -> RowOrder:
     fixed = (column.field.row_bytes for column in store.columns if column.field.kind == "fixed")
     # rows that are fetched together are a block, also once all of them are there: a saved state names the order
-    if shuffle is True and store.supply is not None and not store.supply.keeps_rows:
-        say_once(
-            f"memfeed: the cache {store.path} is smaller than its store: with shuffle=True each row that it lacks "
-            'brings a chunk of 4 MiB; shuffle="blocks" reads each chunk about once'
-        )
     default = store.chunk_rows or default_block_rows(sum(fixed))
     size = default if block_rows is None else as_int("block_rows", block_rows, 1)
+    spread = mixed_rows(shuffle or False, len(store), size, store.chunk_rows)
+    again = 0 if store.supply is None else store.supply.bytes_again(spread)
+    if again:
+        advice = 'shuffle="blocks", or a larger size=' if shuffle is True else "a larger size="
+        say_once(
+            f"memfeed: the cache {store.path} has no room for the rows that this order mixes: rows are fetched again "
+            f"one by one, {format_bytes(again)} in each epoch; expected {advice}"
+        )
     # beside a sampler that draws from one of ours, the weights are in it already
     counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
     return RowOrder(sizes, counts, shuffle or False, size)

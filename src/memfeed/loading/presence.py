@@ -17,12 +17,16 @@ ROWS_AT_ONCE = 1 << 13  # that they are told at once, far ahead: neighbours amon
 SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the caller's thread
 
 
-def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool) -> Iterator[GatherTask]:
+def present_tasks(
+    tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool, spread: int = 0
+) -> Iterator[GatherTask]:
     """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead.
+
+    ``spread`` is among how many rows the order mixes: see ``Reader``.
 
     If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
     """
-    supply, reader, held = store.supply, store.reader(), deque[GatherTask]()
+    supply, reader, held = store.supply, store.reader(spread=spread), deque[GatherTask]()
     if supply is None:
         yield from map(_all_valid, tasks)
         return

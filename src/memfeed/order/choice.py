@@ -8,7 +8,7 @@ from typing import Literal
 
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.mixture import Mixed
-from memfeed.order.orders import Blocks, Order, Sequential, Shuffled
+from memfeed.order.orders import WINDOW_BLOCKS, Blocks, Order, Sequential, Shuffled
 from memfeed.order.pieces import Cut, Pieces
 from memfeed.random import derive
 
@@ -20,6 +20,16 @@ BLOCK_ROWS = 1024  # at most
 def default_block_rows(row_bytes: int) -> int:
     """Return how many rows make a block of 1 MiB, at most 1,024."""
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(row_bytes, 1)))
+
+
+def mixed_rows(shuffle: Shuffle, n: int, block_rows: int, chunk_rows: int) -> int:
+    """Return among how many of ``n`` rows an order mixes, 0 if it leaves them in order.
+
+    Blocks that are smaller than the ``chunk_rows`` that are fetched together leave the rest of each chunk for later.
+    """
+    if shuffle == "blocks" and block_rows >= chunk_rows:
+        return min(n, WINDOW_BLOCKS * block_rows)
+    return n if shuffle else 0
 
 
 def orders_of(n: int, shuffle: Shuffle, seed: int, block_rows: int) -> EpochOrders:

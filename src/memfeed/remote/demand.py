@@ -42,6 +42,7 @@ class Demand:
         chunks_of: the chunks of rows (int64 [k]) that a reader reads.
         is_absent: which of some chunks (int64 [k]) are not there, bool [k].
         ahead: how many different chunks ahead of the readers may be fetched; None for as many as are asked for.
+        is_scattered: whether a reader reads rows from more chunks at a time than there is room for.
     """
 
     def __init__(
@@ -50,16 +51,18 @@ class Demand:
         chunks_of: Callable[[Reader, Int64Array], RowChunks],
         is_absent: Callable[[Int64Array], npt.NDArray[np.bool_]],
         ahead: int | None,
+        is_scattered: Callable[[Reader], bool] = lambda reader: False,
     ) -> None:
+        self._is_scattered = is_scattered
         self._table, self._chunks_of, self._is_absent = table, chunks_of, is_absent
         self._ahead = LOOKED_AT if ahead is None else ahead
         self._asked: dict[Reader, deque[_Asked]] = {}  # by reader; the one that waited last is the last
-        self._urgent: dict[int, None] = {}  # in order
+        self._urgent: dict[int, bool] = {}  # in order; whether each has to have room in the cache
         self._todo: deque[int] = deque()
         self._wanted: set[int] = set()  # urgent, or in _todo
         self._taken: set[int] = set()  # fetched now
         self._known = self._places = np.empty(0, np.int64)  # the chunks ahead, sorted; their places
-        self._is_stale = True
+        self._is_stale, self._is_full = True, False
 
     # --- what readers ask for
 
@@ -76,18 +79,31 @@ class Demand:
             if asked and asked[0].rows is rows:
                 asked.popleft()
             self._asked[reader] = self._asked.pop(reader)
-        self._is_stale = True
+        self._is_stale, self._is_full = True, False
 
     def forget(self, reader: Reader) -> None:
         """Forget what a reader asked for."""
         if self._asked.pop(reader, None) is not None:
-            self._is_stale = True
+            self._is_stale, self._is_full = True, False
 
-    def urge(self, chunks: Int64Array) -> None:
-        """Put chunks before all others."""
+    def urge(self, chunks: Int64Array, *, must_stay: bool = False) -> None:
+        """Put chunks before all others. ``must_stay``: they are read from the cache, so there must be room for them."""
         for chunk in chunks.tolist():
-            self._urgent[chunk] = None
+            self._urgent[chunk] = must_stay or self._urgent.get(chunk, False)
         self._wanted.update(chunks.tolist())
+
+    def may_remove_others(self, chunk: int) -> bool:
+        """Return True if other chunks may go to make room for this one.
+
+        Where all readers are scattered, each chunk is worth as much as any other: none goes.
+        """
+        are_scattered = bool(self._asked) and all(self._is_scattered(reader) for reader in self._asked)
+        return self._urgent.get(chunk, False) or not are_scattered
+
+    def coming(self, reader: Reader) -> Iterator[Int64Array]:
+        """Yield the rows that a reader has asked for and not waited for, in order."""
+        for one in self._asked.get(reader, ()):
+            yield one.rows
 
     def is_urgent(self, chunk: int) -> bool:
         """Return True if somebody waits for a chunk now."""
@@ -123,6 +139,18 @@ class Demand:
             found = self._table.at(chunk)
         self._taken.update(range(found.chunk, found.chunk + found.size))
         return found
+
+    def put_off(self, fetched: ByteRange) -> None:
+        """Note that there is no room for a range now. It is looked for again when readers have gone on."""
+        part = range(fetched.chunk, fetched.chunk + fetched.size)
+        self._taken.difference_update(part)
+        self._wanted.difference_update(part)
+        self._is_full = True
+
+    @property
+    def is_full(self) -> bool:
+        """True if what is needed next has no room, until readers go on."""
+        return self._is_full and not self._urgent
 
     def put_back(self, fetched: ByteRange) -> None:
         """Note that a range is not fetched any more."""

@@ -5,6 +5,7 @@ Any number of processes share one. All that they share is in files, which the ke
 - ``presence`` has a byte per chunk: absent, held (room is reserved for it), written, durable. Each process maps it.
 - ``locks`` is locked by bytes (record locks of Linux, which end with their process): who writes or removes chunk i has
   byte i alone, who copies rows out of it shares it.
+- ``taken`` is how many bytes the chunks take, ``pieces`` and ``hashed`` have the hashes of single rows (`pieces`).
 - ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
 - ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
 """
@@ -29,7 +30,9 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.errors import MemfeedError, StoreError
-from memfeed.remote.ranges import ChunkTable
+from memfeed.remote.layout import RANGES, range_hashes
+from memfeed.remote.pieces import open_pieces
+from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.checksums import chunk_hash
@@ -70,10 +73,13 @@ class CacheDirectory:
     ) -> None:
         self._leave = weakref.finalize(self, _close, users)
         self.root, self.settings, self.manifest, self.hashes = root, settings, manifest, hashes
-        self.table = ChunkTable(manifest.files)
+        is_aligned = (root / WORK_DIRECTORY / RANGES).exists()
+        self.table = ChunkTable(manifest.files, aligned_steps(manifest) if is_aligned else None)
         work = root / WORK_DIRECTORY
         self.presence = _map(work / "presence", self.table.count, np.uint8)
         self._used = _map(work / "used", self.table.count, np.float64)
+        self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
+        self.pieces = None if settings.size is None else open_pieces(work, self.table, manifest, settings.size)
         self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
         self.reopen()
 
@@ -203,52 +209,71 @@ class CacheDirectory:
 
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""
+        with self._making_room():
+            self._remove(chunk)
+
+    def _remove(self, chunk: int) -> None:
+        was_there, place = self.presence[chunk] != ABSENT, self.table.at(chunk)
         self.presence[chunk] = ABSENT
-        place = self.table.at(chunk)
+        if was_there:
+            self._taken_bytes[0] -= place.stop - place.start
         with files.opened(self.root / place.name) as fd:
             files.punch(fd, [(place.start, -(-place.stop // files.BLOCK_BYTES) * files.BLOCK_BYTES)])
 
     def drop(self, chunk: int) -> None:
         """Let others have a chunk that was taken, and its room if it was not written."""
         if self.presence[chunk] == HELD:
-            self.presence[chunk] = ABSENT
+            with self._making_room():
+                self.presence[chunk] = ABSENT
+                place = self.table.at(chunk)
+                self._taken_bytes[0] -= place.stop - place.start
         self.free(chunk)
 
     # --- room
 
-    def reserve(self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool) -> bool:
+    def reserve(
+        self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool, may_remove: bool
+    ) -> bool:
         """Make room for a chunk that was taken. Return False if only chunks that are needed sooner could go.
 
         ``need`` returns for chunks when this process needs each, infinity for not soon. An ``urgent`` chunk takes the
-        place of any that nobody copies.
+        place of any that nobody copies. Without ``may_remove`` no other chunk goes.
         """
         size = self.settings.size
         if size is None:
             return True
         with self._making_room():
             if self.presence[chunk] == HELD:  # by a process that has died: who lives has it alone
-                self.remove(chunk)
-            there = np.flatnonzero(self.presence)  # none is ABSENT
-            wanted = int(self.table.bytes_of(np.append(there, chunk)).sum()) - size
-            if wanted > 0:
-                there = there[~self._are_offsets(there)]
-                due, own = need(there), need(np.array([chunk]))[0]
-                for at in np.lexsort((self._used[there], -due)):  # needed last, then used longest ago
-                    victim = int(there[at])
-                    if not urgent and due[at] <= own:
-                        return False
-                    if self.take(victim):  # one that is held, and free to take, is that of a dead process
-                        try:
-                            self.remove(victim)
-                        finally:
-                            self.free(victim)
-                        wanted -= self.table.at(victim).stop - self.table.at(victim).start
-                        if wanted <= 0:
-                            break
-                else:
-                    return False
+                self._remove(chunk)
+            own = int(self.table.bytes_of(np.array([chunk]))[0])
+            most = size - (0 if self.pieces is None else self.pieces.nbytes)
+            wanted = int(self._taken_bytes[0]) + own - most
+            if wanted > 0 and not (may_remove and self._make_room(chunk, wanted, need, urgent)):
+                return False
+            self._taken_bytes[0] += own
             self.presence[chunk] = HELD
             return True
+
+    def _make_room(
+        self, chunk: int, wanted: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], urgent: bool
+    ) -> bool:
+        """Remove chunks of ``wanted`` bytes, those needed last first, then those used longest ago."""
+        there = np.flatnonzero(self.presence)  # none is ABSENT
+        there = there[~self._are_offsets(there)]
+        due, own = need(there), need(np.array([chunk]))[0]
+        for at in np.lexsort((self._used[there], -due)):
+            victim = int(there[at])
+            if not urgent and due[at] <= own:
+                return False
+            if self.take(victim):  # one that is held, and free to take, is that of a dead process
+                try:
+                    self._remove(victim)
+                finally:
+                    self.free(victim)
+                wanted -= self.table.at(victim).stop - self.table.at(victim).start
+                if wanted <= 0:
+                    return True
+        return False
 
     def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
@@ -303,6 +328,10 @@ class CacheDirectory:
             if chunk_hash(self.root / place.name, place.start, place.stop - place.start) != self.hashes[chunk]:
                 self.remove(chunk)
 
+    def recount(self) -> None:
+        """Add up the bytes of all chunks. Only while no other process is here."""
+        self._taken_bytes[0] = self.table.bytes_of(np.flatnonzero(self.presence)).sum()
+
     def shrink(self) -> None:
         """Remove the chunks that were used longest ago, beyond ``size``. Only while no other process is here."""
         if self.settings.size is None:
@@ -340,10 +369,11 @@ def _close(*descriptors: int) -> None:
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """The bytes of memfeed.json and of checksums.bin at an address."""
+    """The bytes of memfeed.json, checksums.bin and, if it is there, ranges.bin at an address."""
 
     manifest: bytes
     checksums: bytes
+    ranges: bytes = b""
 
 
 def cached_remote(root: Path, address: str) -> Remote | None:
@@ -370,7 +400,8 @@ def cached_remote(root: Path, address: str) -> Remote | None:
         )
     work = root / WORK_DIRECTORY
     try:
-        return Remote((work / format.MANIFEST).read_bytes(), (work / format.CHECKSUMS).read_bytes())
+        ranges = (work / RANGES).read_bytes() if (work / RANGES).exists() else b""
+        return Remote((work / format.MANIFEST).read_bytes(), (work / format.CHECKSUMS).read_bytes(), ranges)
     except OSError as error:
         raise StoreError(f"{root}: found a cache that cannot be read ({error}); {_REMEDY}") from None
 
@@ -387,7 +418,8 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
         raise StoreError(f"{address}: found checksums that are not those of its manifest; expected them: push it again")
     size = bounded(size, manifest)
     offsets = sum(manifest.files[name] for name in offset_files(manifest))
-    least = 2 * offsets + min(CHUNK_BYTES, max(manifest.files.values(), default=0))
+    steps = aligned_steps(manifest) if remote.ranges else dict.fromkeys(manifest.files, CHUNK_BYTES)
+    least = 2 * offsets + max((min(size, steps[name]) for name, size in manifest.files.items()), default=0)
     if size is not None and size < least:
         raise StoreError(
             f"found size={format_bytes(size)} for the cache of {address}; expected at least {format_bytes(least)}, "
@@ -406,11 +438,15 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             if found is not None:
                 break  # else the process that began it has failed
         _require_same(root, own, found)
-        hashes = _map(root / WORK_DIRECTORY / format.CHECKSUMS, len(remote.checksums) // 8, "<u8", mode="r")
-        return CacheDirectory(root, own, manifest, hashes, users)
+        return CacheDirectory(root, own, manifest, _hashes(remote), users)
     except BaseException:
         os.close(users)
         raise
+
+
+def _hashes(remote: Remote) -> npt.NDArray[np.uint64]:
+    """Return the checksum of each chunk, uint64 [chunks]."""
+    return range_hashes(remote.ranges) if remote.ranges else np.frombuffer(remote.checksums, "<u8")
 
 
 def bounded(size: int | None, manifest: Manifest) -> int | None:
@@ -457,11 +493,17 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
         _require_holes(work)
     for name, size in manifest.files.items():
         format.check_file(root, name, size)
-    directory = CacheDirectory(root, own, manifest, np.frombuffer(remote.checksums, "<u8"))
+    with files.opened(work / "taken", os.O_CREAT):
+        pass
+    files.truncate(work / "taken", 8)
+    directory = CacheDirectory(root, own, manifest, _hashes(remote))
     if found is not None:
         same = own.boot_id and (found.host, found.boot_id) == (own.host, own.boot_id)
         directory.recover(is_new_boot=not same)
+        if directory.pieces is not None and not same:
+            directory.pieces.forget()
         directory.shrink()
+    directory.recount()
     files.write_atomically(work / SETTINGS, msgspec.json.encode(own))
 
 
@@ -474,7 +516,9 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
         files.make_directory(path.parent)
         files.write_file(path, b"")
         files.truncate(path, size)
-    count = ChunkTable(manifest.files).count
+    if remote.ranges:
+        files.write_file(work / RANGES, remote.ranges)
+    count = len(_hashes(remote))
     for name, size in (("presence", count), ("used", 8 * count)):
         files.write_file(work / name, b"")
         files.truncate(work / name, size)

@@ -6,7 +6,10 @@ import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
 from typing import Protocol
 
 import xxhash
@@ -75,7 +78,8 @@ class Fetching:
         self.failed: dict[int, MemfeedError] = {}
         self._elsewhere: dict[int, float] = {}  # chunks that other processes have, and when to look again
         self._threads: list[threading.Thread] = []
-        self._working = 0
+        self._working = self._working_singles = 0
+        self._singles: deque[tuple[Future[memoryview], Callable[[], memoryview]]] = deque()
         self._stopping = False
         running.add(self)
 
@@ -88,7 +92,17 @@ class Fetching:
 
     def _most_at_once(self) -> int:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
-        return max(self.in_flight.count, min(self.demand.urgent_count, MOST_IN_FLIGHT))
+        waited_for = max(self.demand.urgent_count, len(self._singles) + self._working_singles)
+        return max(self.in_flight.count, min(waited_for, MOST_IN_FLIGHT))
+
+    def submit(self, reads: Iterable[Callable[[], memoryview]]) -> list[Future[memoryview]]:
+        """Run these reads in the threads, in order, before chunks that nobody waits for; return what they will give."""
+        jobs = [(Future[memoryview](), read) for read in reads]
+        with self.changed:
+            self._singles.extend(jobs)
+            self.start()
+            self.changed.notify_all()
+        return [future for future, _ in jobs]
 
     @property
     def is_stopping(self) -> bool:
@@ -99,6 +113,8 @@ class Fetching:
         """Let the threads end after the request that they wait for."""
         with self.changed:
             self._stopping = True
+            while self._singles:
+                self._singles.popleft()[0].cancel()
             self.changed.notify_all()
 
     def join(self) -> None:
@@ -110,25 +126,45 @@ class Fetching:
     def _work(self) -> None:
         while True:
             with self.changed:
-                job = None
-                while not self._stopping and (job := self._next()) is None:
+                job: Callable[[], None] | None = None
+                while not self._stopping and (job := self._next_single() or self._next()) is None:
                     self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
                 if job is None:
                     return
                 self.start()
-            fetched, kept = job
-            try:
-                self._fetch(fetched, kept)
-            except MemfeedError as error:
-                self._fail(fetched, error)
-            except BaseException as error:  # a thread that ends without a word would let readers wait for ever
-                self._fail(fetched, StoreError(f"{self.directory.settings.address}: found {error!r} while fetching"))
-                raise
-            finally:
-                self._end(fetched)
+            job()
 
-    def _next(self) -> tuple[ByteRange, list[bool]] | None:
-        """Return chunks that this process has taken now, and for each whether it has room in the cache."""
+    def _next_single(self) -> Callable[[], None] | None:
+        """Return a read that was submitted, unless a chunk is waited for."""
+        while self._singles and not self.demand.urgent_count and self._working < MOST_IN_FLIGHT:
+            future, read = self._singles.popleft()
+            if future.set_running_or_notify_cancel():
+                self._working, self._working_singles = self._working + 1, self._working_singles + 1
+                return partial(self._read_single, future, read)
+        return None
+
+    def _read_single(self, future: Future[memoryview], read: Callable[[], memoryview]) -> None:
+        try:
+            future.set_result(read())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            with self.changed:
+                self._working, self._working_singles = self._working - 1, self._working_singles - 1
+
+    def _fetch_claimed(self, fetched: ByteRange, kept: list[bool]) -> None:
+        try:
+            self._fetch(fetched, kept)
+        except MemfeedError as error:
+            self._fail(fetched, error)
+        except BaseException as error:  # a thread that ends without a word would let readers wait for ever
+            self._fail(fetched, StoreError(f"{self.directory.settings.address}: found {error!r} while fetching"))
+            raise
+        finally:
+            self._end(fetched)
+
+    def _next(self) -> Callable[[], None] | None:
+        """Return what fetches chunks that this process has taken now, some of which have room in the cache."""
         now = time.monotonic()
         for chunk in [chunk for chunk, due in self._elsewhere.items() if due <= now]:
             del self._elsewhere[chunk]
@@ -138,17 +174,15 @@ class Fetching:
             return None
         # requests share the link: if readers wait for many chunks, the longest request ends last, and has to be short
         joined = MOST_CHUNKS if most == self.in_flight.count else 1
-        while (found := self.demand.take(most, joined)) is not None:
-            run, kept, is_full = self._claim(found, now)
+        while not self.demand.is_full and (found := self.demand.take(most, joined)) is not None:
+            run, kept = self._claim(found, now)
             if run:
                 self._working += 1
-                return self.directory.table.range_of(run[0], run[-1] + 1), kept
-            if is_full:
-                return None
+                return partial(self._fetch_claimed, self.directory.table.range_of(run[0], run[-1] + 1), kept)
         return None
 
-    def _claim(self, found: ByteRange, now: float) -> tuple[list[int], list[bool], bool]:
-        """Take consecutive chunks of a range: which, whether each has room, and whether there was no room for one."""
+    def _claim(self, found: ByteRange, now: float) -> tuple[list[int], list[bool]]:
+        """Take consecutive chunks of a range: which, and whether each has room."""
         run, kept, is_full = list[int](), list[bool](), False
         for chunk in range(found.chunk, found.chunk + found.size):
             is_ours = (not run or run[-1] == chunk - 1) and not is_full
@@ -158,15 +192,20 @@ class Fetching:
             if is_ours:
                 is_urgent = self.demand.is_urgent(chunk)
                 is_absent = not self.directory.is_written(chunk)
-                has_room = is_absent and self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent)
+                has_room = is_absent and self._reserve(chunk, is_urgent=is_urgent)
                 if is_absent and (has_room or is_urgent):
                     run.append(chunk)
                     kept.append(has_room)
                     continue
-                is_full = is_full or (is_absent and not has_room)
+                is_full = is_absent  # others may have brought it meanwhile
                 self.directory.free(chunk)
-            self.demand.put_back(self.directory.table.at(chunk))
-        return run, kept, is_full
+            back = self.demand.put_off if is_full else self.demand.put_back
+            back(self.directory.table.at(chunk))
+        return run, kept
+
+    def _reserve(self, chunk: int, *, is_urgent: bool) -> bool:
+        may_remove = self.demand.may_remove_others(chunk)
+        return self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent, may_remove=may_remove)
 
     def _fetch(self, fetched: ByteRange, kept: list[bool]) -> None:
         chunks = [self.directory.table.at(fetched.chunk + at) for at in range(fetched.size)]
@@ -178,6 +217,8 @@ class Fetching:
                 self.in_flight.note(len(data), time.monotonic() - began, self._working)
             for chunk, has_room in zip(chunks, kept, strict=True):
                 part = data[chunk.start - fetched.start : chunk.stop - fetched.start]
+                if self.directory.pieces is not None:
+                    self.directory.pieces.learn(chunk, part)
                 if has_room:
                     self.directory.write(chunk.chunk, part)
                 self._arrived(chunk.chunk, part)

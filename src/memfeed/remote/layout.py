@@ -6,18 +6,25 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError, StoreNotFoundError
 from memfeed.remote.address import Address
 from memfeed.remote.objects import ObjectInfo, Objects
+from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.remote.retry import Retry
 from memfeed.store import format
-from memfeed.store.checksums import split_checksums
+from memfeed.store.checksums import chunk_hash, hash_pool, split_checksums
 from memfeed.store.manifest import Manifest
 
 POINTER = "manifest.json"
+RANGES = "ranges.bin"
+_DIGEST_BYTES = 16  # of ranges.bin, before the checksums
 PUSHES = "pushes"
 VERSION = 1
 _MOST_POINTER_BYTES = 1 << 20
@@ -53,8 +60,9 @@ class StoreObject:
 class RemoteStore:
     """A store at an address, as it was when it was looked at.
 
-    ``digest`` is the xxh3-128 of its memfeed.json. ``files`` has each file of the manifest, and checksums.bin, by its
-    name in the store. If an object of it is replaced later, reading with its etag raises ObjectReplacedError.
+    ``digest`` is the xxh3-128 of its memfeed.json. ``files`` has each file of the manifest, checksums.bin, and
+    ranges.bin if it is there, by its name in the store. If an object of it is replaced later, reading with its etag
+    raises ObjectReplacedError.
     """
 
     objects: Objects
@@ -77,6 +85,11 @@ class RemoteStore:
         found = self.files[format.CHECKSUMS]
         return bytes(self.read(format.CHECKSUMS, 0, found.size, self._is_checksum_file))
 
+    def read_range_file(self) -> bytes:
+        """Return the bytes of ranges.bin, as they were pushed; none if it is not there, as of a copy of files."""
+        found = self.files.get(RANGES)
+        return b"" if found is None else bytes(self.read(RANGES, 0, found.size, is_range_file))
+
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
         """Return ``size`` bytes of a file of the store from byte ``first``. See `Objects.read` for ``accept``."""
         found = self.files[name]
@@ -84,6 +97,30 @@ class RemoteStore:
 
     def _is_checksum_file(self, data: memoryview) -> bool:
         return format.digest(bytes(data)) == self.manifest.checksums
+
+
+def range_file(table: ChunkTable, path: Path) -> bytes:
+    """Return ranges.bin of the store at ``path``: the xxh3-64 of every chunk of whole rows, after a digest of them."""
+    places = [table.at(chunk) for chunk in range(table.count)]
+    with hash_pool() as pool:
+        hashes = pool.map(lambda place: chunk_hash(path / place.name, place.start, place.stop - place.start), places)
+        content = np.fromiter(hashes, "<u8", table.count).tobytes()
+    return xxhash.xxh3_128_digest(content) + content
+
+
+def range_bytes(table: ChunkTable) -> int:
+    """Return the size of ranges.bin."""
+    return _DIGEST_BYTES + 8 * table.count
+
+
+def range_hashes(content: bytes) -> npt.NDArray[np.uint64]:
+    """Return the checksums that the bytes of ranges.bin have, uint64 [chunks]."""
+    return np.frombuffer(content, "<u8", offset=_DIGEST_BYTES)
+
+
+def is_range_file(data: memoryview | bytes) -> bool:
+    """Return True if these are the bytes of ranges.bin that were written."""
+    return xxhash.xxh3_128_digest(data[_DIGEST_BYTES:]) == bytes(data[:_DIGEST_BYTES])
 
 
 def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None = None) -> RemoteStore:
@@ -140,7 +177,7 @@ def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
         raise CorruptStoreError(f"{where}: found other bytes than were pushed; expected those of {POINTER}: push again")
     sizes = {**manifest.files, format.CHECKSUMS: format.checksum_bytes(manifest)}
     if listed is None:
-        found = _ask_for(objects, directory, list(sizes))
+        found = _ask_for(objects, directory, [*sizes, RANGES])
     else:
         found = {name[len(directory) :]: info for name, info in listed.result().items()}
     for name, size in sizes.items():
@@ -150,6 +187,9 @@ def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
                 f"{objects.address}/{directory}{name}: found {what}; expected {size:,} bytes, as the manifest says: "
                 "a copy that is not complete, or was changed; push the store again"
             )
+    ranges = range_bytes(ChunkTable(manifest.files, aligned_steps(manifest)))
+    if RANGES in found and found[RANGES].size == ranges:
+        sizes[RANGES] = ranges
     stored = {name: StoreObject(directory + name, size, found[name].etag) for name, size in sizes.items()}
     return RemoteStore(objects, manifest, data, digest, stored)
 

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
 from memfeed.remote.address import is_address, parse_address
 from memfeed.remote.directory import CacheDirectory, Remote, cached_remote, open_directory
 from memfeed.remote.layout import RemoteStore, read_manifest
+from memfeed.remote.ranges import aligned_steps
 from memfeed.remote.supply import RemoteSupply
 from memfeed.schema.tree import as_types
 from memfeed.store import format
 from memfeed.store.backing import Backing, open_backing
-from memfeed.store.manifest import CHUNK_BYTES, Manifest
+from memfeed.store.manifest import Manifest
 from memfeed.store.store import Store
 from memfeed.store.store import open as open_local
 from memfeed.system.files import local_path
@@ -118,7 +120,9 @@ def _look_up(path: str, kept: Remote | None) -> tuple[Remote, RemoteStore | None
             own = format.digest(kept.manifest)
             raise _replaced(str(found.address), f"manifest {found.digest[:8]}, the cache has {own[:8]}")
         return kept, found
-    return Remote(found.manifest_bytes, found.read_checksum_file()), found
+    with ThreadPoolExecutor(1) as pool:
+        ranges = pool.submit(found.read_range_file)
+        return Remote(found.manifest_bytes, found.read_checksum_file(), ranges.result()), found
 
 
 def _require_digest(address: object, digest: str, expected: str | None) -> None:
@@ -151,5 +155,6 @@ def chunk_rows(manifest: Manifest | None) -> int:
     """Return how many rows of the largest file lie in one chunk, on average; at least 1."""
     if manifest is None or not manifest.rows:
         return 1
-    largest = max(manifest.files.values(), default=0)
-    return max(1, min(manifest.rows, CHUNK_BYTES * manifest.rows // max(largest, 1)))
+    largest = max(manifest.files, key=lambda name: manifest.files[name])
+    step = aligned_steps(manifest)[largest]
+    return max(1, min(manifest.rows, step * manifest.rows // max(manifest.files[largest], 1)))

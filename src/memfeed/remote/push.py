@@ -13,8 +13,9 @@ import xxhash
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError
 from memfeed.remote.address import Address, parse_address
 from memfeed.remote.chunks import in_threads
-from memfeed.remote.layout import POINTER, PUSHES, Pointer, read_pointer
-from memfeed.remote.objects import Objects
+from memfeed.remote.layout import POINTER, PUSHES, RANGES, Pointer, range_bytes, range_file, read_pointer
+from memfeed.remote.objects import ObjectInfo, Objects
+from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.store import format
 from memfeed.store.checksums import chunks_of, describe_chunk, read_checksums
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
@@ -70,6 +71,7 @@ def push(
     }
     total = sum(sizes.values())
     with Progress(f"push {to.name}", total, unit="B", shown=progress, done=total - sum(missing.values())) as bar:
+        _send_ranges(local, objects, f"{pointer.directory}/{RANGES}", there)
         _send(local, objects, pointer, missing, bar.advance)
     if before is None or before[0] != pointer:
         content = msgspec.json.format(msgspec.json.encode(pointer), indent=1) + b"\n"
@@ -98,6 +100,13 @@ def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
             f"memfeed.push(memfeed.open({str(path)!r}), ...)"
         )
     return _Local(path, manifest, digest)
+
+
+def _send_ranges(local: _Local, objects: Objects, name: str, there: dict[str, ObjectInfo]) -> None:
+    """Write the checksums of chunks of whole rows, unless they are there."""
+    table = ChunkTable(local.manifest.files, aligned_steps(local.manifest))
+    if name not in there or there[name].size != range_bytes(table):
+        objects.put(name, range_file(table, local.path))
 
 
 def _send(

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from memfeed.remote.directory import CacheDirectory, Remote, bounded
 from memfeed.remote.fetching import Fetching, Reading
 from memfeed.remote.rows import Places, RowPlaces
 from memfeed.remote.scratch import Piece, Scratch, scratch_columns, scratch_files
+from memfeed.remote.single_rows import SingleRows
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, store_column
@@ -74,6 +76,11 @@ class RemoteSupply:
         self._work.wait(reader, rows)
         return None
 
+    def bytes_again(self, spread: int) -> int:
+        """See ``RowSupply``: what has no room, row by row. Chunks that come in whole are not counted."""
+        size, total = self.directory.settings.size, sum(self.directory.manifest.files.values())
+        return total - size if size is not None and self._work.is_scattered(Reader(None, spread)) else 0
+
     def stand_in(self) -> int:
         """See ``RowSupply``; no row of such a store is skipped."""
         raise NotImplementedError
@@ -104,9 +111,10 @@ class _Work:
         self._pid, self._directory_pid = os.getpid(), os.getpid()
         self._children = ChildRequests()
         size = directory.settings.size
-        ahead = None if size is None else max(1, size // CHUNK_BYTES // 2)
-        self._demand = Demand(directory.table, self._chunks_of, directory.are_absent, ahead)
+        ahead = None if size is None else max(1, size // CHUNK_BYTES)
+        self._demand = Demand(directory.table, self._chunks_of, directory.are_absent, ahead, self.is_scattered)
         self._fetching = Fetching(directory, objects, self._demand, self._arrived)
+        self._rows = SingleRows(directory, objects, self._fetching)
         self._awaited: list[dict[int, list[tuple[int, memoryview]]]] = []  # by chunk: where its bytes go in memory
         self._awaited_lock, self._completing = threading.Lock(), threading.Lock()
         self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
@@ -145,6 +153,7 @@ class _Work:
         if self._scratch is not None:
             self._scratch.release(reader)
         if not self._is_elsewhere():
+            self._rows.forget(reader)
             with self._fetching.changed:
                 self._demand.forget(reader)
 
@@ -156,6 +165,8 @@ class _Work:
                 self._demand.waits(reader, rows)
         rows = rows.astype(np.int64, copy=False)
         if self._scratch is not None:
+            if self.is_scattered(reader):
+                self._ask_for_rows_ahead(reader)
             self._bring(self._scratch, reader, rows)
             return
         self._await(self.places.record_chunks(reader, rows))
@@ -164,6 +175,11 @@ class _Work:
 
     def _chunks_of(self, reader: Reader, rows: Int64Array) -> RowChunks:
         return self.places.chunks(reader, rows.astype(np.int64, copy=False), self.directory.are_absent)
+
+    def is_scattered(self, reader: Reader) -> bool:
+        """Return True if a reader reads rows from more chunks at a time than the cache has room for."""
+        total, size = sum(self.manifest.files.values()), self.directory.settings.size
+        return size is not None and reader.spread * total > size * self.manifest.rows
 
     def _is_elsewhere(self) -> bool:
         """Return True in a forked child, which has neither threads nor connections."""
@@ -219,14 +235,15 @@ class _Work:
         pieces = [piece for place in places for piece in merged_pieces(*place)]
         scratch.hold(reader, pieces)
         left: dict[int, list[tuple[int, memoryview]]] = {}
-        for name, start, stop in pieces:
-            first, _ = self.directory.table.of_file(name)
-            while start < stop:
-                end = min(stop, (start // CHUNK_BYTES + 1) * CHUNK_BYTES)
-                left.setdefault(first + start // CHUNK_BYTES, []).append((start, scratch.part((name, start, end))))
-                start = end
+        for chunk, start, stop in self._cut(pieces):
+            name = self.directory.table.at(chunk).name
+            left.setdefault(chunk, []).append((start, scratch.part((name, start, stop))))
         if self._copied_from_cache(left):
             return
+        if self.is_scattered(reader) and not self._is_elsewhere():
+            self._rows.fill(reader, left)
+            if not left:
+                return
         with self._awaited_lock:
             self._awaited.append(left)
         try:
@@ -236,6 +253,30 @@ class _Work:
         finally:
             with self._awaited_lock:
                 self._awaited = [other for other in self._awaited if other is not left]
+
+    def _cut(self, pieces: list[Piece]) -> Iterator[tuple[int, int, int]]:
+        """Yield the chunk, the first byte and the one after the last of each part of pieces that lies in one chunk."""
+        table = self.directory.table
+        for name, start, stop in pieces:
+            first, step = table.of_file(name)[0], table.steps[name]
+            while start < stop:
+                end = min(stop, (start // step + 1) * step)
+                yield first + start // step, start, end
+                start = end
+
+    def _ask_for_rows_ahead(self, reader: Reader) -> None:
+        """Ask for the rows of the next batches of a scattered reader whose chunks have no room."""
+        if self._is_elsewhere():
+            return
+        with self._fetching.changed:
+            coming = list(islice(self._demand.coming(reader), SingleRows.batches_ahead))
+        for rows in self._rows.not_asked(reader, coming):
+            ids = rows.astype(np.int64, copy=False)
+            if self.directory.are_absent(self.places.offset_chunks(reader, ids)).any():
+                return  # where the rows lie is not known yet
+            places = [*self.places.fixed(reader, ids), *self.places.elements(reader, ids)]
+            pieces = [piece for place in places for piece in merged_pieces(*place)]
+            self._rows.ask(reader, rows, list(self._cut(pieces)))
 
     def _copied_from_cache(self, left: dict[int, list[tuple[int, memoryview]]]) -> bool:
         """Copy what the cache has, and remove it from ``left``. Return True if nothing is left."""
@@ -293,7 +334,7 @@ class _Work:
             self._serve_until_done(synced)
         finally:
             self._fetching.join()
-            with contextlib.suppress(MemfeedError):
+            with contextlib.suppress(MemfeedError, OSError):  # the directory may have been removed
                 self.directory.sync()
             self.directory.leave()
 
@@ -314,7 +355,7 @@ class _Work:
                 if chunk in self._fetching.failed:
                     self._children.report(self._fetching.failed.pop(chunk))
             absent = chunks[self.directory.are_absent(chunks)]
-            self._demand.urge(absent)
+            self._demand.urge(absent, must_stay=True)
             self._fetching.changed.notify_all()
 
     def _complete(self) -> None:

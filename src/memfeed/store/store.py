@@ -230,9 +230,9 @@ class Store(Dataset[Any]):
                 "are there); expected a finished one: call store.finish() first, which waits for it"
             )
 
-    def reader(self) -> Reader:
-        """Return a new reader of the fields of this view, for its ``supply``."""
-        return Reader(self._fields)
+    def reader(self, spread: int = 0) -> Reader:
+        """Return a new reader of the fields of this view, for its ``supply``; see ``Reader``."""
+        return Reader(self._fields, spread)
 
     def _present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
         """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""

@@ -26,10 +26,13 @@ class FillProgress(NamedTuple):
 
 
 class Reader:
-    """Who reads rows of a store that is not complete, and which fields of them, by index; None means all."""
+    """Who reads rows of a store that is not complete, and which fields of them, by index; None means all.
 
-    def __init__(self, fields: Sequence[int] | None = None) -> None:
-        self.fields = fields
+    ``spread`` is how many rows lie between those that are read one after another, at most: 0 for rows in order.
+    """
+
+    def __init__(self, fields: Sequence[int] | None = None, spread: int = 0) -> None:
+        self.fields, self.spread = fields, spread
 
 
 class RowSupply(Protocol):
@@ -53,6 +56,9 @@ class RowSupply(Protocol):
 
         Raises what the dataset raised for one of them, or what keeps rows from being written.
         """
+
+    def bytes_again(self, spread: int) -> int:
+        """Return the bytes that a reader of this ``spread`` fetches in each epoch though all rows were there before."""
 
     def stand_in(self) -> int:
         """Return a row that can be read, to take the place of one that cannot."""
