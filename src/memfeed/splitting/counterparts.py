@@ -16,13 +16,14 @@ from memfeed.schema.fields import dtype_name
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.steps import inner_of, is_albumentations, run
 from memfeed.splitting.values import Value, difference, kind_of, to_tensor
-from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Window
+from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Warped, Window
 from memfeed.transforms.recipe import make_transform
 
 _IMAGES, _MASKS = "images", "masks"
 _ROWS = 4  # keys whose parameters are compared
 _LEVELS = 1.0  # of 8 bits, by which integer images may differ: resampling rounds
 _FLOAT_LEVELS = 0.05
+_MOVED = 1e-4  # of the pixels: a nearest one may be its neighbour where a coordinate lies between two
 Made = list[tuple[str, dict[str, Any], str]]
 """(class, its arguments as JSON, what it is for) of the transforms that together do what a step does."""
 
@@ -74,6 +75,7 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
     """Return True if the transforms and the step make the same of a value, with the parameters of one key."""
     batch: Any = {str(i): as_field(leaf)[None] for i, leaf in enumerate(value.images())}
     keys, theirs = Keys(0, 0, torch.tensor([row])), None
+    params: Any = None
     for transform in transforms:
         image = batch[transform.on[0][0] if isinstance(transform.on, list) else transform.on[0]]  # type: ignore[index]
         drawn = transform.params([row], shape=image.shape[1:], dtype=image.dtype)
@@ -89,6 +91,10 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
         expected, found = as_field(leaf), batch[str(index)][0]
         if found.shape == (1, *expected.shape):  # a mask that lost its channel is another one
             return False
+        if isinstance(params, Warped) and (index or params.mode == "nearest"):
+            if float((expected != found).double().mean()) > _MOVED:
+                return False
+            continue
         exact = 0.0 if index else _FLOAT_LEVELS if expected.dtype.is_floating_point else _LEVELS
         if difference(expected, found) > exact:
             return False
@@ -101,7 +107,7 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
         return _cut_array(leaf, params)
     module = "torchvision.transforms.v2" if ".v2" in type(step).__module__ else "torchvision.transforms"
     functions: Any = importlib.import_module(f"{module}.functional")
-    if kind_of(leaf) in ("Mask",) and not isinstance(params, Window | Resampled):
+    if kind_of(leaf) in ("Mask",) and not isinstance(params, Window | Resampled | Warped):
         return leaf
     if isinstance(params, Window):
         return _windowed(functions, leaf, params)
@@ -127,7 +133,24 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
     if type(transform).__name__ == "RandomRotation":
         angle = math.degrees(math.atan2(params.matrix[0, 1, 0], params.matrix[0, 0, 0]))
         return functions.rotate(leaf, angle, step.interpolation, False, step.center, step.fill)
+    if isinstance(params, Warped):
+        given = _affine_arguments(params, step.center)
+        return functions.affine(leaf, *given, step.interpolation, step.fill, center=step.center)
     raise TransformError(f"{type(transform).__name__} has parameters that cannot be compared")
+
+
+def _affine_arguments(params: Warped, center: Any) -> tuple[float, list[int], float, list[float]]:
+    """Return angle, moves, scale and shears of a map: one of the two choices that make it, if it shears along y."""
+    middle = np.zeros(2) if center is None else np.subtract(center, (params.width / 2, params.height / 2))
+    forward = np.linalg.inv(params.matrix[0, :, :2])
+    moves = np.rint(forward @ (middle - params.matrix[0, :, 2]) - middle).astype(int).tolist()
+    across, down = forward.T
+    scale, length = math.sqrt(np.linalg.det(forward)), math.hypot(*across)
+    along_y = math.acos(min(1.0, scale / length))
+    angle = math.atan2(across[1], across[0]) + along_y
+    turned = scale * np.array([-math.sin(angle), math.cos(angle)])
+    along_x = math.atan(-((down - turned) @ across) / length**2)
+    return math.degrees(angle), moves, scale, [math.degrees(along_x), math.degrees(along_y)]
 
 
 def _windowed(functions: Any, leaf: Any, params: Window) -> Any:
@@ -251,6 +274,12 @@ def _rotation(step: Any) -> Made | None:
     )  # fmt: skip
 
 
+def _affine(step: Any) -> Made:
+    lists = {name: getattr(step, name) for name in ("degrees", "translate", "scale", "shear", "center")}
+    lists = {name: None if values is None else list(values) for name, values in lists.items()}
+    return _one("RandomAffine", **lists, interpolation=_interpolation(step), fill=_fill(step.fill))
+
+
 def _normalized_arrays(step: Any) -> Made | None:
     if getattr(step, "normalization", "standard") != "standard" or step.max_pixel_value != 255.0 or step.p < 1:
         return None
@@ -272,6 +301,7 @@ _TORCHVISION: dict[str, Callable[[Any], Made | None]] = {
     "ConvertImageDtype": lambda step: _one("ToDtype", dtype=dtype_name(step.dtype), scale=True),
     "Normalize": lambda step: _one("Normalize", mean=list(step.mean), std=list(step.std)),
     "PILToTensor": lambda step: [],
+    "RandomAffine": _affine,
     "RandomCrop": _random_crop,
     "RandomErasing": _erasing,
     "RandomGrayscale": lambda step: _one("RandomGrayscale", p=step.p),
