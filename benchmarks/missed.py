@@ -19,7 +19,7 @@ REASONS = {
     },
     "remote": {
         "cache of 0.3 of the store, by blocks": (
-            "128 blocks are mixed, and the cache has room for 143 chunks: the next 128 are fetched when these have been "
+            "128 blocks are mixed, and the cache has room for 143 chunks: the next 128 are fetched when these were "
             "read, and the benchmark compares every row and measures the disk meanwhile. Without that, a first epoch "
             "had 0.83 of the bandwidth; with room for twice the blocks (0.6 of the store) 0.96, and 0.93 with it. Each "
             "chunk came once"

@@ -1,5 +1,8 @@
 """`torch.inference_mode` and `torch.set_default_device` of the caller change neither stores nor batches."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -55,9 +58,26 @@ STEPS = [
 def test_the_default_device_does_not_leak_into_transforms(tmp_path, samples, step):
     store = memfeed.cache(samples, tmp_path / "s.mf", progress=False)
     expected = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
-    with torch.device("meta"):
-        found = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
+    with torch.device("meta"):  # of this thread alone: it takes the work that other threads might take
+        found = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step, threads=1)]
     assert all(map(torch.equal, found, expected))
+
+
+MAKERS = {
+    "arange", "as_tensor", "empty", "empty_strided", "eye", "from_file", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+}  # fmt: skip
+
+
+def test_each_tensor_that_is_made_names_its_device():
+    package, found = Path(memfeed.__file__).parent, []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS:
+                named = {keyword.arg for keyword in node.keywords}
+                if ast.unparse(node.func.value) == "torch" and not named & {"device", None}:
+                    found.append(f"{path.relative_to(package)}:{node.lineno}")
+    assert [one for one in found if not one.startswith(("demo/", "testing/"))] == []
 
 
 def test_the_default_device_does_not_leak_into_stores(tmp_path, samples):

@@ -89,7 +89,7 @@ def tasks_of_batches(
             len(rows),
             (min(run.row + run.stride, shards.rows),),
             places if repeats else None,
-            torch.full((len(rows),), run.start < batches.n) if shards.last == "pad" else None,
+            torch.full((len(rows),), run.start < batches.n, device="cpu") if shards.last == "pad" else None,
         )
 
 

@@ -68,4 +68,6 @@ def _present(task: GatherTask, supply: RowSupply, reader: Reader, *, masks: bool
 
 def _all_valid(task: GatherTask) -> GatherTask:
     """Return a task that says which rows count."""
-    return task if task.valid is not None else task._replace(valid=torch.ones(len(task.ids), dtype=torch.bool))
+    if task.valid is not None:
+        return task
+    return task._replace(valid=torch.ones(len(task.ids), dtype=torch.bool, device="cpu"))

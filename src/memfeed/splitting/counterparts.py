@@ -74,7 +74,7 @@ def _fields(name: str, role: str, paths: Sequence[tuple[str | int, ...]]) -> lis
 def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) -> bool:
     """Return True if the transforms and the step make the same of a value, with the parameters of one key."""
     batch: Any = {str(i): as_field(leaf)[None] for i, leaf in enumerate(value.images())}
-    keys, theirs = Keys(0, 0, torch.tensor([row])), None
+    keys, theirs = Keys(0, 0, torch.tensor([row], device="cpu")), None
     params: Any = None
     for transform in transforms:
         image = batch[transform.on[0][0] if isinstance(transform.on, list) else transform.on[0]]  # type: ignore[index]
@@ -128,7 +128,7 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
         return functions.rgb_to_grayscale(leaf, num_output_channels=channels) if params.chosen[0] else leaf
     if isinstance(params, Erased):
         box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
-        fill = torch.as_tensor(params.fill, dtype=leaf.dtype).reshape(-1, 1, 1)
+        fill = torch.as_tensor(params.fill, dtype=leaf.dtype, device=leaf.device).reshape(-1, 1, 1)
         return functions.erase(leaf, *box, fill) if box[2] else leaf
     if type(transform).__name__ == "RandomRotation":
         angle = math.degrees(math.atan2(params.matrix[0, 1, 0], params.matrix[0, 0, 0]))

@@ -64,7 +64,9 @@ class ShortSide:
             return image
         batch = planes.reshape(1, -1, *planes.shape[-2:])
         if is_mask or kind == "Mask":
-            rows, columns = (torch.arange(t) * s // t for s, t in zip(planes.shape[-2:], target, strict=True))
+            rows, columns = (
+                torch.arange(t, device="cpu") * s // t for s, t in zip(planes.shape[-2:], target, strict=True)
+            )
             small = batch[0][:, rows[:, None], columns]
         else:
             small = torch.nn.functional.interpolate(batch, target, mode="bilinear", antialias=True)[0]
@@ -114,7 +116,7 @@ class _Form:
 
     @classmethod
     def of(cls, value: Value) -> _Form:
-        marked = value.with_images([torch.empty(0, 0)] * len(value.images()))
+        marked = value.with_images([torch.empty(0, 0, device="cpu")] * len(value.images()))
         return cls(_without_values(marked.args), _without_values(marked.kwargs))
 
     def value(self, images: Sequence[Any]) -> Value:

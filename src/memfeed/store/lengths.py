@@ -78,7 +78,7 @@ def fill_value(field: Field, value: Any, option: str) -> Any:
     found = value.get(field.name) if isinstance(value, Mapping) else value
     try:
         fits = isinstance(found, int | float) and (
-            found != found or torch.tensor(found, dtype=field.torch_dtype).item() == found
+            found != found or torch.tensor(found, dtype=field.torch_dtype, device="cpu").item() == found
         )
     except (RuntimeError, TypeError, ValueError, OverflowError):
         fits = False

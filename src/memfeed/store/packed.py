@@ -209,7 +209,7 @@ class TokenColumn(PackedColumn):
             if total:
                 self.source.copy(starts, lengths, out.view(-1).view(torch.uint8).numpy())
             return out
-        found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype)
+        found = torch.empty(stored // self._token_bytes, *out.shape[2:], dtype=out.dtype, device="cpu")
         if stored:
             self.source.copy(starts, lengths, found.view(-1).view(torch.uint8).numpy())
         self._spread(pieces, found, out)
@@ -230,11 +230,11 @@ class TokenColumn(PackedColumn):
             must_fit(loops.copy_ranges(source, *places, target))
         if self._end is not None:  # a piece has one at most
             is_end = (missing > 0) & (pieces.document >= 0)
-            flat[(begins + pieces.stored)[is_end]] = raw(torch.full((1,), self._end, dtype=out.dtype))[0]
+            flat[(begins + pieces.stored)[is_end]] = raw(torch.full((1,), self._end, dtype=out.dtype, device="cpu"))[0]
         if self._fill is not None:
             for piece in np.flatnonzero(pieces.document < 0).tolist():
                 part = slice(int(begins[piece]), int(begins[piece] + pieces.length[piece]))
-                flat[part] = raw(torch.full((1,), self._fill, dtype=out.dtype))[0]
+                flat[part] = raw(torch.full((1,), self._fill, dtype=out.dtype, device="cpu"))[0]
 
 
 class DocumentIds(PackedColumn):

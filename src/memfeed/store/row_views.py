@@ -27,7 +27,7 @@ def read_row(column: Column, row: int) -> Any:
     if isinstance(column, JsonColumn):
         return column.values[row]
     if isinstance(column, ComputedColumn):
-        out = torch.empty((1, *field.row_shape), dtype=field.torch_dtype)
+        out = torch.empty((1, *field.row_shape), dtype=field.torch_dtype, device="cpu")
         return codec.unpack(field, column.gather_into(np.array([row]), out)[0])
     value = _view_row(column, row)
     return codec.unpack(field, value.clone()) if isinstance(value, torch.Tensor) else value

@@ -129,7 +129,7 @@ class _Planner:
         places = [tensor.data for tensor in entry.tensors if isinstance(tensor.data, Place)]
         if places:
             return FilePerRowColumn(ragged, places, shapes)
-        return InMemoryRowsColumn(ragged, [torch.as_tensor(tensor.data) for tensor in entry.tensors])
+        return InMemoryRowsColumn(ragged, [torch.as_tensor(tensor.data, device="cpu") for tensor in entry.tensors])
 
     def _ragged(self, field: Callable[..., Field], dtype: str, dims: Int64Array, nested: bool) -> Field:
         """Choose the kind as for a dataset's leaf: fixed, jagged if one dim varies, a list if several do."""

@@ -201,7 +201,7 @@ class Transform(Operation):
         >>> RandomCrop(2).params([7, 8], epoch=3, shape=(3, 4, 4))["RandomCrop.0"].top.shape  # doctest: +SKIP
         (2,)
         """
-        rows = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
+        rows = torch.as_tensor(ids, dtype=torch.int64, device="cpu").reshape(-1)
         keys, found = Keys(seed, epoch, rows), {}
         imagewise = (step for step in self._steps() if not step.operation.of_whole_batches)
         for on, steps in groupby(imagewise, key=lambda step: step.on):

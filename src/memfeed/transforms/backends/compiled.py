@@ -122,7 +122,8 @@ def head_of(images: Images | RowViews, changes: Sequence[Imagewise], values: int
         if is_inside or boxes is None:
             windows[:] = np.stack([window.top, window.left, window.hflip, window.vflip], 1)
             if not is_inside:
-                fill[:] = filled(window.fill, (channels, 1, 1), torch.empty(0, dtype=torch.uint8)).view(-1).numpy()
+                bytes_like = torch.empty(0, dtype=torch.uint8, device="cpu")
+                fill[:] = filled(window.fill, (channels, 1, 1), bytes_like).view(-1).numpy()
             length, height, width = length + 1, window.height, window.width
     if width < _LEAST_WIDTH or (changes and not length):
         return None
