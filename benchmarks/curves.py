@@ -101,18 +101,18 @@ def main() -> None:
     made.add_argument("--dir", type=Path, help="a directory on the disk to write to")
     options = made.parse_args()
     quick, cores = options.quick, os.cpu_count() or 1
-    total = (1 if quick else 16) << 20
+    total = (1 if quick else 128) << 20
     sizes = [8, 4096] if quick else [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 8 << 20]
     counts = [1, 10] if quick else [1, 10, 100, 1000]
     stores = [1] if quick else [1, 8, 64, 256]
     threads = sorted({1, cores, *(2**e for e in range(cores.bit_length()) if 2**e <= cores)})
     points: list[tuple[str, float, dict[str, Any]]] = [
-        *(("row size", size, {"shape": (max(6, min(200_000, total // size)), size, 1 + (size > 8))}) for size in sizes),
+        *(("row size", size, {"shape": (max(6, min(400_000, total // size)), size, 1 + (size > 8))}) for size in sizes),
         *(("columns", n, {"shape": (4_000 if n < 1000 else 1_000, 8 * n + 8, n)}) for n in counts),
         *(("store size", mb << 20, {"shape": ((mb << 20) // 4096, 4096, 2)}) for mb in stores),
         *(("cores", n, {"shape": (total // 196_608, 196_608 + 8, 2), "threads": n}) for n in threads),
     ]
-    rounds, least = (1, 0.0) if quick else (3, 0.03)
+    rounds, least = (1, 0.0) if quick else (5, 0.15)
     curves: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         path = Path(directory) / "a.mf"
@@ -124,7 +124,7 @@ def main() -> None:
             for load, spinners in (("quiet", 0), ("busy", cores)):  # what is busy is slow: fewer rounds
                 running = {who: run for who, run in programs.items() if who != ONCE or load == "quiet"}
                 with spinning(spinners):
-                    seconds = in_turns(running, rounds if load == "quiet" else min(rounds, 2), least)
+                    seconds = in_turns(running, rounds if load == "quiet" else min(rounds, 3), least)
                 found[load] = {
                     "median_seconds": medians(seconds),
                     "ratio": ratio(seconds, LOOP, OURS),  # memfeed is x times as fast

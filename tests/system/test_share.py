@@ -75,6 +75,53 @@ def test_parts_use_one_thread_of_torch_and_the_callers_modes():
     assert others == [before]  # what torch gives to new threads is left alone
 
 
+@pytest.fixture
+def three_threads_of_torch():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_what_torch_shares_takes_as_many_of_its_threads(threads, three_threads_of_torch):
+    seen = []
+
+    def look(begin, end):
+        seen.append((begin, end, threading.get_ident(), torch.get_num_threads()))
+
+    with Threads(threads).in_use():
+        share(40, look, by_torch=True)
+    assert torch.get_num_threads() == 3
+    assert seen == [(0, 40, threading.get_ident(), threads)]
+
+
+def test_our_threads_and_torchs_are_measured_apart(monkeypatch, three_threads_of_torch):
+    monkeypatch.setattr("memfeed.system.share._most_threads", lambda: 2)
+    threads = Threads()
+    threads.allow_those_of_torch()
+    with threads.in_use():
+        share(40, lambda begin, end: None, by_torch=True, kind="gather")
+        share(40, lambda begin, end: None, kind="gather")
+    assert threads.choice("gather", True) is not threads.choice("gather")
+    assert threads.describe() == {"most": 2, "gather": 1}
+
+
+def test_ours_share_it_where_the_caller_may_not_use_torchs():
+    parts = []
+
+    def call():
+        openmp.use_one_thread()
+        with Threads(2).in_use():
+            share(40, lambda begin, end: parts.append((begin, end, torch.get_num_threads())), by_torch=True)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert len(parts) > 1
+    assert {one[2] for one in parts} == {1}
+
+
 def test_an_exception_is_raised_in_the_caller_after_all_parts():
     begun, ended = [], []
 

@@ -74,6 +74,29 @@ def test_a_change_that_no_waiting_shows_is_found_after_a_while():
     assert machine.choice.threads == 4
 
 
+def test_a_core_that_comes_and_goes_costs_few_comparisons():
+    used = []
+    machine = Machine(2, lambda threads: 1 / threads)
+    for number in range(200):
+        machine.waits = 0.6 * (number % 2)
+        machine.run(0.1)
+        if number >= 10:
+            used.append(machine.share_of(1))
+    assert sum(used) / len(used) > 0.97
+
+
+def test_a_pause_in_a_comparison_does_not_put_off_the_next():
+    machine = Machine(2, lambda threads: 1.0)
+    machine.run(0.02)
+    assert machine.choice.is_comparing
+    machine.now += 60.0  # a validation, say
+    machine.run(0.1)
+    assert not machine.choice.is_comparing
+    machine.gain = lambda threads: threads
+    machine.run(5.0)
+    assert machine.choice.threads == 2
+
+
 def test_another_limit_holds_at_once():
     machine = Machine(8, lambda threads: threads)
     machine.run(2.0)

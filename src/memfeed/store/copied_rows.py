@@ -1,6 +1,8 @@
-"""Copy rows of a tensor into the memory of a batch: large ones in parts, on the threads that help."""
+"""Copy rows of a tensor into the memory of a batch: many bytes on several threads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -18,7 +20,7 @@ def select_rows(data: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> t
     def select(begin: int, end: int) -> None:
         torch.index_select(data, 0, index[begin:end], out=out[begin:end])
 
-    share(count, select, least=-(-PART_BYTES * count // size), kind="gather", work=size)
+    _share(select, count, size)
     return out
 
 
@@ -31,5 +33,10 @@ def copy_run(data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     def copy(begin: int, end: int) -> None:
         out[begin:end].copy_(data[begin:end])
 
-    share(count, copy, least=-(-PART_BYTES * count // size), kind="gather", work=size)
+    _share(copy, count, size)
     return out
+
+
+def _share(copy: Callable[[int, int], object], count: int, size: int) -> None:
+    least = -(-PART_BYTES * count // size)
+    share(count, copy, least=least, kind="gather", work=size, by_torch=True)

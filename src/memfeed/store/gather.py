@@ -26,7 +26,7 @@ from memfeed.system.buffers import Allocator
 from memfeed.system.share import Threads
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
-SMALL_BYTES = 256 * 1024
+SMALL_BYTES = 6 << 20  # copied at almost twice the speed of single batches of small images
 SMALL_RAGGED_BYTES = 4 << 20  # Python makes a nested tensor slower than it is filled; several at once take less
 MOST_AT_ONCE = 64
 NARROW_BYTES = 16 * 1024  # columns whose part of a batch is this small are gathered for all batches of a task

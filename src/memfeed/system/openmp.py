@@ -50,13 +50,13 @@ def use_one_thread() -> None:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread in the calling thread during the block. Without effect where it `can_limit` none."""
+def at_most(threads: int) -> Iterator[None]:
+    """Let torch use no more threads than this in the calling thread during the block, where it `can_limit` them."""
     before, library = torch.get_num_threads(), _openmp()
-    if library is None or before == 1:
+    if library is None or before <= threads:
         yield
         return
-    library.omp_set_num_threads(1)
+    library.omp_set_num_threads(threads)
     try:
         yield
     finally:

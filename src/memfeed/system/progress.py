@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
+from tqdm.std import TqdmDefaultWriteLock
 
 from memfeed.system.units import format_bytes, printable
 
@@ -18,6 +21,21 @@ SLOW_SECONDS = 2.0  # copies that take longer show a bar
 class _Bar(tqdm):
     monitor_interval = 0  # tqdm's monitor is a thread, and a thread makes forking workers unsafe
     _time = property(lambda self: time.monotonic, lambda self, clock: None)  # tqdm's own clock may be set meanwhile
+
+    def refresh(self, nolock: bool = False, lock_args: Any = None) -> Any:
+        """Draw the bar. tqdm's own method would hold the lock for ever if stderr fails, and stop all other threads."""
+        with self.get_lock():
+            return super().refresh(nolock=True)
+
+    def clear(self, nolock: bool = False) -> None:
+        """Take the bar away, as ``refresh`` draws it."""
+        with self.get_lock():
+            super().clear(nolock=True)
+
+
+# tqdm's lock is shared with forked processes: one that is killed while it draws would stop the others for ever
+_Bar.set_lock(TqdmDefaultWriteLock.th_lock)
+os.register_at_fork(after_in_child=lambda: _Bar.set_lock(threading.RLock()))  # a thread of the parent may hold it
 
 
 class Progress:

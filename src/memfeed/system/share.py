@@ -1,8 +1,12 @@
-"""Share the rows of a batch among threads: ours, which sleep when they have nothing to do.
+"""Share the rows of a batch among threads: ours, which sleep when they have nothing to do, or torch's.
 
 torch's own threads (OpenMP) wait for each other by spinning. Where a core is taken by somebody else, a team of two then
 takes several times as long as one thread, at twice the CPU time. Here the caller and its helpers take parts of a batch
 until none is left, so nobody waits for a thread that does not run. torch releases Python's lock while it works.
+
+To wake a thread takes some 0.1 ms, as long as to copy a batch of small images. So torch's threads, which do not sleep,
+copy rows where the caller may use them. Both kinds are used only while they are measured to be faster than one thread:
+see `ThreadChoice`.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class Threads:
 
     def __init__(self, threads: int | None = None) -> None:
         self._fixed = threads
-        self._choices: dict[Kind, ThreadChoice] = {}
+        self._choices: dict[tuple[Kind, bool], ThreadChoice] = {}
         self._most = 1 if threads is None else threads
 
     def allow_those_of_torch(self) -> None:
@@ -48,28 +52,32 @@ class Threads:
             for choice in list(self._choices.values()):
                 choice.most = self._most
 
-    def choice(self, kind: Kind) -> ThreadChoice:
-        """Return the measurement of a kind of work."""
-        found = self._choices.get(kind)
-        return self._choices.setdefault(kind, ThreadChoice(self._most)) if found is None else found
+    def choice(self, kind: Kind, by_torch: bool = False) -> ThreadChoice:
+        """Return the measurement of a kind of work, on our threads or on torch's."""
+        found = self._choices.get((kind, by_torch))
+        return self._choices.setdefault((kind, by_torch), ThreadChoice(self._most)) if found is None else found
 
-    def share(self, rows: int, function: RowsFunction, least: int, kind: Kind, work: float) -> None:
+    def share(self, rows: int, function: RowsFunction, least: int, kind: Kind, work: float, by_torch: bool) -> None:
         """See the function ``share``."""
         if rows < 2 * least or not openmp.can_limit():
             function(0, rows)
             return
         if self._fixed is not None or self._most == 1:
-            _run_parts(rows, function, least, self._most)
+            _run(rows, function, least, self._most, by_torch)
             return
-        choice = self.choice(kind)
+        by_torch = by_torch and torch.get_num_threads() > 1
+        choice = self.choice(kind, by_torch)
         threads = choice.next()
         began, cpu_began = perf_counter(), thread_time()
-        _run_parts(rows, function, least, threads)
+        _run(rows, function, least, threads, by_torch)
         choice.note(threads, work, perf_counter() - began, thread_time() - cpu_began)
 
     def describe(self) -> dict[str, int]:
         """Return the most threads that work may take, and what is taken for each kind of work that was measured."""
-        return {"most": self._most} | {kind: self.choice(kind).threads for kind in self._choices}
+        taken: dict[str, int] = {}
+        for (kind, _), choice in list(self._choices.items()):
+            taken[kind] = max(choice.threads, taken.get(kind, 1))
+        return {"most": self._most} | taken
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -82,7 +90,13 @@ class Threads:
 
 
 def share(
-    rows: int, function: RowsFunction, *, least: int = 1, kind: Kind = "transform", work: float | None = None
+    rows: int,
+    function: RowsFunction,
+    *,
+    least: int = 1,
+    kind: Kind = "transform",
+    work: float | None = None,
+    by_torch: bool = False,
 ) -> None:
     """Run ``function(begin, end)`` for parts of ``rows`` rows, on as many threads as are worthwhile.
 
@@ -96,6 +110,7 @@ def share(
         least: a part has at least so many rows, if there are as many: each costs some 10 microseconds.
         kind: of the work. Each kind has its own number of threads, in the ``Threads`` that are in use.
         work: its amount in a unit that suits all work of this kind; None counts rows.
+        by_torch: the function is one operation that torch's own threads share.
     """
     if getattr(_here, "in_part", False):
         function(0, rows)
@@ -103,7 +118,7 @@ def share(
     threads: Threads | None = getattr(_here, "threads", None)
     if threads is None:
         threads = _by_hand()
-    threads.share(rows, function, least, kind, rows if work is None else work)
+    threads.share(rows, function, least, kind, rows if work is None else work, by_torch)
 
 
 class _Job:
@@ -196,13 +211,14 @@ def _help(jobs: queue.SimpleQueue[_Job]) -> None:
         jobs.get().help()
 
 
-def _run_parts(rows: int, function: RowsFunction, least: int, threads: int) -> None:
-    """Run ``function`` for parts of the rows, on so many threads."""
+def _run(rows: int, function: RowsFunction, least: int, threads: int, by_torch: bool) -> None:
+    """Run ``function`` for all rows, on so many threads: torch's if they can, and the caller may use as many."""
+    by_torch = by_torch and torch.get_num_threads() >= threads
     count = min(threads * PARTS, rows // least)
     _here.in_part = True
     try:
-        with openmp.one_thread():
-            if threads == 1 or count < 2:
+        with openmp.at_most(threads if by_torch else 1):
+            if by_torch or threads == 1 or count < 2:
                 function(0, rows)
                 return
             edges = [rows * part // count for part in range(count + 1)]

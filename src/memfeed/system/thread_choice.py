@@ -1,7 +1,7 @@
 """How many threads a kind of work is worth, by measurement: found out while the work runs, and again when that changes.
 
 Two numbers of threads take turns for a few milliseconds each; the larger one is kept if it is faster by a fifth for
-twice the threads. Then the number rests. It is compared again after a while, longer each time it stays, and at once if
+twice the threads. Then the number rests. It is compared again after a while, longer each time it stays, and sooner if
 the thread that shares its work out waits much more or much less for cores than before.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 GAIN = 1.2  # twice the threads are kept if they do this many times the work
 TURNS, TURN_SECONDS = 5, 0.004  # of each of the two numbers in a comparison
 FIRST_REST, LONGEST_REST = 0.5, 16.0  # seconds between comparisons
-LEAST_REST = 20  # and at least this many times as long as a comparison took
+LEAST_REST = 20  # and at least this many times as long as the work of a comparison took
 WATCHED_SECONDS = 0.05  # the share of its time that the thread computed is taken over this long
 MOST_CHANGE = 0.25  # of that share, without a new comparison
 
@@ -33,7 +33,8 @@ class ThreadChoice:
     def __init__(self, most: int, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._most, self._threads = most, 1
-        self._rest, self._rests_until, self._went_up = FIRST_REST, 0.0, False
+        self._rest, self._went_up = FIRST_REST, False
+        self._rests_until, self._stays_until = 0.0, 0.0  # the second even if the share of its time has changed
         self._compared: tuple[int, int] | None = None
         self._busy_share: float | None = None
         self._forget()
@@ -41,6 +42,7 @@ class ThreadChoice:
 
     def _forget(self) -> None:
         self._turn, self._work, self._seconds, self._cpu_seconds = 0, 0.0, 0.0, 0.0
+        self._compared_seconds = 0.0  # without the time between pieces of work: an epoch may end in a comparison
         self._rates: tuple[list[float], list[float]] = [], []
 
     @property
@@ -89,6 +91,7 @@ class ThreadChoice:
                 self._watch()
             elif self._seconds >= TURN_SECONDS:
                 self._rates[self._turn % 2].append(self._work / self._seconds)
+                self._compared_seconds += self._seconds
                 self._turn += 1
                 self._work = self._seconds = self._cpu_seconds = 0.0
                 if self._turn == 2 * TURNS:
@@ -97,14 +100,14 @@ class ThreadChoice:
     def _settle(self, few: int, many: int) -> None:
         gain = np.median(self._rates[1]) / np.median(self._rates[0])
         best = many if gain >= GAIN ** math.log2(many / few) else few
-        took = self._clock() - self._began
         if best != self._threads:
             self._went_up, self._threads, self._rest = best > self._threads, best, FIRST_REST
             self._compare_next(self._went_up)
             if self._compared is not None:
                 return
         self._compared = self._busy_share = None
-        self._rests_until = self._clock() + max(self._rest, LEAST_REST * took)
+        self._stays_until = self._clock() + LEAST_REST * self._compared_seconds
+        self._rests_until = max(self._clock() + self._rest, self._stays_until)
         self._rest = min(2 * self._rest, LONGEST_REST)
         self._forget()
 
@@ -116,10 +119,11 @@ class ThreadChoice:
         self._work = self._seconds = self._cpu_seconds = 0.0
         if self._busy_share is None:
             self._busy_share = share
-        if abs(share - self._busy_share) > MOST_CHANGE:
-            self._rest = FIRST_REST
-        elif self._clock() < self._rests_until:
+        has_changed = abs(share - self._busy_share) > MOST_CHANGE
+        if self._clock() < (self._stays_until if has_changed else self._rests_until):
             return
+        if has_changed:
+            self._rest = FIRST_REST
         self._went_up = not self._went_up
         self._compare_next(self._went_up)
 
@@ -131,7 +135,6 @@ class ThreadChoice:
         if few == many and self._compared is None:
             few, many = pairs[not upwards]
         self._compared = (few, many) if few != many else None
-        self._began = self._clock()
         self._forget()
 
 
