@@ -111,7 +111,7 @@ def quick(tmp_path_factory):
     return quick
 
 
-SHORT = {"convert", "columnar", "verify"}  # the others take ten seconds to a minute each
+SHORT = {"convert"}  # the others take four seconds to a minute each
 
 
 @pytest.mark.parametrize(

