@@ -71,11 +71,7 @@ with simulated() as machine:
 
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'trainers'")
-def test_jax_takes_arrays_on_its_device():
-    subprocess.run([sys.executable, "-c", JAX_DEVICE_PROGRAM], check=True, cwd=Path(__file__).parents[2])
-
-
-@pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'trainers'")
-def test_jax_arrays_have_the_values():
+def test_jax_arrays_have_the_values_and_are_on_its_device():
     # In a process of its own: where JAX was imported, it warns at every later fork, and warnings are errors here.
-    subprocess.run([sys.executable, "-c", JAX_PROGRAM], check=True)
+    program = JAX_PROGRAM + JAX_DEVICE_PROGRAM
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

@@ -54,7 +54,7 @@ CASES += [
 ]
 """
 
-# Each case is for one architecture, in turn; with ALL, the first of each kernel is for all of them. A Triton that is older
+# Each case is for one architecture, in turn; with ALL, the first of each kernel is for all. A Triton that is older
 # than an architecture has an assembler that does not know it.
 COMPILE_ALL = """
 if not ALL:
@@ -106,7 +106,9 @@ def test_interpreted(examples, which):
 @needs_triton
 @pytest.mark.parametrize("all_cases", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_they_compile_for_three_architectures(tmp_path, all_cases):
-    done = python("-c", f"ALL = {all_cases}\n{COMPILE}{COMPILE_ALL}", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    done = python(
+        "-c", f"ALL = {all_cases}\n{COMPILE}{COMPILE_ALL}", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0"
+    )
     assert done.stdout.startswith("compiled for 80\ncompiled for 90\n"), done.stderr
     if "too old" in done.stdout:
         pytest.skip(done.stdout.splitlines()[-1].replace("too old", "this Triton is too old"))
