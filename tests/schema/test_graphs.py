@@ -108,11 +108,11 @@ def test_a_missing_attribute_that_the_probe_did_not_see(path):
 
 
 def test_the_order_of_the_fields_is_the_same_in_every_process(path):
-    cache([graph(i) for i in range(3)], path)
+    here, there = cache([graph(i) for i in range(3)], path), path.with_name("there.mf")
     code = (
         "import warnings; warnings.simplefilter('ignore')\n"
         "import memfeed, test_graphs as t\n"
-        f"memfeed.cache([t.graph(i) for i in range(3)], {str(path)!r}, progress=False)"
+        f"memfeed.cache([t.graph(i) for i in range(3)], {str(there)!r}, progress=False)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -122,3 +122,4 @@ def test_the_order_of_the_fields_is_the_same_in_every_process(path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert [field.name for field in memfeed.open(there).schema] == [field.name for field in here.schema]
