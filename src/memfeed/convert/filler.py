@@ -172,8 +172,8 @@ class _Work:
 
     def join(self) -> None:
         """Wait for the commit if all rows are there; else stop, and wait a few seconds for the thread."""
-        if self._thread is None or self._thread is threading.current_thread():
-            self.stop()
+        if self._thread is None or not self._thread.is_alive() or self._thread is threading.current_thread():
+            self.stop()  # Ctrl-C may come before the thread is started
             return
         if self._will_commit():
             self._thread.join(QUIET_SECONDS)

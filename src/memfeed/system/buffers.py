@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import mmap
+import operator
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,11 +77,26 @@ class Fresh:
         return torch.from_numpy(np.empty(size_bytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
+class _Memory(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A buffer of a `Pool`, or a view of one that is lent: that one keeps the reference to the array of which it is the
+    base. NumPy drops the base of an array after it has called the references to the array.
+    """
+
+    reference: _Reference
+
+
+class _Reference(weakref.ref[Any]):
+    """A reference to an array, with the ``append`` that its callback calls."""
+
+    __slots__ = ("append",)
+    append: Callable[[_Memory], None]
+
+
 class Pool:
     """Buffers for batches of one column. ``allocate`` never blocks and takes no lock.
 
-    A buffer comes back by one ``deque.append`` in a weak reference's callback: a lock there would deadlock when the
-    garbage collector runs while it is held.
+    A buffer comes back by one ``deque.append``, in a weak reference's callback. No Python code runs there: a lock would
+    deadlock when the garbage collector runs while it is held, and Ctrl-C in a callback is printed and lost.
 
     Args:
         most_idle: buffers that are kept while nobody uses them.
@@ -90,14 +106,7 @@ class Pool:
     def __init__(self, most_idle: int = MOST_IDLE, least_bytes: int = 0) -> None:
         self._most_idle, self._least_bytes = most_idle, least_bytes
         self._fork_count = _fork_count
-        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=most_idle)
-        self._in_use: dict[int, tuple[Any, npt.NDArray[np.uint8]]] = {}
-        idle, in_use = self._idle, self._in_use
-
-        def take_back(reference: Any) -> None:
-            idle.append(in_use.pop(id(reference))[1])
-
-        self._take_back = take_back
+        self._idle: deque[_Memory] = deque(maxlen=most_idle)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose memory comes back when nothing shares it any more. See ``Allocator.allocate``."""
@@ -114,16 +123,17 @@ class Pool:
         except IndexError:
             buffer = None
         if buffer is None:  # ragged batches differ in size: a buffer serves sizes near its own
-            buffer = np.empty(max(size + size // 8 if self._idle else size, self._least_bytes), np.uint8)
+            buffer = _Memory(max(size + size // 8 if self._idle else size, self._least_bytes), np.uint8)
         known = _NUMPY.get(dtype)
-        array: npt.NDArray[Any] = buffer[:size] if known is None else np.ndarray(shape, known, buffer)
+        lent = buffer.view()
+        array: npt.NDArray[Any] = np.ndarray(size if known is None else shape, known or np.uint8, lent)
         # every tensor that shares the memory keeps the array alive; weakref.finalize takes three times as long
-        reference = weakref.ref(array, self._take_back)
-        self._in_use[id(reference)] = reference, buffer
+        lent.reference = reference = _Reference(array, operator.methodcaller("append", buffer))
+        reference.append = self._idle.append
         tensor = torch.from_numpy(array)
         return tensor if known is not None else tensor.view(dtype).view(tuple(shape))
 
-    def _take_fitting(self, size: int) -> npt.NDArray[np.uint8] | None:
+    def _take_fitting(self, size: int) -> _Memory | None:
         """Take an idle buffer of ``size`` to twice ``size`` bytes, or of the least size; return None if there is none.
 
         Buffers of other sizes stay, as the first to be dropped when there are too many. The last batch of an epoch is
