@@ -138,7 +138,13 @@ def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[i
         if targets.field is None:
             files.write_file(root / TARGETS_FILE, numbers.astype("<i8").tobytes())
     numbers_of_classes = None if kept.class_to_idx is None else dict(kept.class_to_idx)
-    return Attributes(classes=kept.classes, class_to_idx=numbers_of_classes, targets=targets, transform=kept.transform)
+    return Attributes(
+        classes=kept.classes,
+        class_to_idx=numbers_of_classes,
+        targets=targets,
+        transform=kept.transform,
+        keep=kept.keep,
+    )
 
 
 def share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:

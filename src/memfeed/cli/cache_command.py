@@ -97,6 +97,11 @@ def cache(
         )
     if images is None and resize is not None:
         raise UsageError("found --resize without --images; expected both: resize in the dataset itself")
+    if dry_run and (repair or length is not None):
+        raise UsageError(
+            "found --dry-run with --repair or --length; expected it with the options that choose how a map-style "
+            "dataset is stored"
+        )
     dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
     names = tuple(name.strip() for name in fields.split(",")) if fields else None
     what: dict[str, Any] = {
@@ -104,23 +109,23 @@ def cache(
         "split": split,
         "keep": int(keep) if keep is not None and keep.isdigit() else keep,
         "floats": None if floats is None else _torch_dtype(floats.value),
+        "dtypes": dict(parse_dtype(text) for text in dtype) if dtype else None,
+        "types": load_classes(types or ()),
+        "on_error": on_error.value,
+        "allow_random": allow_random,
     }
     if dry_run:
         from memfeed.cli.dry_run import print_estimates
 
-        print_estimates(dataset, places[-1], {**what, "allow_random": allow_random})
+        print_estimates(dataset, places[-1], what)
         return
     store = memfeed.cache(
         dataset,
         places[-1],
         **what,
-        dtypes=dict(parse_dtype(text) for text in dtype) if dtype else None,
-        types=load_classes(types or ()),
         length=length,
         workers=workers,
         engine=None if engine is None else engine.value,
-        on_error=on_error.value,
-        allow_random=allow_random,
         copy_existing=copy_existing,
         check=check,
         overwrite=overwrite,

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 
 import memfeed
 from memfeed.cli.messages import UsageError
+from memfeed.convert.inputs import classify_input
 from memfeed.errors import MemfeedError
 from memfeed.system.files import free_bytes
 from memfeed.system.units import format_bytes
@@ -40,21 +41,25 @@ class Estimate(NamedTuple):
 def print_estimates(dataset: Any, out: str, options: Mapping[str, Any]) -> None:
     """Print a table of the forms that a store of this dataset may have. Writes nothing at `out`.
 
-    Raises UsageError for an iterable, whose samples cannot be read twice.
+    Raises UsageError for anything but a map-style dataset, and the error of `memfeed.cache` if there is no form.
     """
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UsageError("found --dry-run for an iterable; expected a dataset with len and []: some samples are read")
-    count = len(dataset)
+    given = classify_input(dataset)
+    if given.kind != "map" or given.length is None:
+        what = "columns, of which a store takes as many bytes" if given.kind == "columns" else "an iterable"
+        raise UsageError(f"found --dry-run for {what}; expected a dataset with len and []: some samples are read")
+    count = given.length
     indices = sorted({i * count // min(SAMPLES, count) for i in range(min(SAMPLES, count))})
     sample = Subset(dataset, indices)
-    first, problem = _estimate("as given", sample, options)
-    if first is None:
-        typer.echo(f"as given: {problem}")
-    found = [] if first is None else [first]
+    first = _estimate("as given", sample, options)
+    found = [first] if isinstance(first, Estimate) else []
     for form, changes in _FORMS:
-        one, _ = _estimate(form, sample, {**options, **changes})
-        if one is not None and (first is None or one.row_bytes < 0.99 * first.row_bytes):
+        one = _estimate(form, sample, {**options, **changes})
+        if isinstance(one, Estimate) and (not isinstance(first, Estimate) or one.row_bytes < 0.99 * first.row_bytes):
             found.append(one)
+    if isinstance(first, MemfeedError):
+        if not found:
+            raise first
+        typer.echo(f"as given: {first}")
     free = free_bytes(Path(out))
     shown = format_bytes(free) if free else "unknown"
     typer.echo(f"{count:,} rows; measured with {len(indices)} of them; free: {shown}")
@@ -64,8 +69,8 @@ def print_estimates(dataset: Any, out: str, options: Mapping[str, Any]) -> None:
         typer.echo(f"{one.form:<14}{format_bytes(one.row_bytes):>12}{total:>12}{one.rows_a_second:>12,.0f}")
 
 
-def _estimate(form: str, sample: Any, options: Mapping[str, Any]) -> tuple[Estimate | None, str]:
-    """Store the samples in this form, read them for a second. Return None, and why, where that is not possible."""
+def _estimate(form: str, sample: Any, options: Mapping[str, Any]) -> Estimate | MemfeedError:
+    """Store the samples in this form, read them for a second. Return the error where that is not possible."""
     with tempfile.TemporaryDirectory(prefix="memfeed-") as folder:
         try:
             store = memfeed.cache(sample, Path(folder) / "s.mf", **{**options, "workers": 0, "progress": False})
@@ -73,8 +78,9 @@ def _estimate(form: str, sample: Any, options: Mapping[str, Any]) -> tuple[Estim
             rows, started = 0, time.perf_counter()
             while time.perf_counter() - started < SECONDS:
                 for _ in loader:
-                    rows += min(32, len(store))
+                    pass
+                rows += len(store)
             seconds = time.perf_counter() - started
         except MemfeedError as error:
-            return None, str(error)
-        return Estimate(form, store.nbytes / len(store), rows / seconds), ""
+            return error
+        return Estimate(form, store.nbytes / len(store), rows / seconds)

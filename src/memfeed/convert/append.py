@@ -18,6 +18,7 @@ from memfeed.building.merge import Part
 from memfeed.building.recovery import claim_recovered
 from memfeed.convert.cache import cache_one, check_arguments
 from memfeed.convert.inputs import ConvertOptions
+from memfeed.convert.splits import keep_of
 from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.tree import as_types
 from memfeed.store import format
@@ -86,16 +87,16 @@ def append(
         is_committed = _is_committed(place, old._backing.digest)
         options = ConvertOptions(
             None, dtypes, None, as_types(types), workers, on_error == "skip", allow_random, True, False, progress,
-            length, worker_init=worker_init_fn, like=old.schema,
+            length, keep=keep or keep_of(old), worker_init=worker_init_fn, like=old.schema,
         )  # fmt: skip
         try:
-            new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
+            new = cache_one(dataset, place, options, True, False, split, False, floats)
         except StaleStoreError as error:
             if not is_committed:
                 raise _of_another(place, error) from error
             files.remove_tree(place)
             is_committed = False
-            new = cache_one(dataset, place, options, True, False, split, keep, False, floats)
+            new = cache_one(dataset, place, options, True, False, split, False, floats)
         if is_committed:
             write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
             _remove(place, target)

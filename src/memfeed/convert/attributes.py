@@ -11,22 +11,21 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from memfeed.convert.inputs import Input
+from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.rounding import Rounded
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DEEPEST
-from memfeed.schema.recipe import RecipeStep
 from memfeed.store.attributes import ClassName, Kept, TargetsForm, metadata_problem
 
 
-def kept_of(given: Input, metadata: Mapping[str, Any], transform: tuple[RecipeStep, ...] | None = None) -> Kept:
-    """Return what a store of this dataset keeps beside its columns; `transform` is what was left out of it."""
+def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) -> Kept:
+    """Return what a store of this dataset keeps beside its columns."""
     classes, class_to_idx = classes_of(given.dataset)
     found = targets_of(given.dataset, given.length) if given.kind == "map" and given.length is not None else None
     targets, form = found if found is not None else (None, "list")
-    return Kept(metadata, classes, class_to_idx, targets, form, transform)  # type: ignore[arg-type]
+    return Kept(metadata, classes, class_to_idx, targets, form, options.recipe, options.keep)  # type: ignore[arg-type]
 
 
 def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:

@@ -18,7 +18,7 @@ from memfeed.convert.ray_engine import import_ray
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
-from memfeed.convert.splits import check_keep, split_input, still_random, with_rest
+from memfeed.convert.splits import check_keep, keep_of, split_input, still_random, store_at, with_rest
 from memfeed.errors import RandomDataError, StoreError
 from memfeed.remote.address import is_address
 from memfeed.schema.fields import Kind
@@ -138,13 +138,13 @@ def cache(
     checked = None if metadata is None else check_metadata(metadata)
     options = ConvertOptions(
         fields, dtypes, checked, as_types(types), workers, on_error == "skip", allow_random, check, overwrite,
-        progress, length, worker_init=worker_init_fn, on_ray=engine is not None,
+        progress, length, keep=keep, worker_init=worker_init_fn, on_ray=engine is not None,
     )  # fmt: skip
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
-        return cache_one(dataset, path, options, copy_existing, repair, split, keep, lazily, floats)
+        return cache_one(dataset, path, options, copy_existing, repair, split, lazily, floats)
     if is_address(path):
         parts = {
-            name: cache_one(part, f"{path}/{name}", options, copy_existing, repair, split, keep, lazily, floats)
+            name: cache_one(part, f"{path}/{name}", options, copy_existing, repair, split, lazily, floats)
             for name, part in dataset.items()
         }
         return cast("Store", parts)
@@ -155,7 +155,7 @@ def cache(
         )
     stores = {
         name: cache_one(
-            part, None if folder is None else folder / name, options, copy_existing, repair, split, keep, lazily, floats
+            part, None if folder is None else folder / name, options, copy_existing, repair, split, lazily, floats
         )
         for name, part in dataset.items()
     }
@@ -194,7 +194,6 @@ def cache_one(
     copy_existing: bool,
     repair: bool,
     split: bool | str,
-    keep: Any,
     lazily: bool,
     floats: torch.dtype | None,
 ) -> Store:
@@ -206,7 +205,7 @@ def cache_one(
             )
         return cache_at(
             path,
-            lambda local: cache_one(dataset, local, options, copy_existing, repair, split, keep, lazily, floats),
+            lambda local: cache_one(dataset, local, options, copy_existing, repair, split, lazily, floats),
             replace=options.overwrite or repair,
             progress=options.progress,
         )
@@ -217,7 +216,9 @@ def cache_one(
     target = format.resolve(path, to_write=options.overwrite or repair or not os.path.exists(path))
     refuse_copy(dataset, target, copy_existing)
     given = classify_input(dataset)
-    cut = split_input(given, target, split, keep)
+    stored = None if options.overwrite else store_at(target)
+    options = msgspec.structs.replace(options, keep=options.keep or keep_of(stored))
+    cut = split_input(given, stored, split, options, lazily=lazily)
     if cut is not None:
         given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe)
         if options.progress:

@@ -169,7 +169,7 @@ class Conversion:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
-        self.kept = kept_of(given, metadata, options.recipe)
+        self.kept = kept_of(given, metadata, options)
         self.pickled = pickle_dataset(given.dataset, options.worker_init) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
@@ -396,7 +396,7 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
     line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
     is_large = found is not None and total > found * LARGE_SHARE
-    return line + ("; smaller forms: keep=, floats= (memfeed cache --dry-run measures them)" if is_large else "")
+    return line + ("; smaller forms: keep=, floats= of memfeed.cache (memfeed cache --dry-run measures them)" if is_large else "")
 
 
 def _count_written(build: Build) -> int:

@@ -19,6 +19,7 @@ from memfeed.errors import CopyError, SampleError, SchemaError
 from memfeed.schema.fields import Kind, Schema
 from memfeed.schema.recipe import RecipeStep
 from memfeed.store import in_memory
+from memfeed.store.attributes import Keep
 from memfeed.store.store import Store
 from memfeed.tables.column import is_a
 
@@ -49,6 +50,7 @@ class ConvertOptions(msgspec.Struct, frozen=True):
     progress: bool
     length: int | None = None
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
+    keep: Keep | None = None
     worker_init: WorkerInit = None
     on_ray: bool = False  # Ray's tasks read and write the rows
     like: Schema | None = None  # that of the store to which the rows will be appended

@@ -183,23 +183,22 @@ def _settings(conversion: Conversion) -> dict[str, Any]:
         "allow_random": options.allow_random,
         "metadata": dict(conversion.kept.metadata),
         "split": [step.name for step in options.recipe or ()],
+        "keep": options.keep,
     }
 
 
 def _require_same(conversion: Conversion, build: Build) -> None:
     """Raise an error unless the build is of this dataset, and is filled under the same settings."""
-    conversion.require_same(build)
-    own = _settings(conversion)
-    found = msgspec.json.decode((build.root / WORK_DIRECTORY / SETTINGS).read_bytes())
-    names = [field.name for field in build.schema]
-    differing = [name for name in own if found.get(name) != own[name]]
-    if names != [field.name for field in conversion.result.inferred.schema]:
-        differing.append("fields")
-    if differing:
-        name = differing[0]
+    own, found = _settings(conversion), msgspec.json.decode((build.root / WORK_DIRECTORY / SETTINGS).read_bytes())
+    differing = [(name, found.get(name), own[name]) for name in own if found.get(name) != own[name]]
+    if not differing:
+        conversion.require_same(build)
+        theirs, mine = ([field.name for field in one] for one in (build.schema, conversion.result.inferred.schema))
+        differing = [("fields", theirs, mine)] if theirs != mine else []
+    for name, theirs, mine in differing:
         raise BuildError(
-            f"{build.root}: found other processes that fill this store with {name}={found.get(name, names)!r:.80}; "
-            f"expected {own.get(name)!r:.80}, as here: pass the same arguments in each"
+            f"{build.root}: found other processes that fill this store with {name}={theirs!r:.80}; expected "
+            f"{mine!r:.80}, as here: pass the same arguments in each"
         )
 
 
@@ -209,7 +208,7 @@ def _filled(
     target, options, kept = conversion.target, conversion.options, conversion.kept
     rows = build.row_count or 0
     numbers = None if kept.class_to_idx is None else dict(kept.class_to_idx)
-    attributes = Attributes(classes=kept.classes, class_to_idx=numbers, transform=kept.transform)
+    attributes = Attributes(classes=kept.classes, class_to_idx=numbers, transform=kept.transform, keep=kept.keep)
     manifest = format.new_manifest(
         rows=rows,
         schema=build.schema,

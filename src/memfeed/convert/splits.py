@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfeed.convert.inputs import Input
+from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import probe_indices, spread
 from memfeed.convert.randomness import differing_leaf
 from memfeed.errors import MemfeedError, RandomDataError, SplitError, StaleStoreError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.recipe import PER_SAMPLE
+from memfeed.store.attributes import Keep
 from memfeed.store.store import Store, open_store
 from memfeed.system import random_state
 from memfeed.system.progress import write_line
@@ -32,16 +33,32 @@ def check_keep(keep: Any) -> None:
         )
 
 
-def split_input(given: Input, target: Path, which: bool | str, keep: Any) -> Split | None:
-    """Return the dataset of a conversion to `target`, cut as ``cache(split=which)`` says; None to leave it whole.
+def store_at(target: Path) -> Store | None:
+    """Return the store at `target`; None without one, or if it cannot be opened: that is said later."""
+    try:
+        return open_store(target) if target.exists() else None
+    except (MemfeedError, OSError):
+        return None
 
-    Raises SplitError, and StaleStoreError for a store at `target` that was made with ``split`` where `which` is False.
+
+def keep_of(store: Store | None) -> Keep | None:
+    """Return the ``keep=`` that a store was made with."""
+    attributes = None if store is None or store.manifest is None else store.manifest.attributes
+    return attributes.keep if attributes else None
+
+
+def split_input(
+    given: Input, stored: Store | None, which: bool | str, options: ConvertOptions, *, lazily: bool
+) -> Split | None:
+    """Return the dataset of a conversion, cut as ``cache(split=which)`` says; None to leave it whole.
+
+    Raises SplitError, and StaleStoreError if the store that exists was made with ``split`` where `which` is False.
     """
-    stored = _has_rest(target)
+    has_rest = stored is not None and bool(stored.recipe)
     if not which:
-        if stored:
+        if stored is not None and has_rest:
             raise StaleStoreError(
-                f"{target}: found a store made with split=True; expected the same again: pass split=True, "
+                f"{stored.path}: found a store made with split=True; expected the same again: pass split=True, "
                 "overwrite=True to write it anew, or open it with memfeed.open"
             )
         return None
@@ -56,10 +73,14 @@ def split_input(given: Input, target: Path, which: bool | str, keep: Any) -> Spl
     from memfeed.splitting.cut import has_random_step, split  # most conversions split nothing
 
     indices = spread(probe_indices(given.length))[:PROBED]
-    if which == "auto" and not stored and not has_random_step(given.dataset, indices):
+    if which == "auto" and not has_rest and not has_random_step(given.dataset, indices):
         return None
     name = which if isinstance(which, str) and which != "auto" else None
-    return split(given.dataset, indices, name, keep)
+    how = "memfeed.cache(dataset, path, split=True, keep=256)"
+    if lazily:
+        workers = "" if options.worker_count is None else f", workers={options.worker_count}"
+        how = f"Loader({how[:-1]}, lazily=True{workers}), ...)"
+    return split(given.dataset, indices, name, options.keep, how)
 
 
 def with_rest(store: Store, cut: Split) -> Store:
@@ -95,11 +116,3 @@ def _differs_under_one_seed(dataset: Any) -> bool:
             if differing_leaf(sample, dataset[index]) is not None:
                 return True
     return False
-
-
-def _has_rest(target: Path) -> bool:
-    """Return True if a store is there that was made with ``split``."""
-    try:
-        return bool(target.exists() and open_store(target).recipe)
-    except (MemfeedError, OSError):  # opened again later, which says what is wrong
-        return False

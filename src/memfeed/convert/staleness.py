@@ -28,6 +28,8 @@ _DRAWN_IN_INIT = (
     "other values: seed it there"
 )
 
+_ROUNDED = ("float16", "bfloat16")
+
 
 def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
     """Return the error for a store that differs from its dataset in this way."""
@@ -153,7 +155,9 @@ def schema_difference(found: Schema, stored: Schema) -> str:
         return "found the fields in another order"
     for now, then in zip(found.fields, stored.fields, strict=True):
         if (now.dtype, now.form, now.rank) != (then.dtype, then.form, then.rank) or not _fits(now, then):
-            return f"field {then.name}: found {now.describe()}, expected {then.describe()}"
+            is_rounded = then.dtype in _ROUNDED and now.dtype in ("float32", "float64")
+            hint = f", as cache(..., floats=torch.{then.dtype}) gives" if is_rounded else ""
+            return f"field {then.name}: found {now.describe()}, expected {then.describe()}{hint}"
     return ""
 
 

@@ -80,7 +80,7 @@ class Probed:
         return next(found, len(self.steps))
 
 
-def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: Any = None) -> Split:
+def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: Any = None, how: str = "") -> Split:
     """Cut the pipeline of a dataset before its first random step.
 
     Args:
@@ -88,6 +88,7 @@ def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: A
         indices: of samples to compare the split pipeline with the original.
         name: the attribute that holds the pipeline; None to find it.
         keep: what to store of images that a later step resizes, see `memfeed.cache`; None if nothing is chosen.
+        how: the line that chooses, for the error that asks for a choice.
 
     Raises:
         SplitError: there is no pipeline that can be cut, or a choice is needed.
@@ -98,11 +99,11 @@ def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: A
     random_at = probed.first_random()
     at = _cut_at(probed, random_at)
     try:
-        return _split_at(dataset, probed, at, random_at, indices, keep)
+        return _split_at(dataset, probed, at, random_at, indices, keep, how)
     except SplitError:
         if at == random_at:
             raise
-    return _split_at(dataset, probed, random_at, random_at, indices, keep)  # after the steps that change the dtype
+    return _split_at(dataset, probed, random_at, random_at, indices, keep, how)  # after the steps that change the dtype
 
 
 def has_random_step(dataset: Any, indices: Sequence[int]) -> bool:
@@ -181,10 +182,13 @@ def _image_bytes(values: Sequence[Value]) -> int:
     return to_tensor(values[0].images()[0]).element_size()
 
 
-def _split_at(dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any) -> Split:
+def _split_at(
+    dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any, how: str
+) -> Split:
     fixed, rest = probed.steps[:at], probed.steps[at:]
     inputs = probed.inputs[at:]
-    _require_choice(probed, at, random_at, keep)
+    if keep is None:
+        _require_no_choice(probed, at, random_at, how)
     if isinstance(keep, int):
         fixed = [*fixed, ShortSide(keep)]
         inputs = _inputs_after([run([fixed[-1]], value.copied()) for value in inputs[0]], rest)
@@ -322,10 +326,8 @@ def _through(steps: Sequence[Any], until: Any, value: Value) -> Value:
         return run(list(steps)[: list(steps).index(until)], value.copied())
 
 
-def _require_choice(probed: Probed, at: int, random_at: int, keep: Any) -> None:
-    """Raise SplitError if images of several sizes would be stored whole, and `keep` does not say so."""
-    if keep is not None:
-        return
+def _require_no_choice(probed: Probed, at: int, random_at: int, how: str) -> None:
+    """Raise SplitError if images of several sizes would be stored whole."""
     sizes = [tuple(as_field(value.images()[0]).shape[-2:]) for value in probed.inputs[at]]
     resizing = next((step for step in probed.steps[random_at:] if _RESIZES.search(name_of(step))), None)
     if resizing is None or len({*sizes}) < 2:
@@ -339,7 +341,7 @@ def _require_choice(probed: Probed, at: int, random_at: int, keep: Any) -> None:
         f"found {cause}, random or after a random step, so images of several sizes are stored whole. "
         f"Expected a choice: keep='full' (about {raw:,.0f} KB an image), keep=256 (short side, {small:,.0f} KB, "
         f"{min(1.0, 256 / short):.2f} of the resolution), or keep='encoded' (the files' bytes, decoded in every epoch)"
-        ": memfeed.cache(dataset, path, split=True, keep=256)"
+        f": {how}"
     )
 
 

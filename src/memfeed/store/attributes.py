@@ -23,6 +23,7 @@ LARGEST_METADATA = 1 << 20
 LABEL_DTYPES = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"})
 
 TargetsForm = Literal["list", "tensor"]
+Keep = int | Literal["full", "encoded"]
 ClassName = str | int | tuple[str, ...]
 
 
@@ -36,13 +37,15 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The attributes of a dataset that its store keeps; None for one that it did not have.
 
-    ``transform`` is the part of its pipeline that was not stored (``cache(split=True)``).
+    ``transform`` is the part of its pipeline that was not stored (``cache(split=True)``), ``keep`` the choice how
+    its images were.
     """
 
     classes: tuple[ClassName, ...] | None = None
     class_to_idx: dict[str, int] | None = None
     targets: Targets | None = None
     transform: tuple[RecipeStep, ...] | None = None
+    keep: Keep | None = None
 
 
 class Kept(NamedTuple):
@@ -54,6 +57,7 @@ class Kept(NamedTuple):
     targets: Int64Array | None = None
     targets_form: TargetsForm = "list"
     transform: tuple[RecipeStep, ...] | None = None
+    keep: Keep | None = None
 
 
 def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str:
