@@ -18,6 +18,24 @@ def train():
 def floats():
     return [(torch.rand(30, generator=torch.Generator().manual_seed(i)), i) for i in range(9)]
 
+def columns():
+    return torch.rand(9, 30), torch.arange(9)
+
+def empty():
+    return []
+
+class Broken:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        if i == 0:
+            raise ValueError("unreadable")
+        return torch.tensor(i)
+
+def broken():
+    return Broken()
+
 def stream():
     yield 1
 """
@@ -73,6 +91,38 @@ def test_the_chosen_form_is_stored(tmp_path, capsys):
     assert "--keep" in capsys.readouterr().err
 
 
-def test_a_dry_run_of_an_iterable_is_refused(capsys):
-    assert main(["cache", "dry_data:stream", "out.mf", "--dry-run"]) == 2
-    assert "len and []" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["dry_data:stream", "out.mf"], "for an iterable; expected a dataset with len and []"),
+        (["dry_data:columns", "out.mf"], "for columns"),
+        (["dry_data:empty", "out.mf"], "empty dataset"),
+        (["dry_data:broken", "out.mf"], "sample 0: the dataset raised ValueError: unreadable"),
+        (["dry_data:missing", "out.mf"], "no 'missing'"),
+        (["dry_data:floats", "out.mf", "--keep", "256"], "keep=256 without split"),
+        (["dry_data:train", "out.mf", "--split", "--keep", "3"], "8 or more"),
+        (["dry_data:train", "out.mf", "--split", "--keep", "half"], "8 or more"),
+        (["dry_data:floats", "out.mf", "--floats", "float32"], "float16"),
+        (["dry_data:floats", "out.mf", "--dtype", "0=float1"], "field=dtype"),
+        (["dry_data:floats", "out.mf", "--repair"], "--repair or --length"),
+        (["dry_data:stream", "out.mf", "--length", "3"], "--repair or --length"),
+        (["out.mf"], "memfeed cache module:factory OUT"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_and_status_2(arguments, said, tmp_path, capsys):
+    assert main(["cache", *arguments, "--dry-run"]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert len(err.splitlines()) == 1
+    assert said in err
+    assert not (tmp_path / "out.mf").exists()
+
+
+def test_the_options_that_shape_a_store_count_in_a_dry_run(capsys):
+    def bytes_of(*options):
+        assert main(["cache", "dry_data:floats", "out.mf", "--dry-run", *options]) == 0
+        return table(capsys.readouterr().out)["as"][2]
+
+    assert (bytes_of(), bytes_of("--dtype", "0=float64")) == ("128", "248")
+    assert main(["cache", "dry_data:broken", "out.mf", "--dry-run", "--on-error", "skip"]) == 0
+    assert "3 rows" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def test_tensors_of_floats_are_rounded(dtype, workers, path):
     assert (store[5]["n"].item(), store.classes, store.targets) == (5, ["a", "b"], [0, 1] * 10)
     assert next(iter(memfeed.Loader(store, 4)))["x"].dtype is dtype
     assert memfeed.cache(Floats(), path, floats=dtype, progress=False) == store
-    with pytest.raises(memfeed.errors.StaleStoreError):
+    with pytest.raises(memfeed.errors.StaleStoreError, match=rf"cache\(\.\.\., floats={dtype}\)"):
         memfeed.cache(Floats(), path, progress=False)
 
 

@@ -278,6 +278,43 @@ def test_a_random_resize_of_several_sizes_needs_a_choice(tmp_path):
         converted(dataset(), tmp_path / "small.mf", keep=40)
 
 
+SIZES = ((60, 80), (80, 64))
+
+
+def cropped(count=40):
+    return photos(v1.RandomResizedCrop(24), v1.ToTensor(), sizes=SIZES, count=count)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("keep", ["full", 32])
+def test_the_choice_of_a_store_is_that_of_later_calls(keep, lazily, tmp_path):
+    path = tmp_path / "s.mf"
+    store = memfeed.cache(cropped(), path, split="auto", keep=keep, lazily=lazily, workers=0, progress=False)
+    if lazily:
+        assert next(iter(memfeed.Loader(store, 8)))[0].shape == (8, 3, 24, 24)
+        store.finish()
+    assert memfeed.open(path).manifest.attributes.keep == keep
+    loader = memfeed.Loader(cropped(), 8, seed=0, cache=path)
+    assert torch.equal(next(iter(loader))[0], next(iter(memfeed.Loader(memfeed.open(path), 8, seed=0)))[0])
+    assert converted(cropped(), path) == memfeed.open(path)
+    assert len(memfeed.append(path, cropped(10), split=True, workers=0, progress=False)) == 50
+    with pytest.raises(SplitError, match="Expected a choice"):  # a new store is a new choice
+        converted(cropped(), path, overwrite=True)
+    whole = photos(v1.Resize((24, 24)), v1.ToTensor(), sizes=SIZES)
+    assert memfeed.cache(whole, path, overwrite=True, workers=0, progress=False).transform is None
+
+
+def test_the_error_of_a_loader_ends_with_the_line_to_write(tmp_path):
+    path = tmp_path / "s.mf"
+    with pytest.raises(SplitError, match="Expected a choice") as raised:
+        memfeed.Loader(cropped(), 8, num_workers=0, cache=path)
+    assert len(str(raised.value)) < 400
+    line = str(raised.value).rpartition(": ")[2]
+    assert line == "Loader(memfeed.cache(dataset, path, split=True, keep=256, lazily=True, workers=0), ...)"
+    scope = {"Loader": memfeed.Loader, "memfeed": memfeed, "dataset": cropped(), "path": path}
+    assert next(iter(eval(line.replace("...", "8"), scope)))[0].shape == (8, 3, 24, 24)
+
+
 def test_a_random_step_before_a_resize_is_named(tmp_path):
     dataset = photos(v1.RandomHorizontalFlip(), v1.Resize((24, 24)), v1.ToTensor(), sizes=((60, 80), (80, 64)))
     with pytest.raises(SplitError, match="Resize after RandomHorizontalFlip"):

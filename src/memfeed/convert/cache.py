@@ -77,7 +77,8 @@ def cache(
             random step, as ``store.transform``, which `Loader` applies. "auto" does so where there is a random step.
             Another str is the name of the attribute that holds the pipeline. See ``docs/splitting.md``.
         keep: with ``split``, what to store of images of several sizes that the rest resizes: "full", as decoded; an
-            int, shrunk to that short side in pixels; "encoded", the bytes of their files, decoded in every epoch.
+            int, shrunk to that short side in pixels; "encoded", the bytes of their files, decoded in every epoch. None
+            takes what an existing store was made with.
         floats: torch.float16 or torch.bfloat16 rounds the float tensors of a map-style dataset to it, and batches have
             that dtype: half the bytes of float32.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
@@ -219,7 +220,9 @@ def cache_one(
     stored = None if options.overwrite else store_at(target)
     options = msgspec.structs.replace(options, keep=options.keep or keep_of(stored))
     cut = split_input(given, stored, split, options, lazily=lazily)
-    if cut is not None:
+    if cut is None:
+        options = msgspec.structs.replace(options, keep=None)
+    else:
         given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe)
         if options.progress:
             write_line(f"memfeed: {cut.line}")

@@ -396,7 +396,8 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
     line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
     is_large = found is not None and total > found * LARGE_SHARE
-    return line + ("; smaller forms: keep=, floats= of memfeed.cache (memfeed cache --dry-run measures them)" if is_large else "")
+    smaller = "; smaller forms: keep=, floats= of memfeed.cache (memfeed cache --dry-run measures them)"
+    return line + (smaller if is_large else "")
 
 
 def _count_written(build: Build) -> int:

@@ -80,7 +80,7 @@ class Probed:
         return next(found, len(self.steps))
 
 
-def split(dataset: Any, indices: Sequence[int], name: str | None = None, keep: Any = None, how: str = "") -> Split:
+def split(dataset: Any, indices: Sequence[int], name: str | None, keep: Any, how: str) -> Split:
     """Cut the pipeline of a dataset before its first random step.
 
     Args:
