@@ -13,25 +13,24 @@ from memfeed.schema.names import Path, display
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
 from memfeed.schema.tree import Flattener
 from memfeed.splitting.counterparts import as_field, counterpart
-from memfeed.splitting.parts import Fixed, Rest, ShortSide, read_file
+from memfeed.splitting.parts import Fixed, ShortSide, read_file
 from memfeed.splitting.places import Place, find_places, with_attribute, with_pipeline
 from memfeed.splitting.probe import Call, is_called, record, whole_pipeline
+from memfeed.splitting.rest import rest_of
 from memfeed.splitting.steps import (
-    albumentations_compose,
     inner_of,
     is_albumentations,
-    is_keyed,
     is_random,
     name_of,
+    names_of,
     run,
-    seed_step,
     steps_of,
 )
 from memfeed.splitting.values import Value, difference, kind_of, to_tensor
 from memfeed.system import random_state
-from memfeed.transforms import Compose, PerSample, Transform
+from memfeed.transforms import Compose, Transform
 from memfeed.transforms.decode import decode
-from memfeed.transforms.recipe import make_transform, on_of
+from memfeed.transforms.recipe import make_transform
 
 _RESIZES = re.compile(r"Resiz|Scale|SizedCrop|MaxSize|ShortestSize|Zoom")
 
@@ -130,7 +129,7 @@ def _probed_pipeline(dataset: Any, indices: Sequence[int], name: str | None) -> 
         )
     inner = [_probe(dataset, places, indices, finds_fields=False) for places in groups[1:]]
     if any(one.first_random() < len(one.steps) for one in inner):
-        found = listed([f"{places[0]} ({_shown(steps_of(places[0].pipeline))})" for places in groups], 150)
+        found = listed([f"{places[0]} ({names_of(steps_of(places[0].pipeline))})" for places in groups], 150)
         raise SplitError(
             f"found {len(groups)} pipelines, {found}; expected one, or random steps only in the outermost: what an "
             "outer one does comes after them. Put all steps into one pipeline, or name it: split='NAME'"
@@ -160,16 +159,29 @@ def _probe(dataset: Any, places: list[Place], indices: Sequence[int], *, finds_f
         random_state.seed(0)
         for step in steps:
             inputs.append([run([step], value.copied()) for value in inputs[-1]])
+            _require_one_sample(step, *inputs[-2:])
     return Probed(places, steps, inputs, calls)
+
+
+def _require_one_sample(step: Any, before: Sequence[Value], after: Sequence[Value]) -> None:
+    """Raise SplitError for a step that makes several samples of one, as crops of MONAI do."""
+    for given, made in zip(before, after, strict=True):
+        result = made.result()
+        if isinstance(result, list) and not isinstance(given.result(), list):
+            raise SplitError(
+                f"found that {name_of(step)} makes a list of {len(result)} samples of one; expected one: use a crop "
+                "that returns one sample (RandSpatialCropd in place of RandSpatialCropSamplesd), and a larger batch"
+            )
 
 
 def _cut_at(probed: Probed, random_at: int) -> int:
     """Return the index of the step before which to cut: steps to a larger dtype that have a counterpart come after."""
     for at in range(random_at):
         before, after = (_image_bytes(probed.inputs[i]) for i in (at, at + 1))
-        first = probed.inputs[at][0].images()[0]
-        is_channels_last = kind_of(first) == "array" and not is_albumentations(probed.steps[at])
-        if after <= before or is_channels_last:
+        if not before or after <= before:  # without bytes: the image is yet to be read
+            continue
+        is_array = kind_of(probed.inputs[at][0].images()[0]) == "array"
+        if is_array and not is_albumentations(probed.steps[at]):  # channels are last
             continue
         kept = [counterpart(probed.steps[i], probed.inputs[i], probed.paths) for i in range(at, random_at)]
         if all(one is not None for one in kept):
@@ -178,8 +190,9 @@ def _cut_at(probed: Probed, random_at: int) -> int:
 
 
 def _image_bytes(values: Sequence[Value]) -> int:
-    """Return the bytes of one pixel of the first image."""
-    return to_tensor(values[0].images()[0]).element_size()
+    """Return the bytes of one pixel of the first image; 0 without images."""
+    images = values[0].images()
+    return to_tensor(images[0]).element_size() if images else 0
 
 
 def _split_at(
@@ -187,6 +200,11 @@ def _split_at(
 ) -> Split:
     fixed, rest = probed.steps[:at], probed.steps[at:]
     inputs = probed.inputs[at:]
+    if not all(value.images() for value in inputs[0]):
+        raise SplitError(
+            f"found that {name_of(rest[0])}, which is random, gets no image ({brief(inputs[0][0].result(), 80)}); "
+            "expected a pipeline that reads the image in steps before the first random one: make two functions of it"
+        )
     if keep is None:
         _require_no_choice(probed, at, random_at, how)
     if isinstance(keep, int):
@@ -211,7 +229,7 @@ def _split_at(
         raise SplitError(
             f"found images in {paths} after the cut and in {probed.paths} before; expected the same fields"
         )
-    recipe, transforms = _rest(rest, inputs, paths)
+    recipe, transforms = rest_of(rest, inputs, paths)
     transform = Compose(transforms) if transforms else None
     return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe))
 
@@ -225,7 +243,8 @@ def _split_encoded(dataset: Any, probed: Probed, indices: Sequence[int]) -> Spli
     kinds = {kind_of(image) for images in given for image in images}
     if not callable(getattr(owner, "loader", None)) or kinds != {"PIL RGB"} or len(given[0]) != 1:
         raise SplitError(
-            f"found keep='encoded' for {type(owner).__name__}, whose pipeline gets {listed(sorted(kinds))}; expected "
+            f"found keep='encoded' for {type(owner).__name__}, whose pipeline gets "
+            f"{listed(sorted(kinds)) or 'no image'}; expected "
             "one PIL image in RGB, and a dataset.loader(path) that opens its file, as torchvision's ImageFolder has: "
             "keep=256 stores smaller images"
         )
@@ -242,7 +261,7 @@ def _split_encoded(dataset: Any, probed: Probed, indices: Sequence[int]) -> Spli
                 "same: the dataset changes it before its pipeline. Choose keep=256 or keep='full'"
             )
     first = RecipeStep(name="Decode", on=probed.paths)
-    recipe, transforms = _rest(probed.steps, probed.inputs, probed.paths)
+    recipe, transforms = rest_of(probed.steps, probed.inputs, probed.paths)
     transform = Compose([make_transform(first), *transforms])
     return Split(cut, transform, (first, *recipe), _line(probed, [read_file], probed.steps, [first, *recipe]))
 
@@ -258,72 +277,6 @@ def _inputs_after(first: list[Value], steps: Sequence[Any]) -> list[list[Value]]
         for step in steps:
             inputs.append([run([step], value.copied()) for value in inputs[-1]])
     return inputs
-
-
-def _rest(
-    steps: Sequence[Any], inputs: Sequence[Sequence[Value]], paths: tuple[Path, ...]
-) -> tuple[list[RecipeStep], list[Transform]]:
-    """Return the rest of a pipeline, as a recipe and as transforms."""
-    recipe: list[RecipeStep] = []
-    transforms: list[Transform] = []
-    run_start: int | None = None
-    for index in range(len(steps) + 1):
-        made = counterpart(steps[index], inputs[index], paths) if index < len(steps) else []
-        if made is None:
-            run_start = index if run_start is None else run_start
-            continue
-        if run_start is not None:
-            own = steps[run_start:index]
-            transforms.append(_per_sample(own, inputs[run_start], inputs[index], paths))
-            recipe.append(RecipeStep(name=PER_SAMPLE, on=paths, shown=_shown(own)))
-            run_start = None
-        recipe += made
-        transforms += map(make_transform, made)
-    return recipe, transforms
-
-
-def _per_sample(
-    steps: Sequence[Any], before: Sequence[Value], after: Sequence[Value], paths: tuple[Path, ...]
-) -> PerSample:
-    """Return the original steps as a transform, compared with them on the probed samples."""
-    for step in steps:
-        if not is_keyed(step, before[0] if step is steps[0] else _through(steps, step, before[0])):
-            raise SplitError(
-                f"found that {name_of(step)} gives other results under the same seed; expected it to draw from a "
-                "global generator (of torch, NumPy or random): a generator or a counter of its own cannot be seeded "
-                "for each sample"
-            )
-    sizes = {tuple(as_field(image).shape) for value in after for image in value.images()[:1]}
-    one_size = len(sizes) == 1
-    if is_albumentations(steps[0]):
-        inner = [inner_of(step) for step in steps]
-        return PerSample(albumentations_compose(steps[0], inner), one_size=one_size, on=on_of(paths))
-    rest = Rest(steps, before[0])
-    for value in before:
-        with random_state.preserved():
-            random_state.seed(1)
-            found = rest(*(to_tensor(image).clone() for image in value.images()))
-            random_state.seed(1)
-            _seed_as_rest(steps)
-            expected = run(steps, value.copied()).images()
-        if any(difference(one, other) > 0 for one, other in zip(found, expected, strict=True)):
-            raise SplitError(
-                f"found that {rest} makes something else of stored images ({listed(rest.kinds)}) than of the dataset's "
-                "own; expected the same: move these steps before the first random one, or out of the pipeline"
-            )
-    return PerSample(rest, one_size=one_size, on=on_of(paths))
-
-
-def _seed_as_rest(steps: Sequence[Any]) -> None:
-    import random
-
-    for step in steps:
-        seed_step(step, random.getrandbits(31))
-
-
-def _through(steps: Sequence[Any], until: Any, value: Value) -> Value:
-    with random_state.preserved():
-        return run(list(steps)[: list(steps).index(until)], value.copied())
 
 
 def _require_no_choice(probed: Probed, at: int, random_at: int, how: str) -> None:
@@ -345,13 +298,9 @@ def _require_no_choice(probed: Probed, at: int, random_at: int, how: str) -> Non
     )
 
 
-def _shown(steps: Sequence[Any]) -> str:
-    return ", ".join(map(name_of, steps))
-
-
 def _line(probed: Probed, fixed: Sequence[Any], rest: Sequence[Any], recipe: Sequence[RecipeStep]) -> str:
     """Return what was cut where."""
-    stored = _shown(fixed) or "the images as they are"
+    stored = names_of(fixed) or "the images as they are"
     batched = [one.name for one in recipe if one.name != PER_SAMPLE]
     own = [one.shown for one in recipe if one.name == PER_SAMPLE]
     parts = [f"batched: {', '.join(batched)}"] if batched else []

@@ -67,6 +67,11 @@ def name_of(step: Any) -> str:
     return str(getattr(step, "__name__", type(step).__name__))
 
 
+def names_of(steps: Sequence[Any]) -> str:
+    """Return the names of steps, for messages."""
+    return ", ".join(map(name_of, steps))
+
+
 def run(steps: Sequence[Any], value: Value) -> Value:
     """Return what the steps make of `value`, which they may write to."""
     for step in steps:
