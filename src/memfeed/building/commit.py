@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
+_RENAMED_BY_ANOTHER = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 
 
 def remove_skipped(root: Path, schema: Schema, keep: npt.NDArray[np.bool_]) -> None:
@@ -252,8 +253,9 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
         try:
             files.rename(root, path)
         except BuildError as error:
-            is_gone = isinstance(error.__cause__, FileNotFoundError)  # another process has renamed it meanwhile
-            if not is_gone or not (path / format.MANIFEST).exists():
+            # without the work directory nothing is locked: a process that waited long for it may have renamed the build
+            is_renamed = getattr(error.__cause__, "errno", None) in _RENAMED_BY_ANOTHER
+            if not is_renamed or not (path / format.MANIFEST).exists():
                 raise
     files.sync_directory(path.parent)
 
