@@ -169,6 +169,50 @@ def test_steps_with_a_generator_of_their_own_are_seeded_by_the_key(tmp_path):
     assert first.max() > 80
 
 
+class Loaded:
+    def __call__(self, sample):
+        return {**sample, "image": torch.load(sample["image"])}
+
+
+class Samples(RandShift):
+    def __call__(self, sample):
+        return [super(Samples, self).__call__(sample) for _ in range(2)]
+
+
+class Paths(Photos):
+    def __init__(self, directory, *steps):
+        super().__init__(MonaiCompose(steps))
+        self.paths = [str(directory / f"{i}.pt") for i in range(len(self))]
+        for i, path in enumerate(self.paths):
+            torch.save(torch.full((1, 4, 4), float(i)), path)
+
+    def __getitem__(self, index):
+        return self.transform({"image": self.paths[index], "label": index})
+
+
+class RandName(Randomizable):
+    def __init__(self):
+        self.set_random_state(0)
+
+    def __call__(self, sample):
+        return {**sample, "label": sample["label"] + float(self.R.uniform(0, 100))}
+
+
+def test_a_pipeline_may_read_its_images_itself(tmp_path):
+    store = converted(Paths(tmp_path, Loaded(), Scaled(), RandShift()), tmp_path / "s.mf")
+    assert torch.equal(store[6]["image"], torch.full((1, 4, 4), 3.0))
+    batch = next(iter(memfeed.Loader(store, 50)))
+    shifts = batch["image"][:, 0, 0, 0] - batch["label"] / 2
+    assert len(shifts.unique()) == 50
+
+
+def test_steps_that_are_not_of_one_image_are_named(tmp_path):
+    with pytest.raises(SplitError, match="Samples makes a list of 2 samples"):
+        converted(Paths(tmp_path, Loaded(), Samples()), tmp_path / "s.mf")
+    with pytest.raises(SplitError, match="RandName, which is random, gets no image"):
+        converted(Paths(tmp_path, RandName(), Loaded()), tmp_path / "s.mf")
+
+
 def test_the_same_transform_comes_from_the_directory_and_from_a_second_call(tmp_path):
     store = converted(cifar(False), tmp_path / "s.mf")
     opened = memfeed.open(tmp_path / "s.mf")

@@ -32,7 +32,7 @@ from memfeed.transforms import Compose, Transform
 from memfeed.transforms.decode import decode
 from memfeed.transforms.recipe import make_transform
 
-_RESIZES = re.compile(r"Resiz|Scale|SizedCrop|MaxSize|ShortestSize|Zoom")
+_RESIZES = re.compile(r"Resiz|Scale(?!Intensity)|SizedCrop|MaxSize|ShortestSize|Zoom")
 
 
 @dataclass(frozen=True, eq=False)
