@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
+import memfeed
 from memfeed.errors import StoreError
 from memfeed.remote.address import is_address, parse_address
+from memfeed.store.backing import Backing
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,9 @@ def test_a_bad_address_is_one_clear_error(text, says):
         parse_address(text)
     assert "PASSWORD" not in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_the_parts_of_a_store_do_not_show_how_it_is_opened_again(tmp_path):
+    schema = memfeed.cache([1, 2], tmp_path / "s.mf", progress=False).schema
+    backing = Backing(None, schema, 2, "", lambda index: None, remake=(print, ("http://ada:secret@host/a.mf",)))
+    assert "secret" not in repr(backing)

@@ -105,6 +105,23 @@ def test_a_chunk_that_is_taken_is_not_taken_again_and_one_put_back_is():
     assert demand.take(1) == second
 
 
+def test_chunks_without_room_wait_until_a_reader_goes_on():
+    """Each was taken again at once, and put off again, for ever, while no other thread got the lock."""
+    table, reader, rows = ChunkTable({"a": 40 * CHUNK}), Reader(), np.arange(0, 40, 2)
+    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
+    demand.add(reader, rows)
+    taken = []
+    while (found := demand.take(1)) is not None:
+        taken.append(found.chunk)
+        demand.put_off(found)
+        assert len(taken) <= len(rows)
+    assert taken == rows.tolist()
+    assert demand.is_full
+    demand.waits(reader, rows[:4])
+    assert not demand.is_full
+    assert demand.take(1) is not None
+
+
 def test_few_chunks_are_spread_over_requests():
     table = ChunkTable({"a": 8 * CHUNK})
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
@@ -160,7 +177,7 @@ def test_sizes_are_read(text, size):
     assert parse_bytes("size", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "many", "1iB", True, 1.5e300])
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "0.4", "many", "1iB", True, 1.5e300])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises((ValueError, OverflowError), match="size="):
         parse_bytes("size", text)

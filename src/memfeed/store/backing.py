@@ -43,7 +43,7 @@ class Backing:
     owner: object = None
     check: Callable[[], None] = lambda: None
     left_out: tuple[str, ...] = ()
-    remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = None
+    remake: tuple[Callable[..., Backing], tuple[Any, ...]] | None = field(default=None, repr=False)  # may have a login
     description: str = ""
     transform: Any = None
     supply: RowSupply | None = None

@@ -24,9 +24,12 @@ def parse_bytes(name: str, value: int | str | None) -> int | None:
     if value is None:
         return None
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value), re.IGNORECASE)
-    if isinstance(value, bool) or found is None or (found[3] and not found[2]) or float(found[1]) <= 0:
+    size = 0
+    if found is not None and not isinstance(value, bool) and (found[2] or not found[3]):
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
+    if size <= 0:
         raise ValueError(f'found {name}={value!r:.60}; expected bytes, such as {name}="200GB"')
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
+    return size
 
 
 def printable(text: object) -> str:
