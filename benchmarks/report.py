@@ -553,9 +553,7 @@ def remote(result: Result) -> str:
     if peers:
         columns = ["one server, the same rows", "shuffles", "first batch", "first epoch", "second epoch", "requests"]
         parts.append(table(columns, peers))
-    failed = "".join(
-        f"\n{name} has no figures, and the cause was not found: {why[:200]}\n" for name, why in result["failed"].items()
-    )
+    failed = "".join(f"\n{name} has no figures: {why[:200]}\n" for name, why in result["failed"].items())
     return f"""## Stores at an address
 
 A server that speaks S3, with {about["bytes_per_second"] / 1e6:.0f} MB/s for all requests together and

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
+from streaming.base.storage import CloudDownloader
 from streaming.base.util import clean_stale_shared_memory
 
 from peers.rows import Batch, Rows
@@ -41,6 +42,8 @@ def write(rows: Rows, directory: Path) -> None:
 
 def read(address: str, cache: Path, shape: Sequence[int], batch_size: int) -> Iterable[Batch]:
     """Epochs as of ``make`` of the shards at an address, which are downloaded to ``cache`` and stay there."""
+    # else the dataset gets it by a connection that the forked workers share: their shards were mixed up
+    CloudDownloader.direct_download(f"{address}/index.json", str(cache / "index.json"))
     return _epochs(batch_size, remote=address, local=str(cache))
 
 
