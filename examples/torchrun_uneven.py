@@ -1,5 +1,6 @@
 """torchrun on 2 and on 3 ranks, a number of rows that they do not divide: as many batches on each, no row left out."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -32,6 +33,8 @@ def train(folder: Path) -> None:
         together = sum(everything, [])
         assert set(together) == set(range(ROWS)), "rows are missing"
         assert len(together) - ROWS == -ROWS % size, "more rows come twice than are needed to make ranks even"
+    del model
+    gc.collect()  # the model keeps the group, whose threads must end before Python does: torch aborts else
     dist.destroy_process_group()
 
 
