@@ -98,6 +98,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py
 	$(BIN)/python benchmarks/windows.py
+	$(BIN)/python benchmarks/sequences.py
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/first_epoch.py
 	$(BIN)/python benchmarks/loader.py
@@ -114,6 +115,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
+	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/augment.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/remote.py; else $(BIN)/python benchmarks/remote.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/imports.py; else $(BIN)/python benchmarks/imports.py; fi
 	$(BIN)/python benchmarks/report.py

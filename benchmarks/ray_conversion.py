@@ -156,7 +156,7 @@ def with_nodes_killed(made: Any, nodes: list[Any], base: Path, length: int) -> d
 
 
 def main() -> None:
-    made = parser("ray_conversion", __doc__)
+    made = parser("ray", __doc__)
     made.set_defaults(json=made.get_default("json").with_name("ray.json"))
     made.add_argument("--length", type=int, default=800)
     made.add_argument("--rounds", type=int, default=3)
