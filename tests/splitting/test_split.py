@@ -297,6 +297,36 @@ def test_auto_splits_only_what_is_random(tmp_path):
     assert converted(list(range(20)), tmp_path / "list.mf", split="auto").transform is None
 
 
+class Boxed(torch.utils.data.Dataset):
+    """Images with boxes, which go through one random pipeline."""
+
+    def __init__(self):
+        self.transforms = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        image = tv_tensors.Image(torch.arange(3 * 8 * 8, dtype=torch.uint8).view(3, 8, 8))
+        boxes = tv_tensors.BoundingBoxes([[1.0, 2.0, 3.0, 4.0]], format="XYXY", canvas_size=(8, 8))
+        return self.transforms(image, {"boxes": boxes, "label": index})
+
+
+class Drawn(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(3)
+
+
+def test_auto_says_why_it_cannot_split(tmp_path):
+    with pytest.raises(RandomDataError, match=r"^found random samples: .*cannot be split: found BoundingBoxes"):
+        converted(Boxed(), tmp_path / "boxes.mf", split="auto")
+    with pytest.raises(RandomDataError, match=r"Loader\(\.\.\., transform=\.\.\.\)"):  # without a pipeline
+        converted(Drawn(), tmp_path / "drawn.mf", split="auto")
+
+
 # --- images of several sizes
 
 

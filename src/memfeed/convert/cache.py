@@ -18,7 +18,7 @@ from memfeed.convert.ray_engine import import_ray
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
-from memfeed.convert.splits import check_keep, keep_of, split_input, still_random, store_at, with_rest
+from memfeed.convert.splits import check_keep, keep_of, not_split, split_input, still_random, store_at, with_rest
 from memfeed.errors import RandomDataError, StoreError
 from memfeed.remote.address import is_address
 from memfeed.schema.fields import Kind
@@ -252,5 +252,5 @@ def cache_one(
             repaired = repair_store(target, given, options) if repair else None
             store = open_or_convert(target, given, options, owner) if repaired is None else repaired
     except RandomDataError as error:
-        raise error if cut is None else still_random(error, cut) from None
+        raise (not_split(error, given, split) if cut is None else still_random(error, cut)) from None
     return store if cut is None else with_rest(store, cut)

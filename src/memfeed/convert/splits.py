@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import probe_indices, spread
 from memfeed.convert.randomness import differing_leaf
-from memfeed.errors import MemfeedError, RandomDataError, SplitError, StaleStoreError
+from memfeed.errors import MemfeedError, RandomDataError, SchemaError, SplitError, StaleStoreError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.recipe import PER_SAMPLE
@@ -69,12 +69,15 @@ def split_input(
             f"found split={which!r} for {type(given.dataset).__name__}; expected a map-style dataset (len and []) with "
             "a pipeline: leave split out"
         )
-    assert given.length is not None
     from memfeed.splitting.cut import has_random_step, split  # most conversions split nothing
 
-    indices = spread(probe_indices(given.length))[:PROBED]
-    if which == "auto" and not has_rest and not has_random_step(given.dataset, indices):
-        return None
+    indices = _indices_to_compare(given)
+    if which == "auto" and not has_rest:
+        try:
+            if not has_random_step(given.dataset, indices):
+                return None
+        except (SplitError, SchemaError):  # if the samples are random, `not_split` says why they are not split
+            return None
     name = which if isinstance(which, str) and which != "auto" else None
     how = "memfeed.cache(dataset, path, split=True, keep=256)"
     if lazily:
@@ -105,6 +108,25 @@ def still_random(error: RandomDataError, cut: Split) -> RandomDataError:
         f"found random samples although the pipeline was cut: {found[:120]}; {cause}. Expected what is left to be the "
         "same each time: move the draw into the pipeline, or pass allow_random=True to keep one draw for all epochs"
     )
+
+
+def not_split(error: RandomDataError, given: Input, which: bool | str) -> RandomDataError:
+    """Return the error for random samples of a dataset that was not cut: with the reason, if ``split="auto"`` met one."""
+    if which != "auto" or given.kind != "map" or isinstance(given.dataset, Store):
+        return error
+    from memfeed.splitting.cut import has_random_step
+
+    try:
+        has_random_step(given.dataset, _indices_to_compare(given))
+    except (SplitError, SchemaError) as reason:
+        found = str(error).partition("; expected")[0]
+        return RandomDataError(f"{found}; and its pipeline cannot be split: {reason}")
+    return error
+
+
+def _indices_to_compare(given: Input) -> list[int]:
+    assert given.length is not None
+    return spread(probe_indices(given.length))[:PROBED]
 
 
 def _differs_under_one_seed(dataset: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfeed.errors import SchemaError, SplitError, brief, listed
+from memfeed.errors import SplitError, brief, listed
 from memfeed.schema.infer import infer
 from memfeed.schema.names import Path, display
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
@@ -106,13 +106,13 @@ def split(dataset: Any, indices: Sequence[int], name: str | None, keep: Any, how
 
 
 def has_random_step(dataset: Any, indices: Sequence[int]) -> bool:
-    """Return True if the dataset has a pipeline with a random step."""
+    """Return True if the dataset has a pipeline with a random step.
+
+    Raises SplitError and SchemaError if its pipeline cannot be cut, whether it is random or not.
+    """
     if not find_places(dataset):
         return False
-    try:
-        probed = _probed_pipeline(dataset, indices, None)
-    except (SplitError, SchemaError):
-        return False
+    probed = _probed_pipeline(dataset, indices, None)
     return probed.first_random() < len(probed.steps)
 
 
