@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,6 +139,15 @@ class _Work:
             self._backings.add(backing)
             if self._done.is_set():
                 settle(backing)
+
+    def another_backing(self) -> Backing | None:
+        """Return one more view of the columns; None in another process, or if this one does not fill any more."""
+        backing = next(iter(self._backings), None)
+        if backing is None or self._is_elsewhere() or self._stopping.is_set():
+            return None
+        backing = dataclasses.replace(backing)
+        self.follow(backing)
+        return backing
 
     def _start_workers(self) -> Iterator[Report]:
         if not self.worker_count:
@@ -478,6 +489,14 @@ class _Running:
             getattr(threading, "_register_atexit", atexit.register)(self.end)
             self._registered = True
         self._works.add(work)
+
+    def backing_at(self, target: Path) -> Backing | None:
+        """Return the columns of the store at `target`, as new ones, if this process fills it."""
+        for work in list(self._works):
+            found = work.another_backing() if work.conversion.target.absolute() == target else None
+            if found is not None:
+                return found
+        return None
 
     def end(self) -> None:
         """End all of it, and wait a few seconds for that."""

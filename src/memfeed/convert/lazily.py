@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import time
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ from memfeed.convert.conversion import (
     open_or_convert,
     removed_on_error,
 )
-from memfeed.convert.filler import Filler, _Work
+from memfeed.convert.filler import Filler, _Work, running
 from memfeed.convert.inputs import ConvertOptions, Input
 from memfeed.convert.probe import ProbeResult, probe_input
-from memfeed.errors import BuildError, SchemaError, StoreError
+from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError
 from memfeed.schema.fields import Field
 from memfeed.store import format
 from memfeed.store.attributes import Attributes
-from memfeed.store.backing import filling_backing
+from memfeed.store.backing import Backing, filling_backing
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
@@ -219,9 +220,30 @@ def _filled(
         metadata=dict(kept.metadata) or msgspec.UNSET,
     )
     filler = Filler(_Work(conversion, build, lead, shared, owner))
-    backing = filling_backing(target, build.root, manifest, filler, owner, masks_rows=options.skip_errors)
+    remake = (joined_backing, (target.absolute(), conversion.given, options))
+    backing = filling_backing(target, build.root, manifest, filler, owner, remake, masks_rows=options.skip_errors)
     filler.start(backing)
     return Store(backing, types=conversion.result.types)
+
+
+def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backing:
+    """Return the columns of a pickled store that was being filled. This process fills it too, with workers of its own.
+
+    A process that cannot have children, as a worker of a DataLoader, computes the rows that it needs itself. A copy in
+    the process that made the pickle shares its workers. Raises what `open_or_fill` raises, and StoreNotFoundError if
+    neither the store nor its build is there.
+    """
+    here = running.backing_at(target)
+    if here is not None:
+        return here
+    if not target.exists() and not Build.is_begun(format.build_path(target)):
+        raise StoreNotFoundError(
+            f"{target}: found neither the store nor its unfinished build; expected what the pickle was made from: keep "
+            "it until it is unpickled, on the same machine"
+        )
+    if multiprocessing.current_process().daemon:
+        options = msgspec.structs.replace(options, worker_count=0)
+    return open_or_fill(target, given, msgspec.structs.replace(options, progress=False), None)._backing
 
 
 def _say(options: ConvertOptions, text: str) -> None:

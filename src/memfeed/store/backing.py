@@ -89,7 +89,14 @@ def store_column(
 
 
 def filling_backing(
-    path: Path, build: Path, manifest: Manifest, supply: RowSupply, owner: object, *, masks_rows: bool
+    path: Path,
+    build: Path,
+    manifest: Manifest,
+    supply: RowSupply,
+    owner: object,
+    remake: tuple[Callable[..., Backing], tuple[Any, ...]],
+    *,
+    masks_rows: bool,
 ) -> Backing:
     """Return the columns of a build that becomes the store at ``path``; ``manifest`` says what is known of it so far.
 
@@ -104,6 +111,7 @@ def filling_backing(
         columns.__getitem__,
         manifest,
         owner,
+        remake=remake,
         supply=supply,
         masks_rows=masks_rows,
     )
@@ -118,7 +126,7 @@ def settle(backing: Backing) -> bool:
     manifest, digest, identity = found
     columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
     settle_columns(columns, backing.path, _checker(backing.path, identity, digest))
-    backing.manifest, backing.digest, backing.supply = manifest, digest, None
+    backing.manifest, backing.digest, backing.supply, backing.remake = manifest, digest, None, None
     backing.check = _checker(backing.path, identity)
     return True
 

@@ -365,8 +365,6 @@ class Store(Dataset[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # small: the path and the view; the other process maps the files itself
-        if self._backing.remake is None:
-            self._require_filled("a pickle")
         rows = None if self._rows is None else self._rows.tobytes()
         attached = () if self._backing.transform is None else (self._backing.transform,)
         if self._backing.remake is not None:
