@@ -16,7 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed.errors import CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
+from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
+from memfeed.remote import supply
+from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
 from memfeed.system import files
@@ -341,6 +343,48 @@ def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache,
         with pytest.raises(SpaceError, match="no room"):
             _ = store[0]
     assert equal(store[0], local[0])
+
+
+def test_a_disk_that_gives_no_room_back_is_an_error(local, origin, cache, monkeypatch):
+    store = memfeed.open(origin, cache=cache, size="6MB")
+
+    def refused(fd, ranges):
+        raise files.refused(OSError(errno.EIO, "Input/output error"), cache, "making room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "punch", refused)
+        with pytest.raises(BuildError, match="making room"):
+            list(memfeed.Loader(store, 16))
+    assert equal(store[:], local[:])
+
+
+@pytest.mark.parametrize("size", [None, "6MB"])
+def test_a_cache_that_is_removed_while_it_is_used_is_an_error(origin, cache, local, size):
+    store = memfeed.open(origin, cache=cache, size=size)
+    assert equal(store[0], local[0])
+    shutil.rmtree(cache)
+    with pytest.raises((StoreError, BuildError), match=f"{cache}.*No such file or directory"):
+        list(memfeed.Loader(store, 16, shuffle=True))
+
+
+def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monkeypatch, capfd):
+    commit, failed = CacheDirectory.commit, []
+
+    def fails_once(self):
+        if not failed:
+            failed.append(True)
+            raise files.refused(OSError(errno.ENOSPC, "No space left"), cache, "writing")
+        commit(self)
+
+    monkeypatch.setattr(CacheDirectory, "commit", fails_once)
+    monkeypatch.setattr(supply, "SYNC_SECONDS", 0.1)
+    store = memfeed.open(origin, cache=cache)
+    assert equal(store[:], local[:])
+    until = time.monotonic() + 60
+    while store.supply is not None and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(memfeed.open(cache)) == ROWS
+    assert "no room" in capfd.readouterr().err
 
 
 # --- the directory

@@ -199,13 +199,19 @@ class CacheDirectory:
         with self.shared(chunk) as is_there:
             if is_there:
                 path = self.root / self.table.at(chunk).name
-                with self._handles_lock:
-                    fd = self._handles(path)
-                    for start, out in zip(starts, outs, strict=True):
-                        if os.preadv(fd, [out], start) != len(out):
-                            raise StoreError(f"{path}: found that the file was cut; expected it to stay: {_REMEDY}")
+                try:
+                    self._read_parts(path, starts, outs)
+                except OSError as error:
+                    raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {_REMEDY}") from error
                 self._used[chunk] = time.monotonic()
         return is_there
+
+    def _read_parts(self, path: Path, starts: Sequence[int], outs: Sequence[memoryview]) -> None:
+        with self._handles_lock:
+            fd = self._handles(path)
+            for start, out in zip(starts, outs, strict=True):
+                if os.preadv(fd, [out], start) != len(out):
+                    raise StoreError(f"{path}: found that the file was cut; expected it to stay: {_REMEDY}")
 
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""

@@ -127,8 +127,12 @@ class Fetching:
         while True:
             with self.changed:
                 job: Callable[[], None] | None = None
-                while not self._stopping and (job := self._next_single() or self._next()) is None:
-                    self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
+                try:
+                    while not self._stopping and (job := self._next_single() or self._next()) is None:
+                        self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
+                except BaseException:
+                    self._stopping = True  # readers, who notice that, would wait for ever
+                    raise
                 if job is None:
                     return
                 self.start()
@@ -186,13 +190,19 @@ class Fetching:
         run, kept, is_full = list[int](), list[bool](), False
         for chunk in range(found.chunk, found.chunk + found.size):
             is_ours = (not run or run[-1] == chunk - 1) and not is_full
-            if is_ours and not self.directory.take(chunk):
-                self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
-                continue
             if is_ours:
-                is_urgent = self.demand.is_urgent(chunk)
-                is_absent = not self.directory.is_written(chunk)
-                has_room = is_absent and self._reserve(chunk, is_urgent=is_urgent)
+                try:
+                    if not self.directory.take(chunk):
+                        self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
+                        continue
+                    is_urgent = self.demand.is_urgent(chunk)
+                    is_absent = not self.directory.is_written(chunk)
+                    has_room = is_absent and self._reserve(chunk, is_urgent=is_urgent)
+                except MemfeedError as error:  # the disk refused a lock, or to give room back
+                    self.directory.free(chunk)
+                    self._fail(self.directory.table.at(chunk), error)
+                    self.demand.put_off(self.directory.table.at(chunk))
+                    continue
                 if is_absent and (has_room or is_urgent):
                     run.append(chunk)
                     kept.append(has_room)

@@ -28,6 +28,7 @@ from memfeed.store.backing import Backing, store_column
 from memfeed.store.columns import Column
 from memfeed.store.manifest import CHUNK_BYTES
 from memfeed.store.supply import FillProgress, Reader
+from memfeed.system.progress import write_line
 from memfeed.system.units import format_bytes
 
 POLL_SECONDS = 0.001
@@ -121,6 +122,7 @@ class _Work:
         self._done = threading.Event()
         self._stopping = threading.Event()
         self._service: threading.Thread | None = None
+        self._has_said = False  # what keeps the cache from being completed
 
     def column(self, field_index: int) -> Column:
         """Return the column of a field."""
@@ -216,7 +218,7 @@ class _Work:
             error = next((failed[chunk] for chunk in absent.tolist() if chunk in failed), None) if failed else None
             if error is not None:
                 raise error
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._fetching.is_stopping:
                 raise StoreError(f"{self.directory.settings.address}: found that fetching was stopped; open it again")
             self._demand.urge(absent)
             changed.wait(POLL_SECONDS)  # another process may bring them, who notifies nobody here
@@ -329,25 +331,36 @@ class _Work:
 
     def _serve(self) -> None:
         """Fetch for children; let the cache survive a power loss; notice that it is complete."""
-        synced = time.monotonic()
         try:
-            self._serve_until_done(synced)
+            self._serve_until_done()
         finally:
             self._fetching.join()
             with contextlib.suppress(MemfeedError, OSError):  # the directory may have been removed
                 self.directory.sync()
             self.directory.leave()
 
-    def _serve_until_done(self, synced: float) -> None:
+    def _serve_until_done(self) -> None:
+        sync_due, complete_due = time.monotonic() + SYNC_SECONDS, 0.0
         while not self._stopping.is_set() and not self._done.is_set():
             chunks = self._children.receive(TICK_SECONDS)
             if len(chunks):
                 self._fetch_for_children(chunks)
-            if time.monotonic() > synced + SYNC_SECONDS:
-                self.directory.sync()
-                synced = time.monotonic()
-            if self._scratch is None and self.directory.is_complete():
-                self._complete()
+            now = time.monotonic()
+            try:
+                if now > sync_due:
+                    sync_due = now + SYNC_SECONDS
+                    self.directory.sync()
+                if now > complete_due and self._scratch is None and self.directory.is_complete():
+                    complete_due = now + SYNC_SECONDS
+                    self._complete()
+            except (MemfeedError, OSError) as error:  # rows are read all the same, and children need this thread
+                self._say_once(error)
+
+    def _say_once(self, error: Exception) -> None:
+        """Tell the user why the cache is no store yet, unless its directory was removed."""
+        if not self._has_said and self.directory.root.exists():
+            self._has_said = True
+            write_line(f"memfeed: {error}. The cache is used as it is; this is tried again every {SYNC_SECONDS:.0f} s")
 
     def _fetch_for_children(self, chunks: Int64Array) -> None:
         with self._fetching.changed:
