@@ -111,7 +111,7 @@ def still_random(error: RandomDataError, cut: Split) -> RandomDataError:
 
 
 def not_split(error: RandomDataError, given: Input, which: bool | str) -> RandomDataError:
-    """Return the error for random samples of a dataset that was not cut: with the reason, if ``split="auto"`` met one."""
+    """Return the error for random samples that were not cut: with the reason, if ``split="auto"`` met one."""
     if which != "auto" or given.kind != "map" or isinstance(given.dataset, Store):
         return error
     from memfeed.splitting.cut import has_random_step
