@@ -27,7 +27,7 @@ KINDS = ("reset", "lost_answer", "truncate", "slow_down", "wrong_bytes", "expire
 _HOP = {"connection", "keep-alive", "transfer-encoding"}
 _PIECE = 64 << 10
 _AFTER = {"lost_answer", "truncate", "wrong_bytes"}  # once the server has done what was asked
-_ERRORS = {"slow_down": (503, "SlowDown"), "expired": (403, "ExpiredToken")}
+_ERRORS = {"slow_down": (503, "SlowDown"), "expired": (403, "ExpiredToken"), "denied": (403, "AccessDenied")}
 
 
 class Request(NamedTuple):
@@ -90,7 +90,7 @@ class FaultProxy:
         """Give ``count`` requests the fault (-1: until `clear`): of those with this method and this part of the path,
         the first and then each ``every``-th.
         """
-        assert kind in KINDS, kind
+        assert kind in KINDS or kind in _ERRORS, kind
         with self._lock:
             self._faults.append(_Fault(kind, count, method, path, every))
 

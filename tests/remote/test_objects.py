@@ -163,6 +163,23 @@ def test_expired_credentials_are_not_tried_again(bucket, proxy):
     assert raised.value.__cause__ is None
 
 
+def test_what_is_not_allowed_is_not_tried_again(bucket, proxy):
+    objects = Objects(f"{bucket}/x")
+    objects.put("one", b"1")
+    asks = (
+        lambda: objects.read("one", 0, 1),
+        lambda: objects.head("one"),
+        lambda: objects.put("two", b"2"),
+        objects.list,
+    )
+    for count, ask in enumerate(asks, 1):
+        proxy.inject("denied", 1)
+        with pytest.raises(RemoteError, match=r"no permission \(.*403.*expected permission to read") as raised:
+            ask()
+        assert proxy.injected["denied"] == count
+        assert "SECRET" not in str(raised.value)
+
+
 def test_no_bucket(s3_environment):
     objects = Objects("s3://no-such-bucket-of-memfeed/x")
     for ask in (lambda: objects.read_whole("a", most_bytes=9), objects.list, lambda: objects.put("a", b"1")):

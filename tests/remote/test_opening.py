@@ -181,6 +181,24 @@ def test_a_pickle_opens_the_address_again(local, origin, cache):
     assert equal(pickle.loads(pickle.dumps(store))[:], local.select("label", "sound")[[5, 7]])
 
 
+def test_a_pickle_from_before_an_append_keeps_its_generation(local, tmp_path, cache):
+    shutil.copytree(local.path, tmp_path / "grown.mf")
+    address = f"file://{tmp_path}/remote/grown.mf"
+    memfeed.push(tmp_path / "grown.mf", address)
+    store = memfeed.open(address, cache=cache)
+    pickled = pickle.dumps(store)
+    memfeed.append(tmp_path / "grown.mf", [local[i] for i in range(3)], progress=False)
+    memfeed.push(tmp_path / "grown.mf", address)
+    other = pickled.replace(str(cache).encode(), str(cache).replace("cache", "other").encode())  # in another process
+    assert equal(pickle.loads(other)[:], local[:])
+    assert len(memfeed.open(address, cache=tmp_path / "new")) == ROWS + 3
+    with pytest.raises(StoreError, match="was replaced"):
+        memfeed.open(address, cache=cache)
+    memfeed.push(tmp_path / "grown.mf", address, remove_old=True)
+    with pytest.raises(StoreError, match="found another store than the one that was sent here"):
+        pickle.loads(other.replace(b"other", b"third"))
+
+
 # --- other processes
 
 

@@ -62,8 +62,8 @@ def classify(error: BaseException, action: str, where: str) -> Failure:
     if status == 403 or name == "PermissionDeniedError" or isinstance(error, PermissionError):
         return final(
             "no permission",
-            "expected leave to read, list and (for a push) write: ask the owner of the bucket, or use other "
-            "credentials; a name that does not exist is answered so too, where listing is forbidden",
+            "expected permission to read, list and (for a push) write: ask the owner of the bucket, or use other "
+            "credentials. Where listing is not allowed, a name that does not exist gets the same answer",
         )
     if code in _NO_BUCKET:
         return final("no such bucket", "expected a bucket that exists: create it, or correct the address",

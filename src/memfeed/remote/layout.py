@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -123,8 +124,12 @@ def is_range_file(data: memoryview | bytes) -> bool:
     return xxhash.xxh3_128_digest(data[_DIGEST_BYTES:]) == bytes(data[:_DIGEST_BYTES])
 
 
-def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None = None) -> RemoteStore:
+def read_manifest(
+    address: str | os.PathLike[str] | Address, retry: Retry | None = None, digest: str | None = None
+) -> RemoteStore:
     """Return what the store at an address is, from three requests, two of them at once; no column is read.
+
+    With the ``digest`` of an older push whose objects are still there it is that one, which its readers keep.
 
     Raises StoreNotFoundError if there is no store (yet), StoreError if it is none that this version reads,
     CorruptStoreError if an object is missing or has another size than the manifest says, RemoteError if the address
@@ -133,6 +138,9 @@ def read_manifest(address: str | os.PathLike[str] | Address, retry: Retry | None
     objects = Objects(address, retry)
     while True:
         pointer = read_pointer(objects)
+        if digest is not None and pointer is not None and pointer[0].digest != digest:
+            with contextlib.suppress(StoreNotFoundError, ObjectNotFoundError, CorruptStoreError):
+                return _read_store(objects, Pointer(digest=digest))
         try:
             return _read_store(objects, None if pointer is None else pointer[0])
         except (ObjectNotFoundError, CorruptStoreError):

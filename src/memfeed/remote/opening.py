@@ -47,7 +47,7 @@ class LazyRemote:
     def _store(self) -> RemoteStore:
         with self._lock:
             if self._found is None:
-                found = read_manifest(self._address)
+                found = read_manifest(self._address, digest=self._digest)
                 if found.digest != self._digest:
                     raise _replaced(self._address, f"manifest {found.digest[:8]}, expected {self._digest[:8]}")
                 self._found = found
@@ -86,7 +86,8 @@ def open_remote(
 def remote_backing(path: str, cache: str, size: int | None, expected: str | None = None) -> Backing:
     """Return the columns of the store at an address, over the files of its cache.
 
-    Raises StoreError if its manifest has another digest than ``expected``.
+    With the digest of an ``expected`` manifest, an older push of the store is opened if it is still there; else raises
+    StoreError.
     """
     address, root = parse_address(path), Path(cache)
     kept = cached_remote(root, str(address))
@@ -95,7 +96,7 @@ def remote_backing(path: str, cache: str, size: int | None, expected: str | None
         backing.chunk_rows = chunk_rows(backing.manifest)
         _require_digest(address, backing.digest, expected)
         return backing
-    remote, found = _look_up(path, kept)
+    remote, found = _look_up(path, kept, expected)
     _require_digest(address, format.digest(remote.manifest), expected)
     with _lock:
         supply = _opened.get(root)
@@ -106,10 +107,10 @@ def remote_backing(path: str, cache: str, size: int | None, expected: str | None
     return _backing(supply, path, size)
 
 
-def _look_up(path: str, kept: Remote | None) -> tuple[Remote, RemoteStore | None]:
+def _look_up(path: str, kept: Remote | None, expected: str | None) -> tuple[Remote, RemoteStore | None]:
     """Return the manifest and checksums at an address; those of the cache if the address cannot be reached."""
     try:
-        found = read_manifest(path)
+        found = read_manifest(path, digest=expected)
     except RemoteError as error:
         if kept is None:
             raise
