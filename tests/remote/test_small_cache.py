@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.order import choice, orders
+from memfeed.remote.directory import ABSENT, Remote, open_directory
 from memfeed.remote.layout import RANGES, is_range_file, read_manifest
 from memfeed.remote.opening import LazyRemote
 from memfeed.remote.pieces import Pieces
 from memfeed.remote.ranges import ByteRange, ChunkTable, aligned_step
+from memfeed.store import format
 from memfeed.store.manifest import CHUNK_BYTES
 from memfeed.testing import equal
 from origin import disk_bytes
@@ -200,3 +203,40 @@ def test_pieces_are_compared(tmp_path_factory, chunks, piece, data):
     assert found.are_right(place, first, memoryview(read))
     read[data.draw(st.integers(0, len(read) - 1))] ^= 4
     assert not found.are_right(place, first, memoryview(read))
+
+
+def test_chunks_to_remove_are_looked_for_once_for_many(tmp_path):
+    """In the order of need: what is needed last goes first, and what is needed sooner than the new chunk stays."""
+    chunks, room = 4000, 1000
+    size = chunks * CHUNK_BYTES
+    local = memfeed.cache(torch.zeros(1, 1, dtype=torch.uint8), tmp_path / "one.mf", copy_existing=True, progress=False)
+    field = msgspec.structs.replace(local.schema.fields[0], shape=(CHUNK_BYTES,))
+    hashes = np.zeros(chunks, "<u8").tobytes()
+    manifest = msgspec.structs.replace(
+        local.manifest,
+        rows=chunks,
+        schema=msgspec.structs.replace(local.schema, fields=(field,)),
+        files=dict.fromkeys(local.manifest.files, size),
+        checksums=format.digest(hashes),
+    )
+    remote = Remote(msgspec.json.encode(manifest), hashes)
+    directory = open_directory(tmp_path / "cache", "s3://made/up", room * CHUNK_BYTES, remote)
+    place, looks = np.random.default_rng(0).permutation(chunks), []
+
+    def need(asked):
+        looks.append(len(asked))
+        return place[asked].astype(np.float64)
+
+    for chunk in range(chunks):
+        if directory.take(chunk):
+            directory.reserve(chunk, need, urgent=False, may_remove=True)
+            directory.free(chunk)
+    kept = np.flatnonzero(directory.presence)
+    assert room - 1 <= len(kept) <= room
+    assert set(place[kept].tolist()) == set(range(len(kept)))
+    looks.clear()
+    for chunk in np.flatnonzero(directory.presence == ABSENT)[: room // 2].tolist():  # somebody waits for each
+        assert directory.take(chunk)
+        assert directory.reserve(chunk, need, urgent=True, may_remove=True)
+        directory.free(chunk)
+    assert len([asked for asked in looks if asked > 1]) <= 3

@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,7 @@ from memfeed.system.units import format_bytes
 
 ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
 SETTINGS = "remote.json"
+MOST_VICTIMS = 256  # chunks that are found at once, to be removed
 _REMEDY = "remove the cache directory to start over"
 
 
@@ -94,6 +96,7 @@ class CacheDirectory:
         self._files_lock, self._room_lock, self._handles_lock = (threading.Lock() for _ in range(3))
         self._shared: dict[int, int] = {}  # how many threads of this process copy out of a chunk
         self._alone: set[int] = set()  # chunks that this process writes or removes
+        self._victims = deque[int]()  # the chunks to remove next
 
     def close(self) -> None:
         """Close the files."""
@@ -264,14 +267,15 @@ class CacheDirectory:
         self, chunk: int, wanted: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], urgent: bool
     ) -> bool:
         """Remove chunks of ``wanted`` bytes, those needed last first, then those used longest ago."""
-        there = np.flatnonzero(self.presence)  # none is ABSENT
-        there = there[~self._are_offsets(there)]
-        due, own = need(there), need(np.array([chunk]))[0]
-        for at in np.lexsort((self._used[there], -due)):
-            victim = int(there[at])
-            if not urgent and due[at] <= own:
-                return False
-            if self.take(victim):  # one that is held, and free to take, is that of a dead process
+        own, are_new = need(np.array([chunk]))[0], False
+        while self._victims or not are_new:
+            if not self._victims:
+                self._victims, are_new = self._find_victims(need), True
+                continue
+            victim = self._victims.popleft()
+            if not urgent and need(np.array([victim]))[0] <= own:
+                self._victims.clear()  # look again: this one may be needed sooner than when it was found
+            elif self.presence[victim] != ABSENT and self.take(victim):  # a held one is that of a dead process
                 try:
                     self._remove(victim)
                 finally:
@@ -280,6 +284,12 @@ class CacheDirectory:
                 if wanted <= 0:
                     return True
         return False
+
+    def _find_victims(self, need: Callable[[Int64Array], npt.NDArray[np.float64]]) -> deque[int]:
+        """Return the next chunks to remove. Many at once: a cache of a terabyte has 300,000, which takes 30 ms."""
+        there = np.flatnonzero(self.presence)  # none is ABSENT
+        there = there[~self._are_offsets(there)]
+        return deque(there[np.lexsort((self._used[there], -need(there)))][:MOST_VICTIMS].tolist())
 
     def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
