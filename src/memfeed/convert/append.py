@@ -186,13 +186,13 @@ def _whole(given: Store | str | os.PathLike[str]) -> Store:
             f"{store.path}: found no store of memfeed's own; expected one: make it with memfeed.cache(data, path, "
             "copy_existing=True)"
         )
+    store._require_filled("more rows")
     is_all = store.has_all_rows and store.schema == store._backing.schema and store._backing.remake is None
     if not is_all:
         raise StoreError(
             f"{store.path}: found a view of a store (rows, fields, windows); expected a whole one: open it with "
             f"memfeed.open({str(store.path)!r})"
         )
-    store._require_filled("more rows")
     return store
 
 
