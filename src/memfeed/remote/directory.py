@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.errors import MemfeedError, StoreError
+from memfeed.remote.growth import chunks_kept, grow
 from memfeed.remote.layout import RANGES, range_hashes
 from memfeed.remote.pieces import open_pieces
 from memfeed.remote.ranges import ChunkTable, aligned_steps
@@ -46,6 +47,7 @@ from memfeed.system.units import format_bytes
 
 ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
 SETTINGS = "remote.json"
+LEAVE_SECONDS = 3.0  # in which users of another size or generation may leave: a store that was dropped, say
 MOST_VICTIMS = 256  # chunks that are found at once, to be removed
 _REMEDY = "remove the cache directory to start over"
 
@@ -79,7 +81,7 @@ class CacheDirectory:
         self.table = ChunkTable(manifest.files, aligned_steps(manifest) if is_aligned else None)
         work = root / WORK_DIRECTORY
         self.presence = _map(work / "presence", self.table.count, np.uint8)
-        self._used = _map(work / "used", self.table.count, np.float64)
+        self.used = _map(work / "used", self.table.count, np.float64)
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
         self.pieces = None if settings.size is None else open_pieces(work, self.table, manifest, settings.size)
         self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
@@ -192,7 +194,7 @@ class CacheDirectory:
             with contextlib.suppress(MemfeedError):  # report the first error
                 self.remove(chunk)
             raise
-        self._used[chunk] = time.monotonic()
+        self.used[chunk] = time.monotonic()
         self.presence[chunk] = WRITTEN
 
     def copy(self, chunk: int, starts: Sequence[int], outs: Sequence[memoryview]) -> bool:
@@ -206,7 +208,7 @@ class CacheDirectory:
                     self._read_parts(path, starts, outs)
                 except OSError as error:
                     raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {_REMEDY}") from error
-                self._used[chunk] = time.monotonic()
+                self.used[chunk] = time.monotonic()
         return is_there
 
     def _read_parts(self, path: Path, starts: Sequence[int], outs: Sequence[memoryview]) -> None:
@@ -289,7 +291,7 @@ class CacheDirectory:
         """Return the next chunks to remove. Many at once: a cache of a terabyte has 300,000, which takes 30 ms."""
         there = np.flatnonzero(self.presence)  # none is ABSENT
         there = there[~self._are_offsets(there)]
-        return deque(there[np.lexsort((self._used[there], -need(there)))][:MOST_VICTIMS].tolist())
+        return deque(there[np.lexsort((self.used[there], -need(there)))][:MOST_VICTIMS].tolist())
 
     def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
@@ -353,7 +355,7 @@ class CacheDirectory:
         if self.settings.size is None:
             return
         there = np.flatnonzero(self.presence != ABSENT)
-        newest = there[np.lexsort((-self._used[there], ~self._are_offsets(there)))]
+        newest = there[np.lexsort((-self.used[there], ~self._are_offsets(there)))]
         total = np.cumsum(self.table.bytes_of(newest))
         for chunk in newest[total > self.settings.size].tolist():
             self.remove(chunk)
@@ -445,14 +447,20 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
     own = CacheSettings(address=address, digest=digest, size=size, **boot)
     files.make_directory(root / WORK_DIRECTORY)
     users = files.open_write(root / WORK_DIRECTORY / "users", os.O_CREAT)
+    until = time.monotonic() + LEAVE_SECONDS
     try:
         while True:
-            if _is_alone(users):
+            is_alone = _is_alone(users)
+            if is_alone:
                 _prepare(root, own, manifest, remote)
             fcntl.flock(users, fcntl.LOCK_SH)
             found = _read_settings(root)
-            if found is not None:
-                break  # else the process that began it has failed
+            if found is None:
+                continue  # the process that began it has failed
+            if is_alone or _are_same(own, found) or time.monotonic() > until:
+                break
+            fcntl.flock(users, fcntl.LOCK_UN)
+            time.sleep(LEAVE_SECONDS / 50)
         _require_same(root, own, found)
         return CacheDirectory(root, own, manifest, _hashes(remote), users)
     except BaseException:
@@ -484,11 +492,16 @@ def _is_alone(users: int) -> bool:
     return True
 
 
+def _are_same(own: CacheSettings, found: CacheSettings) -> bool:
+    return (own.address, own.digest, own.size) == (found.address, found.digest, found.size)
+
+
 def _require_same(root: Path, own: CacheSettings, found: CacheSettings) -> None:
     if found.digest != own.digest or found.address != own.address:
         raise StoreError(
             f"{root}: found the cache of another store than the one that is at {own.address} now (manifest "
-            f"{found.digest[:8]}, expected {own.digest[:8]}): the store was replaced; {_REMEDY}, or pass another cache="
+            f"{found.digest[:8]}, expected {own.digest[:8]}): the store was replaced; {_REMEDY}, or pass another "
+            "cache=. If rows were appended to it: wait until no other process uses this cache"
         )
     if found.size != own.size:
         used, wanted = ("all" if size is None else format_bytes(size) for size in (found.size, own.size))
@@ -503,7 +516,7 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     work, found = root / WORK_DIRECTORY, _read_settings(root)
     if found is None:
         _begin(root, own, manifest, remote)
-    elif (found.digest, found.address) != (own.digest, own.address):
+    elif found.address != own.address or (found.digest != own.digest and not _grown(root, found, manifest, remote)):
         return  # it is refused
     if own.size is not None:
         _require_holes(work)
@@ -532,14 +545,38 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
         files.make_directory(path.parent)
         files.write_file(path, b"")
         files.truncate(path, size)
-    if remote.ranges:
-        files.write_file(work / RANGES, remote.ranges)
     count = len(_hashes(remote))
     for name, size in (("presence", count), ("used", 8 * count)):
         files.write_file(work / name, b"")
         files.truncate(work / name, size)
+    _write_remote(work, remote)
+
+
+def _grown(root: Path, found: CacheSettings, manifest: Manifest, remote: Remote) -> bool:
+    """Go on with the cache of an older generation of a store. Return False if it is that of another store."""
+    kept = cached_remote(root, found.address)
+    assert kept is not None
+    table = ChunkTable(manifest.files, aligned_steps(manifest) if remote.ranges else None)
+    old = CacheDirectory(root, found, format.decode(kept.manifest, found.address), _hashes(kept))
+    chunks = chunks_kept(old, manifest, table, _hashes(remote))
+    if chunks is not None:
+        if found.size is None:
+            files.check_room(root, sum(manifest.files.values()) - old.bytes_present, f"the cache of {found.address}")
+        grow(old, manifest, table, chunks, SETTINGS)
+        _write_remote(root / WORK_DIRECTORY, remote)
+    old.close()
+    return chunks is not None
+
+
+def _write_remote(work: Path, remote: Remote) -> None:
+    """Write what a cache is a cache of. The settings come after it, so all of it is durable then."""
+    if remote.ranges:
+        files.write_file(work / RANGES, remote.ranges)
     files.write_file(work / format.MANIFEST, remote.manifest)
     files.write_file(work / format.CHECKSUMS, remote.checksums)
+    for name in ("presence", "used", format.MANIFEST, format.CHECKSUMS, *([RANGES] if remote.ranges else [])):
+        files.sync_data(work / name)
+    files.sync_directory(work)
 
 
 def _require_holes(work: Path) -> None:

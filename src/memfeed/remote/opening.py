@@ -13,8 +13,10 @@ from typing import Any
 from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
 from memfeed.remote.address import is_address, parse_address
 from memfeed.remote.directory import CacheDirectory, Remote, cached_remote, open_directory
-from memfeed.remote.layout import RemoteStore, read_manifest
+from memfeed.remote.layout import RemoteStore, read_manifest, read_pointer
+from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import aligned_steps
+from memfeed.remote.retry import Retry
 from memfeed.remote.supply import RemoteSupply
 from memfeed.schema.tree import as_types
 from memfeed.store import format
@@ -25,6 +27,8 @@ from memfeed.store.store import open as open_local
 from memfeed.system.files import local_path
 from memfeed.system.progress import write_line
 from memfeed.system.units import parse_bytes
+
+ANSWER_SECONDS = 5.0  # that an address has to say whether a complete cache is that of its newest store
 
 _opened: weakref.WeakValueDictionary[Path, RemoteSupply] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -91,7 +95,8 @@ def remote_backing(path: str, cache: str, size: int | None, expected: str | None
     """
     address, root = parse_address(path), Path(cache)
     kept = cached_remote(root, str(address))
-    if kept is not None and (root / format.MANIFEST).exists():  # all of it is there: no request is made
+    is_complete = kept is not None and (root / format.MANIFEST).exists()
+    if kept is not None and is_complete and (expected is not None or _is_newest(path, kept)):
         backing = open_backing(root)
         backing.chunk_rows = chunk_rows(backing.manifest)
         _require_digest(address, backing.digest, expected)
@@ -107,6 +112,15 @@ def remote_backing(path: str, cache: str, size: int | None, expected: str | None
     return _backing(supply, path, size)
 
 
+def _is_newest(path: str, kept: Remote) -> bool:
+    """Return True if the store at an address is the one that a complete cache has, or if it cannot be reached now."""
+    try:
+        pointer = read_pointer(Objects(path, Retry(attempts=1, stall_seconds=ANSWER_SECONDS)))
+    except RemoteError:
+        return True
+    return pointer is None or pointer[0].digest == format.digest(kept.manifest)
+
+
 def _look_up(path: str, kept: Remote | None, expected: str | None) -> tuple[Remote, RemoteStore | None]:
     """Return the manifest and checksums at an address; those of the cache if the address cannot be reached."""
     try:
@@ -116,10 +130,7 @@ def _look_up(path: str, kept: Remote | None, expected: str | None) -> tuple[Remo
             raise
         write_line(f"memfeed: {str(error)[:300]}; what the cache has can be read all the same")
         return kept, None
-    if kept is not None:
-        if format.digest(kept.manifest) != found.digest:
-            own = format.digest(kept.manifest)
-            raise _replaced(str(found.address), f"manifest {found.digest[:8]}, the cache has {own[:8]}")
+    if kept is not None and format.digest(kept.manifest) == found.digest:
         return kept, found
     with ThreadPoolExecutor(1) as pool:
         ranges = pool.submit(found.read_range_file)
