@@ -124,3 +124,4 @@ def test_it_may_fail_at_any_write(stores, address, tmp_path, size):
         store = memfeed.open(address, cache=cache, size=size)
         assert equal(store[[0, 50, ROWS - 1, ROWS + 3]], new[[0, 50, ROWS - 1, ROWS + 3]])
         del store
+        shutil.rmtree(cache, ignore_errors=True)  # its threads may be at work still
