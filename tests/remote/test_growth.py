@@ -98,7 +98,7 @@ def test_another_store_at_the_address_is_refused(stores, address, tmp_path):
         memfeed.open(address, cache=tmp_path / "cache")
     store.finish()
     del store
-    columns = [sample(i + 1) for i in range(ROWS + MORE)]
+    columns = [sample(i) for i in range(ROWS + MORE)]  # the same rows, but nobody says that they were appended
     memfeed.push(memfeed.cache(columns, tmp_path / "other.mf", workers=0, progress=False), address)
     with pytest.raises(StoreError, match="was replaced"):
         memfeed.open(address, cache=tmp_path / "cache")

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.order import choice, orders
-from memfeed.remote.directory import ABSENT, Remote, open_directory
+from memfeed.remote.caches import Remote, open_directory
+from memfeed.remote.directory import ABSENT
 from memfeed.remote.layout import RANGES, is_range_file, read_manifest
 from memfeed.remote.opening import LazyRemote
 from memfeed.remote.pieces import Pieces

@@ -91,6 +91,15 @@ class RemoteStore:
         found = self.files.get(RANGES)
         return b"" if found is None else bytes(self.read(RANGES, 0, found.size, is_range_file))
 
+    def read_generations(self) -> tuple[str, ...]:
+        """Return the digests of the stores that this one was before rows were appended, the oldest first."""
+        directory = self.files[format.CHECKSUMS].name.removesuffix(format.CHECKSUMS)
+        try:
+            data, _ = self.objects.read_whole(directory + format.GENERATIONS, most_bytes=format.LARGEST_JSON)
+        except ObjectNotFoundError:
+            return ()
+        return tuple(data.decode("ascii", "replace").split())
+
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
         """Return ``size`` bytes of a file of the store from byte ``first``. See `Objects.read` for ``accept``."""
         found = self.files[name]

@@ -12,7 +12,8 @@ from typing import Any
 
 from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
 from memfeed.remote.address import is_address, parse_address
-from memfeed.remote.directory import CacheDirectory, Remote, cached_remote, open_directory
+from memfeed.remote.caches import Remote, cached_remote, open_directory
+from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest, read_pointer
 from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import aligned_steps
@@ -132,9 +133,10 @@ def _look_up(path: str, kept: Remote | None, expected: str | None) -> tuple[Remo
         return kept, None
     if kept is not None and format.digest(kept.manifest) == found.digest:
         return kept, found
+    older = () if kept is None else found.read_generations()
     with ThreadPoolExecutor(1) as pool:
         ranges = pool.submit(found.read_range_file)
-        return Remote(found.manifest_bytes, found.read_checksum_file(), ranges.result()), found
+        return Remote(found.manifest_bytes, found.read_checksum_file(), ranges.result(), older), found
 
 
 def _require_digest(address: object, digest: str, expected: str | None) -> None:

@@ -72,6 +72,8 @@ def push(
     total = sum(sizes.values())
     with Progress(f"push {to.name}", total, unit="B", shown=progress, done=total - sum(missing.values())) as bar:
         _send_ranges(local, objects, f"{pointer.directory}/{RANGES}", there)
+        if older := format.generations(local.path):
+            objects.put(f"{pointer.directory}/{format.GENERATIONS}", "\n".join(older).encode())
         _send(local, objects, pointer, missing, bar.advance)
     if before is None or before[0] != pointer:
         content = msgspec.json.format(msgspec.json.encode(pointer), indent=1) + b"\n"
@@ -153,7 +155,7 @@ def _remove_old(objects: Objects, pointer: Pointer) -> None:
     """Remove the objects of other pushes, and of a store that was copied to the address file by file."""
     try:
         data, _ = objects.read_whole(format.MANIFEST, most_bytes=format.LARGEST_JSON)
-        copied = {*format.decode(data, objects.address).files, format.CHECKSUMS, format.MANIFEST}
+        copied = {*format.decode(data, objects.address).files, format.CHECKSUMS, format.MANIFEST, format.GENERATIONS}
     except (ObjectNotFoundError, StoreError):
         copied = set()
     names = objects.list()

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.errors import MemfeedError, StoreError
+from memfeed.remote.caches import Remote, bounded
 from memfeed.remote.children import ChildRequests
 from memfeed.remote.demand import Demand, RowChunks
-from memfeed.remote.directory import CacheDirectory, Remote, bounded
+from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import Fetching, Reading
 from memfeed.remote.rows import Places, RowPlaces
 from memfeed.remote.scratch import Piece, Scratch, scratch_columns, scratch_files
