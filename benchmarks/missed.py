@@ -107,9 +107,10 @@ REASONS = {
     },
     "columnar": {
         "faster than torch.save": (
-            "memfeed also computes a checksum of every byte and makes 130 files instead of one. A loop that only "
-            "writes these bytes takes 29 to 54 ms. This virtual machine writes at 1 GB/s to memory that it has not "
-            "used before and at 6 GB/s to other memory, so that runs gave 0.77 to 1.3"
+            "memfeed also computes a checksum of every byte and makes 130 files instead of one. This virtual machine "
+            "writes at 1 GB/s to memory that it has not used before and at 6 GB/s to other memory: the same writes "
+            "take 57 to 760 ms of memfeed's time, and torch.save 110 to 500 ms. So runs gave 0.65 to 1.3; one after "
+            "another, without the other programs between, 121 ms and 150 ms"
         ),
     },
     "augment": {
@@ -130,8 +131,8 @@ REASONS = {
             "had one thread"
         ),
         "two processes": (
-            "one loader reads with two threads and is 1.34 times as fast as one process of bare copies. Two of them, "
-            "and two of bare copies, take the same time: 1.08 and 1.06 s"
+            "one loader may read with two threads, and is 1.2 times as fast as one process of bare copies. Two of "
+            "them, and two of bare copies, take the same time: 1.03 and 1.05 s"
         ),
         "ResNet-18": (
             "the noise of this run is larger: the median step took 98 ms fed by memfeed and 107 ms on one batch, and "
