@@ -4,6 +4,7 @@ import contextlib
 import errno
 import pickle
 import shutil
+import sys
 
 import pytest
 
@@ -88,6 +89,12 @@ def test_a_complete_cache_grows_and_who_reads_it_keeps_its_rows(stores, address,
 def test_a_complete_cache_is_read_without_its_address(stores, address, tmp_path):
     memfeed.open(address, cache=tmp_path / "cache").finish()
     shutil.rmtree(tmp_path / "remote")
+    assert equal(memfeed.open(address, cache=tmp_path / "cache")[:], stores[0][:])
+
+
+def test_a_complete_cache_is_read_without_obstore(stores, address, tmp_path, monkeypatch):
+    memfeed.open(address, cache=tmp_path / "cache").finish()
+    monkeypatch.setitem(sys.modules, "obstore", None)
     assert equal(memfeed.open(address, cache=tmp_path / "cache")[:], stores[0][:])
 
 
