@@ -75,6 +75,8 @@ def test_a_complete_cache_grows_and_who_reads_it_keeps_its_rows(stores, address,
     images = reader.column("image")
     memfeed.push(new, address)
     asked.clear()
+    with pytest.raises(StoreError, match="pass another cache="):
+        memfeed.open(address, cache=tmp_path / "cache", size="9MB")
     store = memfeed.open(address, cache=tmp_path / "cache")
     store.finish()
     assert asked["image.memmap"] < 3 * (4 << 20)

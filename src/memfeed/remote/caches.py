@@ -157,7 +157,9 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     work, found = root / WORK_DIRECTORY, _read_settings(root)
     if found is None:
         _begin(root, own, manifest, remote)
-    elif found.address != own.address or (found.digest != own.digest and not _grown(root, found, manifest, remote)):
+    elif found.address != own.address or (
+        found.digest != own.digest and not _grown(root, own, found, manifest, remote)
+    ):
         return  # it is refused
     if own.size is not None:
         _require_holes(work)
@@ -181,6 +183,8 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
     work = root / WORK_DIRECTORY
     if own.size is None:
         files.check_room(root, sum(manifest.files.values()), f"the cache of {own.address}")
+    if (root / format.GENERATIONS).exists():
+        files.remove(root / format.GENERATIONS)  # its files will be new ones
     for name, size in manifest.files.items():
         path = root / name
         files.make_directory(path.parent)
@@ -193,10 +197,14 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
     _write_remote(work, remote)
 
 
-def _grown(root: Path, found: CacheSettings, manifest: Manifest, remote: Remote) -> bool:
-    """Go on with the cache of an older generation of a store. Return False if it is that of another store."""
+def _grown(root: Path, own: CacheSettings, found: CacheSettings, manifest: Manifest, remote: Remote) -> bool:
+    """Go on with the cache of an older generation of a store. Return False if it is that of another store.
+
+    Also if it is complete and should become smaller: others may have mapped it.
+    """
     kept = cached_remote(root, found.address)
-    if kept is None or found.digest not in remote.generations:
+    is_mapped = (root / format.MANIFEST).exists() and own.size is not None
+    if kept is None or is_mapped or found.digest not in remote.generations:
         return False
     table = ChunkTable(manifest.files, aligned_steps(manifest) if remote.ranges else None)
     old = CacheDirectory(root, found, format.decode(kept.manifest, found.address), _hashes(kept))

@@ -187,8 +187,9 @@ class CacheDirectory:
                 files.preallocate(fd, len(data), place.start)
                 files.write_at(fd, data, place.start)
         except BaseException:
-            with contextlib.suppress(MemfeedError):  # report the first error
-                self.remove(chunk)
+            if self.settings.size is not None:  # else the bytes of an older generation, which others map, may be there
+                with contextlib.suppress(MemfeedError):  # report the first error
+                    self.remove(chunk)
             raise
         self.used[chunk] = time.monotonic()
         self.presence[chunk] = WRITTEN
