@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.errors import SchemaError
-from memfeed.schema import codec, values
+from memfeed.schema import codec
+from memfeed.schema.compare import tensors_equal
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.infer import infer
 
@@ -19,8 +20,8 @@ def test_every_dtype_is_packed_as_its_bytes(name):
     tensor = torch.randint(0, 2, (3, 5)).to(DTYPES[name])
     packed = codec.pack(field_of(tensor), [tensor, tensor])
     both = torch.from_numpy(np.concatenate(packed.buffers)).view(DTYPES[name]).view(2, 3, 5)
-    assert values.bytes_equal(both[0].clone(), tensor)
-    assert values.bytes_equal(both[1].clone(), tensor)
+    assert tensors_equal(both[0].clone(), tensor)
+    assert tensors_equal(both[1].clone(), tensor)
 
 
 @pytest.mark.parametrize(

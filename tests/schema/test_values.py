@@ -42,13 +42,6 @@ def test_an_exact_cast_keeps_nan():
     assert cast[1].isnan()
 
 
-def test_equal_bytes():
-    zero, nan = torch.tensor([0.0]), torch.tensor([float("nan")])
-    assert values.bytes_equal(nan, nan.clone())
-    assert not values.bytes_equal(zero, -zero)
-    assert not values.bytes_equal(zero, zero.double())
-
-
 @pytest.mark.parametrize("value", [torch.ones(2), np.ones(2), bytearray(b"ab"), TensorDict({"x": torch.ones(2)}, [])])
 def test_a_copy_of_a_value_shares_no_memory(value):
     copied = values.copy_value(value)

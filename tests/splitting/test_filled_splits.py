@@ -18,7 +18,7 @@ from torchvision.transforms import transforms as v1
 
 import memfeed
 from memfeed import Loader
-from memfeed.convert.filler import running
+from memfeed.system.threads import end_all
 from memfeed.testing import equal
 
 COUNT, BATCH = 48, 6
@@ -27,7 +27,7 @@ COUNT, BATCH = 48, 6
 @pytest.fixture(autouse=True)
 def no_filler_is_left():
     yield
-    running.end()
+    end_all()
     assert not multiprocessing.active_children()
 
 
@@ -68,11 +68,11 @@ FORMS = {
     "several sizes": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": "full"}),
     "short side": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": 32}),
     "encoded": ([v1.Resize(32), *CROP], {"split": True, "keep": "encoded"}),
-    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.float16}),
-    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.bfloat16}),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.float16}}),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.bfloat16}}),
     "cut and rounded": (
         [v1.Resize((32, 32)), v1.ToTensor(), tripled, v1.RandomCrop(24), v1.RandomErasing()],
-        {"split": True, "floats": torch.bfloat16},
+        {"split": True, "dtypes": {float: torch.bfloat16}},
     ),
 }
 
@@ -134,8 +134,8 @@ OFF = {
     "of several sizes": ([v1.RandomHorizontalFlip(0.0), v1.PILToTensor()], {"split": True, "keep": "full"}, 0),
     "encoded": ([v1.Resize((32, 40)), v1.RandomHorizontalFlip(0.0), v1.PILToTensor()],
                 {"split": True, "keep": "encoded"}, 1),
-    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.float16}, 2**-11),
-    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"floats": torch.bfloat16}, 2**-8),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.float16}}, 2**-11),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.bfloat16}}, 2**-8),
 }  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def train(form, tree, path, out, rank=0, world=1, killed_after=0):
     """Train an epoch, from the state in ``out`` if there is one; kill this process after some batches."""
     torch.set_num_threads(1)  # OpenMP in a forked process
     dataset = dataset_of(form, tree, f"{path}.log")
-    options = {"shuffle": True, "seed": 7, "rank": rank, "world_size": world}
+    options = {"shuffle": True, "seed": 7, "ranks": (rank, world)}
     if form == "auto":
         loader = Loader(dataset, BATCH, num_workers=2, cache=path, **options)
     else:
@@ -205,6 +205,14 @@ def is_running(pid):
         return False
 
 
+@pytest.fixture
+def no_proofs_while_filling(monkeypatch):
+    """Prove all chosen rows at once, and no others: proofs read samples again in the workers."""
+    monkeypatch.setattr("memfeed.splitting.proof.SECONDS", 600.0)
+    monkeypatch.setattr("memfeed.splitting.split.WATCHED", 1 << 60)
+
+
+@pytest.mark.usefixtures("no_proofs_while_filling")
 @pytest.mark.parametrize("form", ["auto", "encoded"])
 def test_two_ranks_fill_one_store_together(form, tree, tmp_path):
     expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
@@ -212,14 +220,15 @@ def test_two_ranks_fill_one_store_together(form, tree, tmp_path):
     for process in [start(form, tree, path, tmp_path / f"{rank}", rank, 2) for rank in range(2)]:
         end(process)
     for rank in range(2):
-        batches = [digest(batch) for batch in epoch_of(expected, rank=rank, world_size=2)]
+        batches = [digest(batch) for batch in epoch_of(expected, ranks=(rank, 2))]
         assert (tmp_path / f"{rank}").read_text().splitlines() == batches
     require_same_store(path, expected)
     # some are read again before the commit, when all rows are there
-    once = reads(path)[1][: COUNT - len(expected.manifest.fingerprint.probes)]
+    once = reads(path)[1][: COUNT - len(expected._view.manifest.fingerprint.probes)]
     assert len(set(once)) == len(once), "no row is computed twice"
 
 
+@pytest.mark.usefixtures("no_proofs_while_filling")
 @pytest.mark.parametrize("form", ["auto", "short side", "float16"])
 def test_after_a_kill_no_present_row_is_computed_again(form, tree, tmp_path):
     expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)

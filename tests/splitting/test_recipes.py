@@ -92,6 +92,6 @@ def test_masks_follow_their_images(tmp_path):
 def test_what_has_no_counterpart_is_called_for_each_sample(tmp_path):
     store = converted(albumentations(False), tmp_path)
     (own,) = [one for one in store.transform.transforms if isinstance(one, PerSample)]
-    assert [type(step).__name__ for step in own.fn.transforms] == ["RandomBrightnessContrast"]
+    assert [type(step).__name__ for step in own.fn.steps] == ["RandomBrightnessContrast"]
     with pytest.raises(memfeed.errors.StoreError, match="RandomBrightnessContrast"):
         memfeed.open(tmp_path / "s.mf").transform  # noqa: B018

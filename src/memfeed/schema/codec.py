@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -159,6 +159,17 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         refused = SchemaError(f"found {text}; expected {field.describe()} ({error})")
         refused.position = position  # type: ignore[attr-defined]
         raise refused from error
+
+
+def pack_sample(fields: Iterable[Field], leaves: Iterable[Any], casts: Collection[int], index: int) -> list[Packed]:
+    """Return the leaves of sample `index`, each packed by itself. Raise SchemaError with the index and the field."""
+    packed = []
+    for field_index, (field, leaf) in enumerate(zip(fields, leaves, strict=True)):
+        try:
+            packed.append(pack(field, [leaf], cast=field_index in casts))
+        except SchemaError as error:
+            raise SchemaError(f"sample {index}, field {field.name}: {error}") from None
+    return packed
 
 
 def pack_column(field: Field, rows: Any, *, cast: bool = False) -> Packed:

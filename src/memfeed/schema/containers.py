@@ -12,6 +12,7 @@ import dataclasses
 import warnings
 from collections import UserList
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import optree
@@ -62,7 +63,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Unflatten]:
     inner: list[Unflatten | None] = []
     ends: list[int] = []
     for leaf in leaves:
-        opened = _open(leaf, is_leaf)
+        opened = open_any(leaf, is_leaf)
         if opened is None:
             flat.append(leaf)
             inner.append(None)
@@ -99,7 +100,7 @@ def leaves_with_paths(tree: Any, is_leaf: IsLeaf = None) -> Iterator[tuple[tuple
     """Yield every leaf of ``tree`` with its path of keys, positions and field names; much slower than `flatten`."""
     paths, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True, namespace=NAMESPACE)
     for path, leaf in zip(paths, leaves, strict=True):
-        opened = _open(leaf, is_leaf)
+        opened = open_any(leaf, is_leaf)
         if opened is None:
             yield path, leaf
         else:
@@ -114,7 +115,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """
 
     def mapped(leaf: Any) -> Any:
-        opened = _open(leaf, lambda value: isinstance(value, Mapping) and not isinstance(value, dict))
+        opened = open_any(leaf, lambda value: isinstance(value, Mapping) and not isinstance(value, dict))
         if opened is None:
             return function(leaf)
         content, close = opened
@@ -143,10 +144,10 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
                 yield from tensors_in(value)
 
 
-def _open(value: Any, is_leaf: IsLeaf) -> tuple[Any, Callable[[Any], Any]] | None:
+def open_any(value: Any, is_leaf: IsLeaf = None) -> tuple[Any, Callable[[Any], Any]] | None:
     """Return the content of a container as a list or dict, and a function that builds one of other content.
 
-    None for a leaf.
+    None for a leaf. optree opens the usual containers, this one all others.
     """
     cls = type(value)
     if cls in _PLAIN or isinstance(value, torch.Tensor | str | bytes) or is_tensor_collection(value):
@@ -154,21 +155,21 @@ def _open(value: Any, is_leaf: IsLeaf) -> tuple[Any, Callable[[Any], Any]] | Non
     node = pytree.SUPPORTED_NODES.get(cls)
     if node is not None:
         content, context = node.flatten_fn(value)
-        return list(content), lambda new: node.unflatten_fn(new, context)
+        return list(content), partial(_unflatten_node, node.unflatten_fn, context)
     if is_leaf is not None and is_leaf(value):
         return None
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls)]
         fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return fields, lambda new: _with_fields(value, new)
+        return fields, partial(_with_fields, value)
     if is_graph(value):
-        return {key: value[key] for key in value.keys()}, lambda new: _with_items(value, new)  # noqa: SIM118
+        return {key: value[key] for key in value.keys()}, partial(_with_items, value)  # noqa: SIM118
     if isinstance(value, Mapping):
-        return dict(value), lambda new: _with_items(value, new)
+        return dict(value), partial(_with_items, value)
     if isinstance(value, list | UserList):
-        return list(value), lambda new: _with_elements(value, new)
+        return list(value), partial(_with_elements, value)
     if isinstance(value, tuple):
-        return list(value), lambda new: _construct(cls, new, tuple)
+        return list(value), partial(_construct, cls, otherwise=tuple)
     return None
 
 
@@ -195,6 +196,10 @@ def _with_elements(value: list[Any] | UserList[Any], elements: list[Any]) -> Any
     new = copy.copy(value)
     new[:] = elements
     return new
+
+
+def _unflatten_node(unflatten: Callable[[Any, Any], Any], context: Any, content: Any) -> Any:
+    return unflatten(content, context)
 
 
 def _construct(cls: Callable[[Any], Any], content: Any, otherwise: Callable[[Any], Any]) -> Any:

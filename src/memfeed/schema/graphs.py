@@ -20,6 +20,12 @@ def is_graph(value: Any) -> bool:
     return isinstance(value, loaded.Data)
 
 
+def is_graph_batch(value: Any) -> bool:
+    """Return True for a Batch of graphs of PyTorch Geometric."""
+    loaded = sys.modules.get("torch_geometric.data")
+    return loaded is not None and isinstance(value, loaded.Batch)
+
+
 def is_graph_class(cls: type) -> bool:
     """Return True for Data of PyTorch Geometric and the classes derived from it."""
     loaded = sys.modules.get("torch_geometric.data")
@@ -28,7 +34,7 @@ def is_graph_class(cls: type) -> bool:
 
 def open_graph(graph: Any) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of the attributes of a Data, in its order, and their values. Raise SchemaError for a Batch."""
-    if isinstance(graph, sys.modules["torch_geometric.data"].Batch):
+    if is_graph_batch(graph):
         raise SchemaError("found a Batch of graphs; expected one Data per sample: dataset = batch.to_data_list()")
     given = set(graph.keys())  # a set has another order in every process
     keys = tuple(key for key in graph.to_dict() if key in given)

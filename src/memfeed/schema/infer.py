@@ -30,6 +30,10 @@ class Inferred(NamedTuple):
     casts: frozenset[int]
     chosen_kinds: frozenset[int]
 
+    def structure_like(self, stored: Schema) -> Node:
+        """Return the structure to take samples apart with: a few samples may be simpler than all that were stored."""
+        return stored.structure if self.structure == self.schema.structure else self.structure
+
 
 def infer(
     samples: Sequence[Any],

@@ -117,7 +117,7 @@ class _Inference:
                 )
 
     def _container(self, path: Path, parts: list[Any]) -> Node:
-        opened = [self._open(path, i, part) for i, part in enumerate(parts)]
+        opened = [self._open(path, i, part, parts) for i, part in enumerate(parts)]
         first = opened[0]
         if first is not None and all(
             one is not None and _comparable_node(one[0]) == _comparable_node(first[0]) and len(one[1]) == len(first[1])
@@ -159,12 +159,23 @@ class _Inference:
                     f"the same attributes in every sample: data.{key} = ...",
                 )
 
-    def _open(self, path: Path, sample: int, part: Any) -> tuple[Node, Sequence[Any]] | None:
+    def _open(self, path: Path, sample: int, part: Any, parts: list[Any]) -> tuple[Node, Sequence[Any]] | None:
         try:
             opened = open_container(part)
         except SchemaError as error:
             raise self._error(path, sample, str(error)) from None
         if opened is None and part is not None and not isinstance(part, str | bytes | bool | int | float):
+            spec = self._describe(path, sample, part)
+            if spec is not None:
+                other = next(
+                    i for i, one in enumerate(parts) if one is not None and self._describe(path, i, one) is None
+                )
+                raise self._error(
+                    path,
+                    sample,
+                    f"found {type(part).__name__} ({spec}); expected {type(parts[other]).__name__}, as in sample "
+                    f"{self.indices[other]}: return one type in every sample",
+                )
             raise self._error(
                 path,
                 sample,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ def record_names(cls: type) -> tuple[str, ...]:
 
 def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
     """Return ``types=`` as a user gives it, one class or several, as a tuple. Raise SchemaError for anything else."""
-    classes = (types,) if isinstance(types, type) else tuple(types)
+    classes = (types,) if isinstance(types, type) else tuple(types) if isinstance(types, Iterable) else (types,)
     for cls in classes:
         if not isinstance(cls, type) or not (record_names(cls) or typed_name(cls) or is_graph_class(cls)):
             name = cls.__name__ if isinstance(cls, type) else brief(cls)
@@ -119,6 +119,8 @@ class Flattener:
     Therefore this walks along the structure and not, as optree would, along the sample.
     """
 
+    stands_for: ClassVar[Mapping[str, str]] = {}  # by kind of container, another one that may take its place
+
     def __init__(self, structure: Node) -> None:
         self.structure = structure
 
@@ -131,29 +133,30 @@ class Flattener:
     def _walk(self, node: Node, value: Any, path: Path, leaves: list[Any]) -> None:
         if node.kind == "leaf":
             if node.name and value is not None and tv_tensors.class_name(value) != node.name:
-                raise _mismatch(path, type(value).__name__, f"an {node.name} of torchvision")
+                raise self._mismatch(path, type(value).__name__, f"an {node.name} of torchvision")
             leaves.append(value)
             return
         if node.kind == "none":
             if value is not None:
-                raise _mismatch(path, type(value).__name__, "None")
+                raise self._mismatch(path, type(value).__name__, "None")
             return
         opened = open_container(value)
-        if opened is None or opened[0].kind != node.kind:
-            raise _mismatch(path, type(value).__name__, node.name if node.kind == "tv_tensor" else f"a {node.kind}")
+        if opened is None or opened[0].kind not in (node.kind, self.stands_for.get(node.kind)):
+            expected = node.name if node.kind == "tv_tensor" else f"a {node.kind}"
+            raise self._mismatch(path, type(value).__name__, expected)
         found, content = opened
         if node.kind in ("tuple", "list"):
             if len(content) != len(node.children):
                 hint = ""
                 if node.kind == "list" and path:
                     hint = f"; if its length may vary, pass fields={{{display(path)!r}: 'jagged'}} and overwrite=True"
-                raise _mismatch(path, f"a {node.kind} of {len(content)}", f"one of {len(node.children)}", hint)
+                raise self._mismatch(path, f"a {node.kind} of {len(content)}", f"one of {len(node.children)}", hint)
         elif node.kind == "tv_tensor" and (found.name, found.value) != (node.name, node.value):
-            raise _mismatch(path, f"{found.name} of {found.value}", f"{node.name} of {node.value}")
+            raise self._mismatch(path, f"{found.name} of {found.value}", f"{node.name} of {node.value}")
         elif found.keys != node.keys:
             by_key = dict(zip(found.keys, content, strict=True))
             if set(by_key) != set(node.keys):
-                raise _mismatch(path, f"the keys {brief(list(by_key), 120)}", brief(list(node.keys), 120))
+                raise self._mismatch(path, f"the keys {brief(list(by_key), 120)}", brief(list(node.keys), 120))
             content = [by_key[key] for key in node.keys]
         for (key, child), part in zip(node.items(), content, strict=True):
             if child.kind == "leaf" and not child.name:
@@ -161,10 +164,9 @@ class Flattener:
             else:
                 self._walk(child, part, (*path, key), leaves)
 
-
-def _mismatch(path: Path, found: str, expected: str, hint: str = "") -> SchemaError:
-    where = f" at {display(path)}" if path else ""
-    return SchemaError(f"found {found}{where}; expected {expected}, as in the samples probed{hint}")
+    def _mismatch(self, path: Path, found: str, expected: str, hint: str = "") -> Exception:
+        where = f" at {display(path)}" if path else ""
+        return SchemaError(f"found {found}{where}; expected {expected}, as in the samples probed{hint}")
 
 
 def add_type(types: dict[str, type], cls: type) -> None:

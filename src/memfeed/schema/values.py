@@ -15,8 +15,10 @@ import numpy.typing as npt
 import torch
 
 from memfeed.errors import SchemaError
+from memfeed.schema import tv_tensors
+from memfeed.schema.containers import tensors_in
 from memfeed.schema.fields import DTYPES, Form, dtype_name
-from memfeed.schema.tensordicts import is_tensor_collection
+from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 Bytes = npt.NDArray[np.uint8]
 SCALAR_DTYPES: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
@@ -50,10 +52,35 @@ def _pil_array(image: Any) -> npt.NDArray[Any]:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
+def holds_more(value: Any) -> bool:
+    """Return True for a tensor or array of a class that may hold more than its numbers, which no column keeps."""
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, np.ma.MaskedArray)
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "MemoryMappedTensor")
+    return not (is_plain or value.is_nested or tv_tensors.class_name(value))
+
+
+def check_class(value: Any, where: str = "") -> None:
+    """Raise SchemaError for a tensor or array of which a column would lose something; ``where`` begins the message."""
+    if not holds_more(value):
+        return
+    cls = type(value)
+    if isinstance(value, torch.Tensor):
+        lost = ", ".join(["the class", *(name.lstrip("_") for name in getattr(value, "__dict__", ()))])
+        line = "x.as_tensor()" if hasattr(cls, "as_tensor") else "x.as_subclass(torch.Tensor)"
+    else:
+        lost, line = "the mask", "x.filled(0)"
+    raise SchemaError(
+        f"{where}found {cls.__name__} (of {cls.__module__}), of which a store would lose {lost:.100}; expected a plain "
+        f"tensor or array: return {line} in the dataset, and what you need of the rest as fields of their own"
+    )
+
+
 def as_tensor(value: Any) -> torch.Tensor | None:
     """Return a tensor, array or image as a dense CPU tensor, which may share its memory; None for any other value.
 
-    Raises SchemaError for a tensor that is not dense, and for an array of a dtype that no column can have.
+    Raises SchemaError for a tensor that is not dense, for an array of a dtype that no column can have, and for a class
+    of either that holds more than numbers.
     """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
@@ -63,11 +90,13 @@ def as_tensor(value: Any) -> torch.Tensor | None:
                 f"found a {kind} tensor; expected a dense one with data: "
                 "return a dense tensor per sample (rows may have different lengths)"
             )
+        check_class(value)
         plain = value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
         return plain.detach().cpu().resolve_conj().resolve_neg()
     if isinstance(value, str | bytes):  # numpy has subclasses of both
         return None
     if isinstance(value, np.ndarray | np.generic):
+        check_class(value)
         array = np.asarray(value)
         if array.dtype.newbyteorder("=") not in NUMPY_DTYPES.values():
             raise SchemaError(
@@ -130,7 +159,7 @@ def describe_list(value: Any) -> ValueSpec | None:
 
     The dtype of an empty list is "".
     """
-    if value == [] and type(value) is list:
+    if type(value) is list and not value:
         return ValueSpec("array", "", (0,), "list")
     name = number_list_dtype(value)
     return None if name is None else ValueSpec("array", name, (len(value),), "list")
@@ -164,7 +193,8 @@ def _is_integer(dtype: torch.dtype) -> bool:
 def copy_value(leaf: Any) -> Any:
     """Return a leaf that shares no memory with ``leaf``, which its dataset may write to again.
 
-    A leaf of a structure may be a list or dict: a json value, or a list of numbers.
+    A leaf of a structure may be a list or dict: a json value, or a list of numbers. A tensor that holds more than
+    numbers is returned itself: `as_tensor` refuses it, where its field is known.
     """
     if type(leaf) in SCALAR_DTYPES or type(leaf) in (str, bytes):
         return leaf
@@ -172,6 +202,8 @@ def copy_value(leaf: Any) -> Any:
         if _has_numpy_memory(leaf):
             # torch would divide an image among threads, which wait for each other on busy cores
             return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
+        if holds_more(leaf):
+            return leaf
         try:
             return leaf.detach().clone()
         except RuntimeError as error:  # torch cannot copy its dtype (int4, say)
@@ -182,7 +214,7 @@ def copy_value(leaf: Any) -> Any:
                 "return sample.view(torch.uint8)"
             ) from None
     if is_tensor_collection(leaf):
-        return leaf.clone()
+        return leaf if any(map(holds_more, tensors_in(leaf))) else leaf.clone()
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if type(leaf) is list and SCALAR_DTYPES.keys() >= set(map(type, leaf)):
@@ -221,12 +253,3 @@ def is_contiguous(value: Any) -> bool:
         and not (value.is_nested or value.is_quantized or value.is_conj() or value.is_neg())
         and value.is_contiguous()
     )
-
-
-def bytes_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True if dtype, shape and bytes are equal: NaN equals NaN, and 0.0 does not equal -0.0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    if not (one.dtype.is_floating_point or one.dtype.is_complex or one.is_nested or one.is_quantized):
-        return torch.equal(one, other)  # of any strides: images are often channels last, slow to copy
-    return bool(np.array_equal(bytes_of(one), bytes_of(other)))

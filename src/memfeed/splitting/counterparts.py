@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,14 +16,18 @@ from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.fields import dtype_name
 from memfeed.schema.recipe import RecipeStep
-from memfeed.splitting.steps import inner_of, is_albumentations, run
-from memfeed.splitting.values import Value, difference, kind_of, to_tensor
+from memfeed.schema.recipe_arguments import TRANSFORMS
+from memfeed.splitting.generators import Generators, is_installed
+from memfeed.splitting.leaves import from_stored, kind_of, to_stored
+from memfeed.splitting.step_values import Value, as_field, have_same_others, largest_difference
 from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Warped, Window
-from memfeed.transforms.recipe import make_transform
+from memfeed.transforms.from_recipe import make_transform
 
 _IMAGES, _MASKS = "images", "masks"
+_SEEDS = 16  # of a step that changes several images
 _ROWS = 4  # keys whose parameters are compared
 _LEVELS = 1.0  # of 8 bits, by which integer images may differ: resampling rounds
+_MEAN_LEVELS = 0.5  # by which a tensor and a PIL image may differ on average after a resize
 _FLOAT_LEVELS = 0.05
 _MOVED = 1e-4  # of the pixels: a nearest one may be its neighbour where a coordinate lies between two
 Made = list[tuple[str, dict[str, Any], str]]
@@ -37,7 +43,7 @@ def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | 
             the transforms must make the same of these: integers may differ by one, because resampling rounds.
         paths: the fields of the images in `inputs`.
     """
-    made = _made(inner_of(step))
+    made = _made(step)
     if made is None or not all(value.images() for value in inputs):
         return None
     recipe = [
@@ -52,23 +58,57 @@ def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | 
             for one, on in zip(recipe, local, strict=True)
         ]
         is_same = all(_agrees(step, transforms, value, row) for value in inputs for row in range(_ROWS))
+        is_same = is_same and (not any(map(_draws, transforms)) or _changes_the_same(step, transforms, inputs[0]))
     except (TransformError, TypeError, ValueError, RuntimeError):  # it does not take these images, or arguments
         return None
     return recipe if is_same else None
 
 
-def as_field(leaf: Any) -> torch.Tensor:
-    """Return an image of a pipeline as a field that transforms take: channels first."""
-    tensor = to_tensor(leaf)
-    return tensor.permute(2, 0, 1) if kind_of(leaf) == "array" and tensor.ndim == 3 else tensor
-
-
 def _fields(name: str, role: str, paths: Sequence[tuple[str | int, ...]]) -> list[tuple[tuple[str | int, ...], ...]]:
     if role == _MASKS:
         return [(path,) for path in paths[1:]]
-    moves = name in ("CenterCrop", "RandomAffine", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop",
-                     "RandomRotation", "RandomVerticalFlip", "Resize")  # fmt: skip
-    return [tuple(paths) if moves else (paths[0],)]
+    return [tuple(paths) if TRANSFORMS[name].moves else (paths[0],)]
+
+
+def _draws(transform: Transform) -> bool:
+    return TRANSFORMS[type(transform).__name__].draws
+
+
+def _changes_the_same(step: Any, transforms: Sequence[Transform], value: Value) -> bool:
+    """Return True if the step itself changes those of several images that the transforms change, each time it does.
+
+    Of a plain tensor beside an Image, for example, torchvision's v2 changes nothing.
+    """
+    images = value.images()
+    if len(images) == 1:
+        return True
+    moved = {name for transform in transforms for (name,) in _listed(transform.on)}
+    generators = Generators(step)
+    states, noise = generators.save(), np.random.RandomState(0)
+    given = value.with_images([_noise_like(image, noise) for image in images])
+    try:
+        for seed in range(_SEEDS):
+            generators.seed(seed)
+            made = given.after(step).images()
+            pairs = zip(given.images(), made, strict=True)
+            changed = [largest_difference(as_field(one), as_field(other)) != 0 for one, other in pairs]
+            if any(changed[i] != (changed[0] and str(i) in moved) for i in range(1, len(changed))):
+                return False
+    finally:
+        generators.restore(states)
+    return True
+
+
+def _noise_like(image: Any, noise: np.random.RandomState) -> Any:
+    kind = kind_of(image)
+    parts = to_stored(image, kind)
+    shape, is_float = parts[0].shape, parts[0].dtype.is_floating_point
+    values = noise.rand(*shape) if is_float else noise.randint(0, 2 if parts[0].dtype is torch.bool else 256, shape)
+    return from_stored([torch.from_numpy(np.asarray(values)).to(parts[0].dtype), *parts[1:]], kind)
+
+
+def _listed(on: Any) -> list[Any]:
+    return on if isinstance(on, list) else [on]
 
 
 def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) -> bool:
@@ -80,11 +120,15 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
         image = batch[transform.on[0][0] if isinstance(transform.on, list) else transform.on[0]]  # type: ignore[index]
         drawn = transform.params([row], shape=image.shape[1:], dtype=image.dtype)
         params = next(iter(drawn.values()))
+        if isinstance(params, Window) and not _fills_alike(step, params.fill, value.images()):
+            return False
         batch = transform.apply(batch, keys)
-        if type(transform).__name__.startswith(("Random", "ColorJitter")):
+        if _draws(transform):
             theirs = value.with_images([_replayed(step, transform, params, leaf) for leaf in value.images()])
-    theirs = run([step], value.copied()) if theirs is None else theirs
+    theirs = value.after(step) if theirs is None else theirs
     results = theirs.images()
+    if not have_same_others(value, theirs):
+        return False
     if len(results) != len(batch):
         return False
     for index, leaf in enumerate(results):
@@ -95,25 +139,40 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
             if float((expected != found).double().mean()) > _MOVED:
                 return False
             continue
+        image = value.images()[index]
+        is_mixed = isinstance(params, Resampled) and params.antialias and not params.mode.startswith("nearest")
+        if is_mixed and not index and kind_of(image).name.startswith("PIL"):
+            mean = float((expected.double() - found).abs().mean()) if expected.shape == found.shape else math.inf
+            if mean > _MEAN_LEVELS:
+                return False
+            expected = _resized_tensor(step, params, as_field(image))
         exact = 0.0 if index else _FLOAT_LEVELS if expected.dtype.is_floating_point else _LEVELS
-        if difference(expected, found) > exact:
+        if largest_difference(expected, found) > exact:
             return False
     return True
 
 
+def _resized_tensor(step: Any, params: Resampled, image: torch.Tensor) -> Any:
+    """Return what torchvision makes of a tensor. A PIL image is resized by Pillow; see docs/splitting.md."""
+    functions: Any = importlib.import_module("torchvision.transforms.v2.functional")  # v1 resizes tensors as floats
+    box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
+    size = [params.height, params.width]
+    return functions.resized_crop(image, *box, size, interpolation=step.interpolation, antialias=True)
+
+
 def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
     """Return what the functions of the step's own library make of an image, with the parameters that were drawn."""
-    if is_albumentations(step):
+    if type(step).__module__.startswith("albumentations"):
         return _cut_array(leaf, params)
     module = "torchvision.transforms.v2" if ".v2" in type(step).__module__ else "torchvision.transforms"
     functions: Any = importlib.import_module(f"{module}.functional")
-    if kind_of(leaf) in ("Mask",) and not isinstance(params, Window | Resampled | Warped):
+    if kind_of(leaf).name == "Mask" and not isinstance(params, Window | Resampled | Warped):
         return leaf
     if isinstance(params, Window):
         return _windowed(functions, leaf, params)
     if isinstance(params, Resampled):
         box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
-        options = {} if kind_of(leaf).startswith("PIL") else {"antialias": params.antialias}
+        options = {} if kind_of(leaf).name.startswith("PIL") else {"antialias": params.antialias}
         return functions.resized_crop(
             leaf, *box, [params.height, params.width], interpolation=step.interpolation, **options
         )
@@ -124,7 +183,7 @@ def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
             leaf = getattr(functions, f"adjust_{name}")(leaf, float(params.factors[name][0]))
         return leaf
     if isinstance(params, Gray):
-        channels = 3 if kind_of(leaf) == "PIL RGB" or as_field(leaf).shape[0] == 3 else 1
+        channels = 3 if kind_of(leaf).name == "PIL RGB" or as_field(leaf).shape[0] == 3 else 1
         return functions.rgb_to_grayscale(leaf, num_output_channels=channels) if params.chosen[0] else leaf
     if isinstance(params, Erased):
         box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
@@ -151,6 +210,12 @@ def _affine_arguments(params: Warped, center: Any) -> tuple[float, list[int], fl
     turned = scale * np.array([-math.sin(angle), math.cos(angle)])
     along_x = math.atan(-((down - turned) @ across) / length**2)
     return math.degrees(angle), moves, scale, [math.degrees(along_x), math.degrees(along_y)]
+
+
+def _fills_alike(step: Any, fill: Any, images: Sequence[Any]) -> bool:
+    """Return True if a crop that pads fills images with `fill` and masks with 0: a drawn window may show no padding."""
+    pads = getattr(step, "padding", None) or getattr(step, "pad_if_needed", False)
+    return not pads or all(_fill(step.fill, leaf) == (0 if at else fill) for at, leaf in enumerate(images))
 
 
 def _windowed(functions: Any, leaf: Any, params: Window) -> Any:
@@ -184,15 +249,30 @@ def _cut_array(leaf: Any, params: Any) -> Any:
 
 def _made(step: Any) -> Made | None:
     """Return the transforms for a step, which `counterpart` compares; None if none is known."""
-    module = type(step).__module__
-    table = _TORCHVISION if module.startswith("torchvision.transforms") else (
-        _ALBUMENTATIONS if module.startswith("albumentations") else {}
-    )  # fmt: skip
+    table = next((table for module, table in _TABLES if _is_class_of(step, module)), {})
     make = table.get(type(step).__name__)
     try:
         return None if make is None else make(step)
     except (AttributeError, TypeError, ValueError):  # another version of the library, with other attributes
         return None
+
+
+def _is_class_of(step: Any, module: str) -> bool:
+    """Return True if the class of a step is that of a library, and nobody has changed what it does.
+
+    A method may have another one in its place, in the object or in a class.
+    """
+    library, cls = sys.modules.get(module), type(step)
+    own = vars(step) if hasattr(step, "__dict__") else {}
+    hooks = any(own.get(name) for name in own if name.endswith("_hooks"))
+    methods = {
+        name: getattr(value, "__func__", value)
+        for base in reversed(cls.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(getattr(value, "__func__", value), types.FunctionType)
+    }
+    is_own_code = not methods.keys() & own.keys() and all(map(is_installed, methods.values()))
+    return getattr(library, cls.__name__, None) is cls and not hooks and is_own_code
 
 
 def _one(name: str, **arguments: Any) -> Made:
@@ -203,10 +283,10 @@ def _interpolation(step: Any) -> str:
     return str(getattr(step.interpolation, "value", step.interpolation))
 
 
-def _fill(fill: Any) -> Any:
-    """Return a fill as a number or numbers; of v2 it is a dict by type."""
+def _fill(fill: Any, image: Any = None) -> Any:
+    """Return a fill as a number or numbers: of an image, or of the first type; of v2 it is a dict by type."""
     if isinstance(fill, dict):
-        fill = next(iter(fill.values()), 0)
+        fill = next(iter(fill.values()), 0) if image is None else fill.get(type(image), fill.get("others"))
     return 0 if fill is None else list(fill) if isinstance(fill, list | tuple) else fill
 
 
@@ -214,6 +294,8 @@ def _random_crop(step: Any) -> Made | None:
     if step.padding_mode != "constant":
         return None
     padding = list(step.padding) if isinstance(step.padding, list | tuple) else step.padding
+    if ".v2" in type(step).__module__ and padding:  # kept as left, right, top, bottom, but given in another order
+        padding = [padding[0], padding[2], padding[1], padding[3]]
     return _one(
         "RandomCrop", size=list(step.size), padding=padding, pad_if_needed=bool(step.pad_if_needed),
         fill=_fill(step.fill),
@@ -323,3 +405,9 @@ _ALBUMENTATIONS: dict[str, Callable[[Any], Made | None]] = {
     "ToTensorV2": lambda step: [],
     "VerticalFlip": lambda step: _one("RandomVerticalFlip", p=step.p),
 }
+_TABLES = (
+    ("torchvision.transforms", _TORCHVISION),
+    ("torchvision.transforms.v2", _TORCHVISION),
+    ("albumentations", _ALBUMENTATIONS),
+    ("albumentations.pytorch", _ALBUMENTATIONS),
+)

@@ -1,310 +1,474 @@
-"""Cut the pipeline of a dataset: the fixed part stays in the dataset, the rest becomes a transform of batches."""
+"""A dataset that is cut before the random steps of its pipelines: samples to what is stored of them, and back."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfeed.errors import SplitError, brief, listed
-from memfeed.schema.infer import infer
-from memfeed.schema.names import Path, display
-from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
-from memfeed.schema.tree import Flattener
-from memfeed.splitting.counterparts import as_field, counterpart
-from memfeed.splitting.parts import Fixed, ShortSide, read_file
-from memfeed.splitting.places import Place, find_places, with_attribute, with_pipeline
-from memfeed.splitting.probe import Call, is_called, record, whole_pipeline
-from memfeed.splitting.rest import rest_of
-from memfeed.splitting.steps import (
-    inner_of,
-    is_albumentations,
-    is_random,
-    name_of,
-    names_of,
-    run,
-    steps_of,
+from memfeed.errors import SplitError, brief
+from memfeed.schema.compare import describe_difference
+from memfeed.schema.names import display
+from memfeed.splitting.counterparts import counterpart
+from memfeed.splitting.generators import Generators
+from memfeed.splitting.leaves import (
+    NONE,
+    Form,
+    Kind,
+    copied,
+    from_stored,
+    kind_of,
+    leaves_of,
+    path_of,
+    same_leaf,
+    stored_count,
+    take_apart,
+    to_stored,
 )
-from memfeed.splitting.values import Value, difference, kind_of, to_tensor
-from memfeed.system import random_state
-from memfeed.transforms import Compose, Transform
-from memfeed.transforms.decode import decode
-from memfeed.transforms.recipe import make_transform
-
-_RESIZES = re.compile(r"Resiz|Scale(?!Intensity)|SizedCrop|MaxSize|ShortestSize|Zoom")
+from memfeed.splitting.places import CallablePlace, replaced, steps_in
+from memfeed.splitting.step_values import Value, to_tensor
+from memfeed.splitting.traced import Entry, Node, Recording, plain
+from memfeed.splitting.tracer import Callee, Marked, Name, Path, Tracer, Unit
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """A dataset that was cut.
-
-    Args:
-        dataset: a copy of it whose pipeline has its fixed part only.
-        transform: the rest of the pipeline, for a loader; None if nothing is left.
-        recipe: `transform` as a store keeps it.
-        line: what was cut where, for people.
-    """
-
-    dataset: Any
-    transform: Transform | None
-    recipe: tuple[RecipeStep, ...]
-    line: str
+class DrawsOutsideError(SplitError):
+    """Something beside the random steps of the pipelines draws, or seeds a generator."""
 
 
 @dataclass(frozen=True, eq=False)
-class Probed:
-    """A pipeline and what went through it in some samples.
+class Pattern:
+    """How samples of one kind are made of what is stored of them.
 
     Args:
-        places: where it is.
-        steps: its steps.
-        inputs: for each step, and for the end, what it got in each sample.
-        calls: what the dataset passed to it and made of its result.
+        tape: the calls and operations, in order. Values are those that are the same in all samples.
+        form: of the samples.
+        links: for each leaf of a sample the node that made it; None for a leaf that is stored.
+        kinds: of what is stored: the arguments of the calls that no entry made, then the leaves of the sample.
+        same_as: for each of these the first that is always equal to it, which is stored for both.
     """
 
-    places: list[Place]
-    steps: list[Any]
-    inputs: list[list[Value]]
-    calls: list[Call]
+    tape: tuple[Entry, ...]
+    form: Form
+    links: tuple[Node | None, ...]
+    kinds: tuple[Kind, ...]
+    same_as: tuple[int, ...]
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The fields of its images."""
-        return self.calls[0].paths
+    def calls(self) -> list[tuple[int, Entry]]:
+        """The calls of the tape, each with its number."""
+        return [(number, entry) for number, entry in enumerate(self.tape) if isinstance(entry.function, Callee)]
 
-    def first_random(self) -> int:
-        """Return the index of the first random step, or the number of steps."""
-        found = (i for i, step in enumerate(self.steps) if is_random(step, self.inputs[i]))
-        return next(found, len(self.steps))
+    def differs_from(self, other: Pattern) -> str:
+        """Return a phrase that says in what this differs from `other`, or an empty string."""
+        mine, theirs = [[(e.function, e.links) for e in one.tape] for one in (self, other)]
+        if [one for one in mine if isinstance(one[0], Callee)] != [one for one in theirs if isinstance(one[0], Callee)]:
+            return "it calls other steps, or in another order"
+        if mine != theirs:
+            return "it changes the result of its pipeline in another way"
+        for one, two in zip(self.tape, other.tape, strict=True):
+            if one.form != two.form or (one.made is not None and one.made != two.made):
+                return "its pipeline gets or returns other containers"
+            is_operation = not isinstance(one.function, Callee)
+            if is_operation and not all(map(same_leaf, one.values, two.values)):
+                return "it changes the result of its pipeline with other numbers"
+        if self.form != other.form:
+            return "it has other containers, or another number of leaves"
+        if self.links != other.links:
+            field = next(i for i, (a, b) in enumerate(zip(self.links, other.links, strict=True)) if a != b)
+            is_made = "comes from its pipeline" if self.links[field] else "does not come from its pipeline"
+            return f"field {display(self.form.paths()[field])} {is_made} here, and elsewhere from another place"
+        given = sum(entry.links.count(None) for _, entry in self.calls)
+        pairs = enumerate(zip(self.kinds, other.kinds, strict=True))
+        at = next((i for i, (a, b) in pairs if a != b and not (i >= given and a == NONE)), None)
+        if at is not None:
+            return f"found {describe(self.kinds[at])} where others have {describe(other.kinds[at])}"
+        if any(self.same_as[i] != self.same_as[j] for i, j in enumerate(other.same_as)):
+            return "two of its values that are stored once, because they are equal in other samples, differ"
+        return ""
 
 
-def split(dataset: Any, indices: Sequence[int], name: str | None, keep: Any, how: str) -> Split:
-    """Cut the pipeline of a dataset before its first random step.
+@dataclass(frozen=True, eq=False)
+class Read:
+    """One reading of a sample.
 
     Args:
-        dataset: a map-style dataset.
-        indices: of samples to compare the split pipeline with the original.
-        name: the attribute that holds the pipeline; None to find it.
-        keep: what to store of images that a later step resizes, see `memfeed.cache`; None if nothing is chosen.
-        how: the line that chooses, for the error that asks for a choice.
-
-    Raises:
-        SplitError: there is no pipeline that can be cut, or a choice is needed.
+        sample: as the dataset gave it.
+        pattern: how it was made.
+        leaves: what a store would keep of it, in memory of their own.
+        states: of the generators where the random part of each call began.
     """
-    probed = _probed_pipeline(dataset, indices, name)
-    if keep == "encoded":
-        return _split_encoded(dataset, probed, indices)
-    random_at = probed.first_random()
-    at = _cut_at(probed, random_at)
-    try:
-        return _split_at(dataset, probed, at, random_at, indices, keep, how)
-    except SplitError:
-        if at == random_at:
-            raise
-    return _split_at(dataset, probed, random_at, random_at, indices, keep, how)  # after the steps that change the dtype
+
+    sample: Any
+    pattern: Pattern
+    leaves: list[Any]
+    states: list[Any]
 
 
-def has_random_step(dataset: Any, indices: Sequence[int]) -> bool:
-    """Return True if the dataset has a pipeline with a random step.
+def describe(kind: Kind) -> str:
+    """Return a kind for messages."""
+    of_dtype = "" if kind.name.startswith("PIL") else f" {kind.dtype.removeprefix('torch.')}"
+    return f"{kind.name}{of_dtype}" + (f" of {kind.rank} dims" if kind.rank else "")
 
-    Raises SplitError and SchemaError if its pipeline cannot be cut, whether it is random or not.
+
+class Cut:
+    """A copy of a dataset whose callables are watched, with the random part of each pipeline that draws.
+
+    Args:
+        dataset: the user's, which does not change.
+        places: its callables.
+        generators: all that it may draw from.
+        probes: indices of samples that are read to find out which callables draw.
+
+    Attributes:
+        quiet: the generators that only the random parts may move.
+        patterns: of the samples that were proven.
     """
-    if not find_places(dataset):
-        return False
-    probed = _probed_pipeline(dataset, indices, None)
-    return probed.first_random() < len(probed.steps)
+
+    def __init__(
+        self, dataset: Any, places: Sequence[CallablePlace], generators: Generators, probes: Sequence[int]
+    ) -> None:
+        self.dataset, self.places, self.generators = dataset, list(places), generators
+        self.tracer = Tracer(self.generators)
+        marks: dict[Path, Any] = {}
+        firsts: dict[int, int] = {}  # a pipeline that is at several places is one
+        for number, place in enumerate(self.places):
+            firsts.setdefault(id(place.value), number)
+        for number in sorted(range(len(places)), key=lambda one: -len(places[one].path)):  # the innermost first
+            place = self.places[number]
+            inner = {
+                path[len(place.path) :]: mark for path, mark in marks.items() if path[: len(place.path)] == place.path
+            }
+            first = firsts[id(place.value)]
+            target = self._marked_steps((first, ()), place.value) if not inner else replaced(place.value, inner)
+            marks = {path: mark for path, mark in marks.items() if path[: len(place.path)] != place.path}
+            marks[place.path] = Marked(self.tracer, (first, ()), target, place.value)
+        self.marked = replaced(dataset, marks) if marks else dataset
+        self._watch(probes)
+        self.tossed = {i for steps in self.tracer.coins.values() for i in steps}
+        self.quiet = [i for i in range(len(self.generators.all)) if i not in self.tossed]
+        self.rest: dict[Callee, Any] = {}
+        self.patterns: list[Pattern] = []
+
+    def _marked_steps(self, name: Name, pipeline: Any) -> Any:
+        """Return a copy of a sequence of steps in which each is marked; other callables as they are."""
+        steps = steps_in(pipeline)
+        if not steps:
+            return pipeline
+        self.tracer.steps[name] = [(name[0], (*name[1], *path)) for path, _ in steps]
+        marks = {}
+        for (path, step), own in zip(steps, self.tracer.steps[name], strict=True):
+            marks[path] = Marked(self.tracer, own, self._marked_steps(own, step), step)
+        return replaced(pipeline, marks)
+
+    def _watch(self, probes: Sequence[int]) -> None:
+        self.tracer.is_watching = True
+        try:
+            for index in probes:
+                self.generators.seed(index, 1)
+                self.marked[index]
+        finally:
+            self.tracer.is_watching = False
+
+    def drawing(self) -> set[Name]:
+        """Return the pipelines that draw, themselves or in their steps, and the steps that the dataset calls itself."""
+        drawing = [name for name, drew in self.tracer.drew.items() if drew]
+        return {name if name in self.tracer.alone else (name[0], ()) for name in drawing}
+
+    def choices(self, probe: int, *, whole: bool = False) -> Iterator[tuple[dict[Name, Unit], bool]]:
+        """Yield the ways to cut, the best first: the units, and whether other callables are called again, see `Tracer`.
+
+        `whole` yields only those before all steps.
+
+        Steps that make pixels larger (ToTensor, Normalize) come after the cut, where they have counterparts. `probe` is
+        the index of a sample that shows what steps get.
+        """
+        finest = {name: self._unit(name) for name in self.drawing() or self._sequences()}
+        smaller = {name: self._before_casts(name, unit, probe) for name, unit in finest.items()}
+        outermost = {name: (max({name[0], *self._outside(name[0])}, key=self._size), ()) for name in finest}
+        before_all = [{name: Unit(unit.steps, 0) for name, unit in finest.items()}]
+        before_all += [dict.fromkeys(names, Unit((), 0)) for names in (finest, outermost.values())]
+        seen: list[dict[Name, Unit]] = []
+        for units in before_all if whole else (smaller, finest, *before_all) if self.drawing() else (smaller,):
+            has_rest = all(unit.at < len(unit.steps) or not unit.steps for unit in units.values())
+            if units and units not in seen and has_rest:
+                seen.append(units)
+        yield from ((units, calls_again) for calls_again in (False, True) for units in seen)
+
+    def _sequences(self) -> list[Name]:
+        """Return the sequences of steps that nothing but the dataset itself calls."""
+        return [
+            name
+            for name, in_order in self.tracer.in_order.items()
+            if not name[1] and in_order and not self._outside(name[0])
+        ]
+
+    def _before_casts(self, name: Name, unit: Unit, probe: int) -> Unit:
+        """Return a pipeline cut before its first step that makes pixels larger, if counterparts follow."""
+        self.take({name: Unit(unit.steps, 0)})
+        try:
+            calls = [entry for _, entry in self.read(probe).pattern.calls if entry.function.name == name]
+        except SplitError:
+            return unit
+        steps = self.steps_after(Callee(name, 0))
+        if (
+            not calls
+            or any(link is not None for link in calls[0].links)
+            or steps is None
+            or len(steps) != len(unit.steps)
+        ):
+            return unit
+        inputs = [Value(*calls[0].form.build(calls[0].values))]
+        try:
+            for step in steps[: unit.at]:
+                inputs.append(inputs[-1].after(step))
+        except SplitError:
+            return unit
+        sizes = [max((to_tensor(image).element_size() for image in value.images()), default=0) for value in inputs]
+        for at in range(unit.at):
+            paths = tuple((str(i),) for i in range(len(inputs[at].images())))
+            grows = 0 < sizes[at] < sizes[at + 1]
+            if grows and all(counterpart(steps[i], [inputs[i]], paths) is not None for i in range(at, unit.at)):
+                return Unit(unit.steps, at)
+        return unit
+
+    def _outside(self, number: int) -> set[int]:
+        """Return the places that call this one, without methods of the dataset, which get a row's number."""
+        inside = self.tracer.inside.get(number, set())
+        return {one for one in inside if self.places[one].path[-1][0] != "method"}
+
+    def _size(self, number: int) -> int:
+        return sum(number in inside for inside in self.tracer.inside.values())
+
+    def take(self, units: dict[Name, Unit], calls_again: bool = False) -> None:
+        """Cut these pipelines."""
+        self.tracer.units, self.tracer.calls_again, self.patterns = units, calls_again, []
+        self.rest = {Callee(name, unit.at): self._rest(name, unit) for name, unit in units.items()}
+
+    def _unit(self, name: Name) -> Unit:
+        """Return the steps of a pipeline, and the first that draws; no steps where it does not run them in order."""
+        names = [one for one, drew in self.tracer.drew.items() if one[0] == name[0] and drew]
+        steps = self._opened(name)
+        drawing = (i for i, path in enumerate(steps) if any(one[1][: len(path)] == path for one in names))
+        return Unit(tuple(steps), next(drawing, 0 if names else len(steps)))
+
+    def _opened(self, name: Name) -> list[Path]:
+        """Return the ways to the steps of a sequence that calls them in order; sequences among them are opened too."""
+        if not self.tracer.in_order.get(name):
+            return []
+        return [path for step in self.tracer.steps[name] for path in (self._opened(step) or [step[1]])]
+
+    def _rest(self, name: Name, unit: Unit) -> Any:
+        """Return the pipeline with identities in place of its fixed steps: the code of its containers is kept."""
+        pipeline = self.callable(name)
+        return replaced(pipeline, dict.fromkeys(unit.steps[: unit.at], skip)) if unit.at else pipeline
+
+    # --- from a sample to what is stored
+
+    def read(self, index: int) -> Read:
+        """Read a sample with marks. Raise SplitError if something else than the random parts draws or seeds."""
+        run = self.tracer.recording = Recording()
+        start = self.generators.save()
+        try:
+            with run:
+                sample = self.marked[index]
+            end = self.generators.save()
+            if run.refused:
+                raise SplitError(f"found that {run.refused}")
+            leaves, form = take_apart(sample)
+            links = tuple(run.node_of(leaf) for leaf in leaves)
+        finally:
+            self.tracer.recording = None
+        calls = [entry for entry in run.tape if isinstance(entry.function, Callee)]
+        for entry in calls:
+            if entry.cuts != 1:
+                raise SplitError(
+                    f"found that {self.shown(entry.function.name)} did not run its steps once each; expected one call "
+                    "of each step in order"
+                )
+        self._require_used(run.tape, links)
+        edges = [start, *(state for entry in calls for state in (entry.before, entry.after)), end]
+        for before, after in zip(edges[::2], edges[1::2], strict=True):
+            if any(before[i] != after[i] for i in self.quiet):
+                raise DrawsOutsideError(
+                    "found that something beside the random steps of its pipelines draws random numbers, or seeds a "
+                    "generator"
+                )
+        given = [
+            value for entry in calls for value, link in zip(entry.values, entry.links, strict=True) if link is None
+        ]
+        others = [copied(plain(leaf)) for leaf, link in zip(leaves, links, strict=True) if link is None]
+        kept = [*given, *others]
+        kinds = tuple(map(kind_of, kept))
+        pattern = Pattern(tuple(run.tape), form, links, kinds, _same_as(kept, kinds))
+        plain_sample = form.build([plain(leaf) for leaf in leaves])
+        return Read(plain_sample, pattern, kept, [entry.before for entry in calls])
+
+    def _require_used(self, tape: Sequence[Entry], links: Sequence[Node | None]) -> None:
+        """Raise SplitError if nothing is made of what a random step returned: the dataset's code decides by it."""
+        used = {node[0] for node in (*links, *(one for entry in tape for one in entry.links)) if node is not None}
+        for number, entry in enumerate(tape):
+            if isinstance(entry.function, Callee) and entry.before != entry.after and number not in used:
+                raise SplitError(
+                    f"found that {self.shown(entry.function.name)} draws, and that nothing of its result is in the "
+                    "sample: the dataset decides by it, or it changes its argument; expected the decision inside a "
+                    "step that returns the image, the text or the number"
+                )
+
+    def draws_so_far(self) -> list[tuple[Any, Any]] | None:
+        """Return the states before and after each call of the sample that is being read; None inside a call."""
+        run = self.tracer.recording
+        if run is None or run.is_inside:
+            return [] if run is None else None
+        return [(entry.before, entry.after) for entry in run.tape if entry.before and entry.after]
+
+    def learn(self, pattern: Pattern) -> int:
+        """Add a pattern, in place of a known one that differs only where its sample had None. Return its number."""
+        for number, known in enumerate(self.patterns):
+            if not known.differs_from(pattern):
+                self.patterns[number] = pattern
+                return number
+        self.patterns.append(pattern)
+        return len(self.patterns) - 1
+
+    def known(self, read: Read) -> int | None:
+        """Return the number of the proven pattern that a sample has; None for another one."""
+        for number, pattern in enumerate(self.patterns):
+            if not read.pattern.differs_from(pattern):
+                return number
+        return None
+
+    def unlike(self, read: Read) -> str:
+        """Return a phrase that says in what a sample differs from the proven pattern that is nearest."""
+        found = [read.pattern.differs_from(pattern) for pattern in self.patterns]
+        return min(found, key=lambda one: one.startswith("it calls"), default="")
+
+    # --- and back
+
+    def rebuild(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any] = ()) -> Any:
+        """Return a sample from its leaves as `Read` has them, which do not change. The random parts draw.
+
+        Args:
+            pattern: of the sample.
+            leaves: what was kept of it.
+            states: of the generators at the beginning of each call; () to go on with theirs.
+        """
+        made = self.replay(pattern, leaves, states)
+        others = iter(leaves[len(leaves) - pattern.links.count(None) :])
+        try:
+            return pattern.form.build([copied(next(others)) if link is None else made[link] for link in pattern.links])
+        except KeyError:
+            raise SplitError("found that its pipeline returns other containers for the same image") from None
+
+    def replay(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any] = ()) -> dict[Node, Any]:
+        """Return what the calls and operations of a sample make again; see `rebuild`."""
+        left, made, number_of_call = iter(leaves), dict[Node, Any](), 0
+        for number, entry in enumerate(pattern.tape):
+            is_call = isinstance(entry.function, Callee)
+            values = [
+                made[link] if link is not None else copied(next(left) if is_call else value)
+                for link, value in zip(entry.links, entry.values, strict=True)
+            ]
+            args, kwargs = entry.form.build(values)
+            if is_call and states:
+                self.generators.restore(states[number_of_call])
+            number_of_call += is_call
+            found = leaves_of((self.function(entry.function) if is_call else entry.function)(*args, **kwargs))
+            # a call gives fresh values, as `Recording.mark` does: an operation may write to one of them
+            made.update(((number, index), copied(leaf) if is_call else leaf) for index, leaf in enumerate(found))
+        return made
+
+    def function(self, callee: Callee) -> Any:
+        """Return what a call of a tape calls."""
+        return self.callable(callee.name) if callee.at == 0 else self.rest[callee]
+
+    def callable(self, name: Name) -> Any:
+        """Return a pipeline, or a step of it."""
+        return _at(self.places[name[0]].value, name[1])
+
+    def shown(self, name: Name) -> str:
+        """Return the expression that reaches a pipeline or step."""
+        place = self.places[name[0]]
+        return str(CallablePlace((*place.path, *name[1]), place.value))
+
+    def steps_after(self, callee: Callee) -> list[Any] | None:
+        """Return the steps of the random part of a call; None where it does more than to call them in order."""
+        pipeline = self.callable(callee.name)
+        paths = self._opened(callee.name)
+        if not paths:
+            return None if steps_in(pipeline) else [pipeline]
+        if not self._passes_on(callee.name):
+            return None
+        return [_at(pipeline, path) for path in paths[callee.at :]]
+
+    def _passes_on(self, name: Name) -> bool:
+        """Return True if a sequence, and each sequence in it, only passes values from step to step."""
+        steps = self.tracer.steps.get(name, [])
+        return not steps or not self._opened(name) or (self.tracer.passes_on[name] and all(map(self._passes_on, steps)))
+
+    def step_names(self, callee: Callee) -> tuple[str, ...]:
+        """Return the names of the steps of the random part of a call, for messages."""
+        pipeline = self.callable(callee.name)
+        paths = self._opened(callee.name)[callee.at :]
+        return tuple(name_of(_at(pipeline, path)) for path in paths) or (name_of(pipeline),)
+
+    def fixed_names(self, callee: Callee) -> tuple[str, ...]:
+        """Return the names of the steps before the random part of a call, for messages."""
+        pipeline = self.callable(callee.name)
+        return tuple(name_of(_at(pipeline, path)) for path in self._opened(callee.name)[: callee.at])
 
 
-def _probed_pipeline(dataset: Any, indices: Sequence[int], name: str | None) -> Probed:
-    """Return the one pipeline of a dataset that has random steps, or that is its only one."""
-    groups = _groups(find_places(dataset, name))
-    if len(groups) > 1:  # some are not used
-        groups = [places for places in groups if is_called(dataset, places, indices[0])]
-    if not groups:
-        where = f"attribute {name!r}" if name is not None else "attribute transform or transforms"
-        raise SplitError(
-            f"found no pipeline in {type(dataset).__name__}, nor in the datasets inside it: no {where} that can be "
-            'called; expected one: name the attribute that holds it, split="augment"'
-        )
-    inner = [_probe(dataset, places, indices, finds_fields=False) for places in groups[1:]]
-    if any(one.first_random() < len(one.steps) for one in inner):
-        found = listed([f"{places[0]} ({names_of(steps_of(places[0].pipeline))})" for places in groups], 150)
-        raise SplitError(
-            f"found {len(groups)} pipelines, {found}; expected one, or random steps only in the outermost: what an "
-            "outer one does comes after them. Put all steps into one pipeline, or name it: split='NAME'"
-        )
-    return _probe(dataset, groups[0], indices)
+def _at(value: Any, path: Path) -> Any:
+    for kind, key in path:
+        value = value[key] if kind == "item" else getattr(value, key)
+    return value
 
 
-def _groups(places: list[Place]) -> list[list[Place]]:
-    """Return places that hold the same pipeline together, as the parts of a ConcatDataset."""
-    groups: list[list[Place]] = []
-    for place in places:
-        for group in groups:
-            one = group[0].pipeline
-            if one is place.pipeline or (" at 0x" not in repr(one) and repr(one) == repr(place.pipeline)):
-                group.append(place)
-                break
+def name_of(step: Any) -> str:
+    """Return the name of a step, for messages."""
+    return str(getattr(step, "__name__", type(step).__name__))
+
+
+def to_parts(pattern: Pattern, leaves: Sequence[Any]) -> list[Any]:
+    """Return the values that a store keeps of the leaves of a sample, without those that are kept already."""
+    return [
+        part
+        for index, (leaf, kind) in enumerate(zip(leaves, pattern.kinds, strict=True))
+        if pattern.same_as[index] == index
+        for part in ([None] * stored_count(kind) if leaf is None and kind != NONE else to_stored(leaf, kind))
+    ]
+
+
+def from_parts(pattern: Pattern, parts: Sequence[Any]) -> list[Any]:
+    """Return the leaves of a sample from the values that a store keeps of them."""
+    left, leaves = iter(parts), list[Any]()
+    for index, kind in enumerate(pattern.kinds):
+        if pattern.same_as[index] != index:
+            leaves.append(leaves[pattern.same_as[index]])
         else:
-            groups.append([place])
-    return groups
+            values = [next(left) for _ in range(stored_count(kind))]
+            leaves.append(None if values[0] is None else from_stored(values, kind))
+    return leaves
 
 
-def _probe(dataset: Any, places: list[Place], indices: Sequence[int], *, finds_fields: bool = True) -> Probed:
-    steps = steps_of(places[0].pipeline)
-    calls = record(dataset, places, whole_pipeline(places[0]), indices, finds_fields=finds_fields)
-    inputs = [[call.given for call in calls]]
-    with random_state.preserved():
-        random_state.seed(0)
-        for step in steps:
-            inputs.append([run([step], value.copied()) for value in inputs[-1]])
-            _require_one_sample(step, *inputs[-2:])
-    return Probed(places, steps, inputs, calls)
+def skip(*args: Any, **kwargs: Any) -> Any:
+    """Return the arguments: stands in place of a step whose result is stored."""
+    return kwargs or (args[0] if len(args) == 1 else args)
 
 
-def _require_one_sample(step: Any, before: Sequence[Value], after: Sequence[Value]) -> None:
-    """Raise SplitError for a step that makes several samples of one, as crops of MONAI do."""
-    for given, made in zip(before, after, strict=True):
-        result = made.result()
-        if isinstance(result, list) and not isinstance(given.result(), list):
-            raise SplitError(
-                f"found that {name_of(step)} makes a list of {len(result)} samples of one; expected one: use a crop "
-                "that returns one sample (RandSpatialCropd in place of RandSpatialCropSamplesd), and a larger batch"
-            )
+def _same_as(leaves: Sequence[Any], kinds: Sequence[Kind]) -> tuple[int, ...]:
+    """Return for each leaf the first that is equal to it, among images, tensors and arrays.
 
-
-def _cut_at(probed: Probed, random_at: int) -> int:
-    """Return the index of the step before which to cut: steps to a larger dtype that have a counterpart come after."""
-    for at in range(random_at):
-        before, after = (_image_bytes(probed.inputs[i]) for i in (at, at + 1))
-        if not before or after <= before:  # without bytes: the image is yet to be read
-            continue
-        is_array = kind_of(probed.inputs[at][0].images()[0]) == "array"
-        if is_array and not is_albumentations(probed.steps[at]):  # channels are last
-            continue
-        kept = [counterpart(probed.steps[i], probed.inputs[i], probed.paths) for i in range(at, random_at)]
-        if all(one is not None for one in kept):
-            return at
-    return random_at
-
-
-def _image_bytes(values: Sequence[Value]) -> int:
-    """Return the bytes of one pixel of the first image; 0 without images."""
-    images = values[0].images()
-    return to_tensor(images[0]).element_size() if images else 0
-
-
-def _split_at(
-    dataset: Any, probed: Probed, at: int, random_at: int, indices: Sequence[int], keep: Any, how: str
-) -> Split:
-    fixed, rest = probed.steps[:at], probed.steps[at:]
-    inputs = probed.inputs[at:]
-    if not all(value.images() for value in inputs[0]):
-        raise SplitError(
-            f"found that {name_of(rest[0])}, which is random, gets no image ({brief(inputs[0][0].result(), 80)}); "
-            "expected a pipeline that reads the image in steps before the first random one: make two functions of it"
-        )
-    if keep is None:
-        _require_no_choice(probed, at, random_at, how)
-    if isinstance(keep, int):
-        fixed = [*fixed, ShortSide(keep)]
-        inputs = _inputs_after([run([fixed[-1]], value.copied()) for value in inputs[0]], rest)
-    is_arrays = bool(rest) and is_albumentations(rest[0])
-    if is_arrays and type(inner_of(rest[-1])).__name__ == "ToTensorV2":
-        fixed = [*fixed, rest[-1]]  # stored channels first
-    cut = with_pipeline(dataset, probed.places, _in_place(Fixed(fixed), probed))
-    try:
-        calls = record(cut, probed.places, Fixed(fixed), indices)
-    except SplitError:
-        raise
-    except Exception as error:  # of any kind: the dataset got another type than before
-        raise SplitError(
-            f"found that the dataset raised {type(error).__name__} ({brief(str(error), 80)}) when its pipeline "
-            f"{probed.places[0]} ended before {name_of(rest[0])}; expected it to return what its pipeline returns: "
-            "move what it does afterwards into the pipeline"
-        ) from error
-    paths = calls[0].paths
-    if paths != probed.paths:
-        raise SplitError(
-            f"found images in {paths} after the cut and in {probed.paths} before; expected the same fields"
-        )
-    recipe, transforms = rest_of(rest, inputs, paths)
-    transform = Compose(transforms) if transforms else None
-    return Split(cut, transform, tuple(recipe), _line(probed, fixed, rest, recipe))
-
-
-def _split_encoded(dataset: Any, probed: Probed, indices: Sequence[int]) -> Split:
-    """Return the dataset with the bytes of its image files in place of images, and all of its pipeline as a transform.
-
-    It needs a ``loader`` that opens a file, as torchvision's DatasetFolder has one. Raises SplitError without it.
+    Numbers and text that are equal are so by chance.
     """
-    owner, given = probed.places[0].owner, [call.given.images() for call in probed.calls]
-    kinds = {kind_of(image) for images in given for image in images}
-    if not callable(getattr(owner, "loader", None)) or kinds != {"PIL RGB"} or len(given[0]) != 1:
-        raise SplitError(
-            f"found keep='encoded' for {type(owner).__name__}, whose pipeline gets "
-            f"{listed(sorted(kinds)) or 'no image'}; expected "
-            "one PIL image in RGB, and a dataset.loader(path) that opens its file, as torchvision's ImageFolder has: "
-            "keep=256 stores smaller images"
-        )
-    cut = with_pipeline(dataset, probed.places, _in_place(Fixed([]), probed))
-    for place in probed.places:
-        cut = with_attribute(cut, place.path, "loader", read_file)
-    for index, images in zip(indices, given, strict=True):
-        sample = cut[index]
-        structure = infer([sample]).structure
-        found = dict(zip(structure.leaves(), Flattener(structure)(sample), strict=True)).get(probed.paths[0])
-        if not isinstance(found, bytes) or difference(decode(found), images[0]) > 0:
-            raise SplitError(
-                f"found that the file of sample {index} decodes to another image than the dataset gives; expected the "
-                "same: the dataset changes it before its pipeline. Choose keep=256 or keep='full'"
-            )
-    first = RecipeStep(name="Decode", on=probed.paths)
-    recipe, transforms = rest_of(probed.steps, probed.inputs, probed.paths)
-    transform = Compose([make_transform(first), *transforms])
-    return Split(cut, transform, (first, *recipe), _line(probed, [read_file], probed.steps, [first, *recipe]))
+    found: list[int] = []
+    for i, kind in enumerate(kinds):
+        alike = (j for j in range(i) if kinds[j] == kind and found[j] == j)
+        found.append(next((j for j in alike if same_leaf(leaves[j], leaves[i])), i) if kind.rank else i)
+    return tuple(found)
 
 
-def _in_place(fixed: Fixed, probed: Probed) -> Any:
-    return [fixed] if isinstance(probed.places[0].pipeline, list | tuple) else fixed
-
-
-def _inputs_after(first: list[Value], steps: Sequence[Any]) -> list[list[Value]]:
-    inputs = [first]
-    with random_state.preserved():
-        random_state.seed(0)
-        for step in steps:
-            inputs.append([run([step], value.copied()) for value in inputs[-1]])
-    return inputs
-
-
-def _require_no_choice(probed: Probed, at: int, random_at: int, how: str) -> None:
-    """Raise SplitError if images of several sizes would be stored whole."""
-    sizes = [tuple(as_field(value.images()[0]).shape[-2:]) for value in probed.inputs[at]]
-    resizing = next((step for step in probed.steps[random_at:] if _RESIZES.search(name_of(step))), None)
-    if resizing is None or len({*sizes}) < 2:
-        return
-    first = name_of(probed.steps[random_at])
-    cause = name_of(resizing) if resizing is probed.steps[random_at] else f"{name_of(resizing)} after {first}"
-    raw = sum(to_tensor(value.images()[0]).numel() for value in probed.inputs[at]) / len(sizes) / 1e3
-    short = sum(min(size) for size in sizes) / len(sizes)
-    small = raw * min(1.0, (256 / short) ** 2)
-    raise SplitError(
-        f"found {cause}, random or after a random step, so images of several sizes are stored whole. "
-        f"Expected a choice: keep='full' (about {raw:,.0f} KB an image), keep=256 (short side, {small:,.0f} KB, "
-        f"{min(1.0, 256 / short):.2f} of the resolution), or keep='encoded' (the files' bytes, decoded in every epoch)"
-        f": {how}"
-    )
-
-
-def _line(probed: Probed, fixed: Sequence[Any], rest: Sequence[Any], recipe: Sequence[RecipeStep]) -> str:
-    """Return what was cut where."""
-    stored = names_of(fixed) or "the images as they are"
-    batched = [one.name for one in recipe if one.name != PER_SAMPLE]
-    own = [one.shown for one in recipe if one.name == PER_SAMPLE]
-    parts = [f"batched: {', '.join(batched)}"] if batched else []
-    parts += [f"sample by sample, as they are: {', '.join(own)}"] if own else []
-    where = f"before {name_of(rest[0])}" if rest else "nowhere"
-    fields = ", ".join(map(display, probed.paths))
-    return f"split {probed.places[0]} {where}: stored after {stored}; each epoch, on {fields}: {'; '.join(parts)}"
+def difference_of(found: Any, expected: Any, at: int) -> str:
+    """Return a phrase that names the leaf in which two samples differ, with both values."""
+    if at < 0:
+        return f"its structure: found {brief(found, 60)}, expected {brief(expected, 60)}"
+    return f"field {path_of(found, at)}: {describe_difference(leaves_of(found)[at], leaves_of(expected)[at])}"

@@ -1,100 +1,198 @@
-"""Find the pipelines that a dataset and the datasets inside it hold, and put another in their place."""
+"""Find the callables of a dataset and of what it wraps, and put others in their places in a copy of it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 
 from memfeed.errors import SplitError
+from memfeed.splitting.generators import is_installed
 
-NAMES = ("transforms", "transform")
-_DEEPEST = 16
+Key = tuple[str, Any]
+"""("attribute", its name), ("item", index or key of a list or dict), or ("method", its name)."""
+_DEEPEST = 8
+_MOST = 256  # items of a container that are looked at
+_SEQUENCES = (list, tuple, torch.nn.Sequential, torch.nn.ModuleList)
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """A pipeline, and where it is: the attributes from the dataset to its owner, and its name there."""
+class CallablePlace:
+    """A callable of a dataset, and the way to it."""
 
-    path: tuple[str | int, ...]
-    owner: Any
-    name: str
-    pipeline: Any
+    path: tuple[Key, ...]
+    value: Any
 
     def __str__(self) -> str:
         """Return the expression that reaches it."""
-        parts = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in (*self.path, self.name))
-        return f"dataset{parts}"
+        return "dataset" + "".join(f"[{key!r}]" if kind == "item" else f".{key}" for kind, key in self.path)
 
 
-def find_places(dataset: Any, name: str | None = None) -> list[Place]:
-    """Return the pipelines of a dataset and of those that it wraps, the outermost first.
+def find_places(dataset: Any, name: str | None = None) -> list[CallablePlace]:
+    """Return the callables that a dataset and those that it wraps hold, in attributes, lists, dicts and methods.
 
     Args:
         dataset: any.
-        name: the attribute that holds the pipeline; None for ``transforms`` and ``transform``.
+        name: the attribute that holds the pipeline; None for all.
     """
-    found = []
-    for path, owner in _owners(dataset, (), 0):
-        joint = getattr(owner, "transforms", None)
-        names = (name,) if name is not None else NAMES
-        if name is None and type(joint).__name__ == "StandardTransform":  # torchvision's, of the other two
-            names = ("transform",)
-        pipelines = [(one, getattr(owner, one, None)) for one in names]
-        found += [Place(path, owner, one, pipeline) for one, pipeline in pipelines if is_pipeline(pipeline)]
-    return found
+    found = list(_places(dataset, (), 0, {id(dataset)}))
+    if name is None:
+        return found
+    named = [place for place in found if ("attribute", name) in place.path or ("method", name) in place.path]
+    if not named:
+        raise SplitError(
+            f"found no attribute {name!r} that can be called in {type(dataset).__name__}, nor in the datasets inside "
+            f"it; expected one of {', '.join(map(str, found[:8])) or 'none, for it holds no callable'}"
+        )
+    return named
+
+
+def steps_in(pipeline: Any) -> list[tuple[tuple[Key, ...], Any]]:
+    """Return the steps of a sequence of steps, each with the way to it; [] for any other callable.
+
+    A sequence is a list, a Sequential or ModuleList, or an object whose attribute ``transforms`` is one, as a Compose.
+    If it does not call its steps in order, the proof of a cut finds it.
+    """
+    if isinstance(pipeline, torch.jit.ScriptModule):  # compiled as a whole
+        return []
+    inner = pipeline if isinstance(pipeline, _SEQUENCES) else getattr(pipeline, "transforms", None)
+    if not isinstance(inner, _SEQUENCES) or not len(inner) or not all(map(callable, inner)):
+        return []
+    start: tuple[Key, ...] = ()
+    if inner is not pipeline:
+        holders = {**getattr(pipeline, "__dict__", {}), **getattr(pipeline, "_modules", {})}
+        name = next((name for name, value in holders.items() if value is inner), None)
+        if name is None:  # a property that makes a list of steps: another one cannot be put in its place
+            return []
+        start = (("attribute", name),)
+    return [((*start, ("item", index)), step) for index, step in enumerate(inner)]
+
+
+def replaced(value: Any, changes: Mapping[tuple[Key, ...], Any]) -> Any:
+    """Return a shallow copy of an object with other values at these paths. The object itself does not change."""
+    if () in changes:
+        return changes[()]
+    by_key: dict[Key, dict[tuple[Key, ...], Any]] = {}
+    for path, new in changes.items():
+        by_key.setdefault(path[0], {})[path[1:]] = new
+    try:
+        changed = copy.copy(value) if not isinstance(value, tuple) else list(value)
+    except Exception as error:  # a class may raise anything
+        raise SplitError(
+            f"found a {type(value).__name__} that cannot be copied ({error}), so its steps cannot be watched; expected "
+            "a pipeline or dataset that copy.copy copies"
+        ) from error
+    if changed is value:
+        raise SplitError(
+            f"found a {type(value).__name__} of which copy.copy returns the same object, so its steps cannot be "
+            "watched; expected a pipeline or dataset that copy.copy copies"
+        )
+    is_modules = isinstance(value, torch.nn.Sequential | torch.nn.ModuleList)
+    for (kind, key), inner in by_key.items():
+        if kind == "item":
+            old = value[key]
+            new = replaced(old, inner)
+            if is_modules:
+                changed.__dict__["_modules"] = {**changed.__dict__["_modules"], str(key): new}
+            else:
+                changed[key] = new
+        elif kind == "method":
+            _set(changed, key, inner[()].bound_to(changed))
+        else:
+            _set(changed, key, replaced(_get(value, key), inner))
+    return type(value)(changed) if isinstance(value, tuple) else changed
+
+
+def _get(owner: Any, name: str) -> Any:
+    """Return an attribute as it is kept, without properties."""
+    inner = getattr(owner, "__dict__", {})
+    modules = inner.get("_modules", {})
+    return inner[name] if name in inner else modules[name] if name in modules else getattr(owner, name)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a copy past its properties: some raise when they are set."""
+    inner = getattr(owner, "__dict__", None)
+    if inner is not None and name in inner.get("_modules", {}):
+        inner["_modules"] = {**inner["_modules"], name: value}
+    elif inner is not None:
+        inner[name] = value
+    else:
+        object.__setattr__(owner, name, value)
+
+
+def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int]) -> Iterator[CallablePlace]:
+    if depth > _DEEPEST:
+        return
+    for key, value in _children(owner):
+        where = (*path, key)
+        if isinstance(value, type | types.ModuleType | str | bytes | torch.Tensor | np.ndarray):
+            continue
+        if key[0] == "method":
+            yield CallablePlace(where, value)
+            continue
+        if is_pipeline(value):
+            yield CallablePlace(where, value)
+            is_code = isinstance(value, types.FunctionType | types.MethodType | torch.jit.ScriptModule)
+            is_wrapper = "__wrapped__" in getattr(value, "__dict__", {})  # of functools: a copy of it is itself
+            descends = not steps_in(value) and not is_code and not is_wrapper
+        else:
+            descends = _is_owner(value)
+        if descends and id(value) not in seen:
+            yield from _places(value, where, depth + 1, seen | {id(value)})
 
 
 def is_pipeline(value: Any) -> bool:
-    """Return True for a function, or a list of functions."""
-    if isinstance(value, list | tuple):
-        return bool(value) and all(map(callable, value))
-    return callable(value) and not isinstance(value, type)
+    """Return True for a callable, which may be a step or a pipeline."""
+    return callable(value) and not isinstance(value, type | torch.nn.ModuleList)
 
 
-def with_pipeline(dataset: Any, places: list[Place], pipeline: Any) -> Any:
-    """Return a shallow copy of `dataset` with `pipeline` at these places. The dataset given does not change."""
-    for place in places:
-        dataset = with_attribute(dataset, place.path, place.name, pipeline)
-    return dataset
+def _is_owner(value: Any) -> bool:
+    """Return True for what may hold a pipeline: datasets, and short containers of datasets or callables."""
+    if isinstance(value, dict | list | tuple | torch.nn.ModuleList):
+        parts = list(value.values() if isinstance(value, dict) else value)[:_MOST]
+        return any(is_pipeline(part) or _is_dataset(part) or _is_owner(part) for part in parts)
+    return _is_dataset(value)
 
 
-def with_attribute(dataset: Any, path: tuple[str | int, ...], name: str, value: Any) -> Any:
-    """Return a shallow copy of `dataset` in which the owner at `path` has another value of an attribute."""
-    if path and isinstance(path[0], int):  # of the datasets of a ConcatDataset
-        return [with_attribute(one, path[1:], name, value) if i == path[0] else one for i, one in enumerate(dataset)]
-    changed = copy.copy(dataset)
-    first = str(path[0]) if path else name
-    try:
-        if path:
-            value = with_attribute(getattr(dataset, first), path[1:], name, value)
-        setattr(changed, first, value)
-    except AttributeError as error:
-        raise SplitError(
-            f"found that {type(dataset).__name__} does not let its {first} be set ({error}); expected a plain "
-            "attribute: store the fixed part by a dataset of yours, and pass transform= to Loader"
-        ) from None
-    joint = getattr(dataset, "transforms", None)
-    if first == "transform" and type(joint).__name__ == "StandardTransform":
-        changed.transforms = copy.copy(joint)
-        changed.transforms.transform = value
-    return changed
+def _is_dataset(value: Any) -> bool:
+    is_plain = isinstance(value, dict | list | tuple | set | str | bytes | torch.Tensor | np.ndarray | range)
+    return isinstance(value, Dataset) or (not is_plain and hasattr(value, "__getitem__"))
 
 
-def _owners(value: Any, path: tuple[str | int, ...], depth: int) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield a dataset and those inside it: `Subset`, `ConcatDataset`, wrappers of the user's."""
-    if depth > _DEEPEST:
+def _children(owner: Any) -> list[tuple[Key, Any]]:
+    if isinstance(owner, dict):
+        return [(("item", key), value) for key, value in list(owner.items())[:_MOST]]
+    if isinstance(owner, list | tuple | torch.nn.ModuleList):
+        return [(("item", index), value) for index, value in enumerate(list(owner)[:_MOST])]
+    slots = [name for cls in type(owner).__mro__ for name in getattr(cls, "__slots__", ())]
+    inner = {name: getattr(owner, name) for name in slots if hasattr(owner, name)} | dict(
+        getattr(owner, "__dict__", {})
+    )
+    inner |= inner.pop("_modules", None) or {} if isinstance(owner, torch.nn.Module) else {}
+    found: list[tuple[Key, Any]] = [
+        (("attribute", name), value) for name, value in inner.items() if not (name[:1] == "_" and name[-6:] == "_hooks")
+    ]
+    return found + list(_of_classes(owner, inner))
+
+
+def _of_classes(owner: Any, inner: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Yield the methods that a user wrote for a dataset: one may be its random step. Also yield steps of its class."""
+    if not _is_dataset(owner) or not hasattr(owner, "__dict__"):
         return
-    yield path, value
-    if isinstance(value, ConcatDataset):
-        for index, part in enumerate(value.datasets):
-            yield from _owners(part, (*path, "datasets", index), depth + 1)
-        return
-    inner = {} if isinstance(value, torch.nn.Module) else getattr(value, "__dict__", {})
-    for name, one in inner.items():
-        if one is not value and (isinstance(one, Dataset) or (name == "dataset" and hasattr(one, "__getitem__"))):
-            yield from _owners(one, (*path, name), depth + 1)
+    for cls in type(owner).__mro__[:-1]:
+        for name, value in vars(cls).items():
+            if name in inner or (name[:2] == "__" and name[-2:] == "__"):
+                continue
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if isinstance(function, types.FunctionType):
+                if not is_installed(function):
+                    yield ("method", name), getattr(owner, name)
+            elif callable(value) and not hasattr(type(value), "__get__"):
+                yield ("attribute", name), value

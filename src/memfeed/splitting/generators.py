@@ -1,0 +1,175 @@
+"""The random generators that a dataset may draw from: the global ones, and those that it and its pipelines hold."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+State = Any
+_DEEPEST = 13
+_MOST_ITEMS = 256  # of one list or dict
+_MOST_OBJECTS = 50_000
+
+
+class _Kind(NamedTuple):
+    save: Callable[[Any], State]
+    restore: Callable[[Any, State], None]
+    seed: Callable[[Any, int], None]
+
+
+def _save_torch(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _restore_torch(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _seed_torch(generator: torch.Generator, seed: int) -> None:
+    generator.manual_seed(seed)
+
+
+def _save_numpy(generator: np.random.RandomState) -> State:
+    kind, keys, *rest = generator.get_state()
+    return kind, np.asarray(keys).tobytes(), *rest
+
+
+def _restore_numpy(generator: np.random.RandomState, state: State) -> None:
+    kind, keys, *rest = state
+    generator.set_state((kind, np.frombuffer(keys, np.uint32), *rest))
+
+
+def _seed_bits(generator: np.random.Generator, seed: int) -> None:
+    generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def _restore_bits(generator: np.random.Generator, state: bytes) -> None:
+    generator.bit_generator.state = pickle.loads(state)
+
+
+_KINDS: dict[type, _Kind] = {
+    torch.Generator: _Kind(_save_torch, _restore_torch, _seed_torch),
+    random.Random: _Kind(random.Random.getstate, random.Random.setstate, random.Random.seed),
+    np.random.RandomState: _Kind(_save_numpy, _restore_numpy, np.random.RandomState.seed),
+    np.random.Generator: _Kind(lambda one: pickle.dumps(one.bit_generator.state), _restore_bits, _seed_bits),
+}
+
+
+class Generators:
+    """Save, restore and seed all generators that some objects can draw from.
+
+    A generator that cannot be found (of a C library, of the system) makes samples differ under the same seed.
+
+    Args:
+        roots: the dataset and its pipelines. Generators are looked for in attributes, containers, classes, closures
+            and the globals of functions.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self._roots = roots
+        found = [torch.default_generator, np.random.mtrand._rand, random._inst, *generators_in(*roots)]
+        self.all = list({id(one): one for one in found}.values())
+        self._kinds = [next(how for kind, how in _KINDS.items() if isinstance(one, kind)) for one in self.all]
+
+    def __reduce__(self) -> Any:
+        return Generators, self._roots  # another process has global generators of its own
+
+    def save(self) -> list[State]:
+        """Return the states of all generators; states can be compared."""
+        return [kind.save(one) for one, kind in zip(self.all, self._kinds, strict=True)]
+
+    def restore(self, states: Sequence[State]) -> None:
+        """Set all generators to states of `save`."""
+        for one, kind, state in zip(self.all, self._kinds, states, strict=True):
+            kind.restore(one, state)
+
+    def seed(self, *numbers: int) -> list[State]:
+        """Give each generator a seed of its own, a function of `numbers`. Return the states.
+
+        Generators with equal seeds would tie together what is drawn from different ones.
+        """
+        seeds = np.random.SeedSequence(numbers).generate_state(len(self.all)).tolist()
+        for one, kind, seed in zip(self.all, self._kinds, seeds, strict=True):
+            kind.seed(one, seed)
+        return self.save()
+
+    def moved(self, before: Sequence[State], after: Sequence[State]) -> set[int]:
+        """Return the indices of the generators whose states differ."""
+        return {i for i, (one, other) in enumerate(zip(before, after, strict=True)) if one != other}
+
+    def is_twice(self, states: Sequence[State], indices: Collection[int]) -> bool:
+        """Return True if two of these generators are of one kind and in one state: they draw the same numbers."""
+        found = [(self._kinds[i], states[i]) for i in sorted(indices)]
+        return any(one == other for one, other in combinations(found, 2))
+
+
+def generators_in(*roots: Any) -> list[Any]:
+    """Return the generators in attributes, containers, classes, closures, and globals that functions name."""
+    found, seen, left = [], set[int](), [(root, 0) for root in reversed(roots)]
+    while left and len(seen) < _MOST_OBJECTS:
+        one, depth = left.pop()
+        if isinstance(one, tuple(_KINDS)):
+            if not isinstance(one, random.SystemRandom):
+                found.append(one)
+            continue
+        if id(one) in seen or depth > _DEEPEST or isinstance(one, type | types.ModuleType | torch.Tensor | np.ndarray):
+            continue
+        seen.add(id(one))
+        left += [(part, depth + 1) for part in _parts(one) if not isinstance(part, _PLAIN)]
+    return found
+
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+def _parts(one: Any) -> Iterator[Any]:
+    """Yield what an object refers to, as far as a generator may be there."""
+    if isinstance(one, dict):
+        yield from list(one.values())[:_MOST_ITEMS]
+    elif isinstance(one, list | tuple | set | frozenset | deque):
+        yield from list(one)[:_MOST_ITEMS]
+    elif isinstance(one, types.FunctionType):
+        for cell in one.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # a cell that is not filled yet
+                continue
+        yield from (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
+        if not is_installed(one):
+            yield from map(one.__globals__.get, _names(one.__code__))
+    else:
+        for name in ("__self__", "__func__", "__wrapped__", "func", "args", "keywords"):  # methods, partials
+            yield getattr(one, name, None)
+        for cls in type(one).__mro__[:-1]:
+            for name, value in list(vars(cls).items()):
+                function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static method, a property
+                if isinstance(function, types.MemberDescriptorType):  # of __slots__
+                    yield getattr(one, name, None)
+                elif isinstance(value, (*_KINDS, list, dict)):
+                    yield value
+                elif isinstance(function, types.FunctionType) and not is_installed(function):
+                    yield function
+    yield from list(getattr(one, "__dict__", {}).values())
+
+
+def is_installed(function: types.FunctionType) -> bool:
+    """Return True for a function of a library: its generators are attributes of its objects and classes."""
+    return function.__code__.co_filename.startswith(LIBRARIES)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that code uses, with those of the functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

@@ -1,0 +1,352 @@
+"""Values that go through a pipeline: trees and their leaves, equality of whole trees, leaves as a store keeps them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
+import torch
+
+from memfeed.errors import SplitError, brief
+from memfeed.schema import tv_tensors, values
+from memfeed.schema.containers import NAMESPACE, open_any
+from memfeed.schema.names import Path, display
+from memfeed.schema.tensordicts import is_tensor_collection
+from memfeed.splitting.traced import TracedArray, plain_type
+
+
+@dataclass(frozen=True)
+class Form:
+    """The containers of a tree. Two trees of equal forms have containers of the same classes, keys and lengths.
+
+    Args:
+        spec: of the containers that optree opens.
+        inner: for each of its leaves, the class and the form of a container of another class; None for a leaf.
+        close: builds these containers of their content.
+    """
+
+    spec: Any
+    inner: tuple[tuple[type, Form] | None, ...]
+    close: tuple[Callable[[Any], Any] | None, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and (self.spec, self.inner) == (other.spec, other.inner)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def count(self) -> int:
+        """The number of leaves."""
+        return sum(1 if inner is None else inner[1].count for inner in self.inner)
+
+    def paths(self) -> list[Path]:
+        """Return the path of each leaf, of keys, positions and field names."""
+        found: list[Path] = []
+        for accessor, inner in zip(self.spec.accessors(), self.inner, strict=True):
+            path = tuple(one.field if isinstance(one, optree.NamedTupleEntry) else one.entry for one in accessor)
+            found += [path] if inner is None else [(*path, *rest) for rest in inner[1].paths()]
+        return found
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """Return the tree of these leaves."""
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Any) -> Any:
+        parts = (
+            next(leaves) if inner is None or close is None else close(inner[1]._build(leaves))
+            for inner, close in zip(self.inner, self.close, strict=True)
+        )
+        return optree.tree_unflatten(self.spec, list(parts))
+
+
+def take_apart(tree: Any) -> tuple[list[Any], Form]:
+    """Return the leaves of a tree and its form. Dicts keep the order of their keys."""
+    found, spec = optree.tree_flatten(tree, is_numbers, none_is_leaf=True, namespace=NAMESPACE)
+    leaves: list[Any] = []
+    inner: list[tuple[type, Form] | None] = []
+    closes: list[Callable[[Any], Any] | None] = []
+    for one in found:
+        container = None if is_sized(one) or is_numbers(one) else _opened(one)
+        if container is None:
+            leaves.append(one)
+            inner.append(None)
+            closes.append(None)
+            continue
+        content, close = container
+        parts, form = take_apart(content)
+        leaves += parts
+        inner.append((type(one), form))
+        closes.append(close)
+    return leaves, Form(spec, tuple(inner), tuple(closes))
+
+
+def is_numbers(value: Any) -> bool:
+    """Return True for a list of numbers, or of lists or tuples of as many numbers each: one leaf of any length."""
+    if not isinstance(value, list) or not (type(value) is list or plain_type(value) is list):
+        return False
+    first = type(value[0]) if value else float
+    if first in (list, tuple):
+        kind = {type(number) for row in value for number in row}
+        return {*map(type, value)} == {first} and len({*map(len, value)}) == 1 and kind in ({int}, {float})
+    return first in (int, float, bool, complex) and {*map(type, value)} <= {first}
+
+
+def _opened(value: Any) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Return the content of a container, and a function that builds one of other content; None for a leaf."""
+    if is_tensor_collection(value) and not value.is_memmap():
+        return dict(value.items()), partial(_with_entries, value)
+    return open_any(value)
+
+
+def _with_entries(value: Any, entries: dict[str, Any]) -> Any:
+    new = value.clone(recurse=False)
+    for key, entry in entries.items():
+        new.set(key, entry)
+    return new
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Return the leaves of a tree."""
+    return take_apart(tree)[0]
+
+
+# --- equality
+
+
+def fingerprint(leaf: Any) -> Any:
+    """Return what two leaves have in common if and only if they are the same: class, dtype, shape and every bit."""
+    kind = plain_type(leaf)
+    if isinstance(leaf, torch.Tensor):
+        plain = leaf.detach().as_subclass(torch.Tensor)
+        options = _options(leaf)
+        if plain.layout != torch.strided or plain.is_nested or plain.is_quantized:
+            return kind, id(leaf)  # cannot be stored either
+        if plain.dtype is torch.bool:
+            plain = plain.contiguous().view(torch.uint8) != 0  # some libraries write 255 for True
+        return kind, plain.dtype, tuple(plain.shape), plain.device.type, options, values.bytes_of(plain.cpu()).tobytes()
+    if isinstance(leaf, np.ndarray):
+        plain_array = leaf.view(np.ndarray)
+        if plain_array.dtype.hasobject:
+            return kind, plain_array.shape, tuple(map(fingerprint, plain_array.ravel().tolist()))
+        return kind, plain_array.dtype, plain_array.shape, plain_array.tobytes()
+    if isinstance(leaf, np.generic):
+        return kind, leaf.dtype, leaf.tobytes()
+    if is_pil(leaf):
+        return kind, leaf.mode, leaf.size, leaf.tobytes(), leaf.getpalette()
+    if is_numbers(leaf):
+        return kind, repr(list(leaf))
+    return (kind, repr(leaf)) if isinstance(leaf, float | complex) else (kind, leaf)
+
+
+def same_leaf(one: Any, other: Any) -> bool:
+    """Return True if two leaves are the same, see `fingerprint`."""
+    return one is other or bool(fingerprint(one) == fingerprint(other))
+
+
+def difference(one: Any, other: Any) -> int | None:
+    """Return the index of the first leaf in which two trees differ, -1 if their containers do; None if neither."""
+    (left, form), (right, other_form) = take_apart(one), take_apart(other)
+    if form != other_form:
+        return -1
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if not same_leaf(a, b)), None)
+
+
+def path_of(tree: Any, index: int) -> str:
+    """Return the path of a leaf, for messages."""
+    paths = take_apart(tree)[1].paths()
+    return display(paths[index]) if 0 <= index < len(paths) and paths[index] else "(the sample)"
+
+
+# --- kinds, and leaves as a store keeps them
+
+
+class Kind(NamedTuple):
+    """What a leaf is, beside its numbers: a store keeps it once for all rows of a form.
+
+    Args:
+        name: "tensor", "array", "array hwc" (an image with channels last), "PIL RGB" and the like, the class of a
+            tv_tensor, "value" for numbers and text, "encoded" for the bytes of an image file.
+        dtype: of tensors and arrays.
+        rank: the number of dims of tensors and arrays.
+        options: format and the like of a tv_tensor.
+    """
+
+    name: str
+    dtype: str = ""
+    rank: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        """True for what may be an image or a mask: PIL images, tensors and arrays of two dims or more."""
+        is_plain = self.name in ("value", "numbers", "BoundingBoxes", "KeyPoints") or self.name.startswith("rows of ")
+        return not is_plain and (self.rank >= 2 or self.name == "encoded")
+
+
+ORIENTATION = 0x0112
+"""The tag of Exif that says how an image is to be turned."""
+
+NONE = Kind("value", "NoneType")
+"""The kind of None. Another sample may have a value in its place."""
+
+
+def kind_of(leaf: Any) -> Kind:
+    """Return the kind of a leaf. Raise SplitError for one that no store can hold and give back as it was."""
+    if is_pil(leaf):
+        if leaf.mode not in _MODES:
+            raise SplitError(
+                f"found a PIL image of the mode {leaf.mode}; expected one of {', '.join(_MODES)}: convert it in the "
+                "dataset, with image.convert('RGB')"
+            )
+        if "transparency" in leaf.info:
+            raise SplitError(
+                "found a PIL image with a transparent colour beside its pixels; expected pixels alone: convert it in "
+                "the dataset, with image.convert('RGBA')"
+            )
+        return Kind(f"PIL {leaf.mode}", _DTYPES_OF_MODES.get(leaf.mode, "uint8"), 3)
+    if isinstance(leaf, torch.Tensor):
+        name = tv_tensors.class_name(leaf) or ("tensor" if type(leaf) is torch.Tensor else "")
+        if not name or leaf.requires_grad or leaf.device.type != "cpu":
+            raise SplitError(
+                f"found a {type(leaf).__name__} ({leaf.device}) in what is stored of a sample; expected a plain tensor "
+                "on the CPU, which a store gives back as it was"
+            )
+        return Kind(name, str(leaf.dtype), leaf.ndim, _options(leaf)[0] if is_sized(leaf) else ())
+    if isinstance(leaf, np.ndarray | np.generic):
+        shape: tuple[int, ...] = leaf.shape
+        name = "array hwc" if len(shape) == 3 and 1 <= shape[-1] <= 4 else "array"
+        return Kind(name if isinstance(leaf, np.ndarray) else "numpy scalar", str(leaf.dtype), leaf.ndim)
+    if is_numbers(leaf):
+        first = leaf[0] if leaf else 0.0
+        is_rows = isinstance(first, list | tuple)
+        numbers = type(first) if not isinstance(first, list | tuple) else type(first[0]) if first else float
+        return Kind(f"rows of {type(first).__name__}" if is_rows else "numbers", numbers.__name__, 2 if is_rows else 1)
+    kind = plain_type(leaf)
+    if kind not in (int, float, bool, str, bytes, type(None)):
+        raise SplitError(
+            f"found {brief(leaf, 60)} of the class {type(leaf).__name__} in what is stored of a sample; expected "
+            "tensors, arrays, PIL images, numbers and text"
+        )
+    return Kind("value", kind.__name__)
+
+
+_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool, "complex": torch.complex128}
+_DTYPES_OF_MODES = {"I;16": "uint16", "I": "int32", "F": "float32"}
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I;16", "I", "F")
+
+
+def to_stored(leaf: Any, kind: Kind) -> list[Any]:
+    """Return a leaf as what a store keeps of it: one value, or two for a tv_tensor with a canvas or a palette image.
+
+    Tensors may share the memory of the leaf.
+    """
+    if kind.name == "PIL P":
+        palette = leaf.getpalette("RGB") or []
+        return [values.as_tensor(leaf), torch.tensor(palette, dtype=torch.uint8, device="cpu")]
+    if is_sized(leaf):
+        numbers, canvas = tv_tensors.parts_of(leaf)
+        return [numbers.detach(), torch.tensor(canvas, device="cpu")]
+    if kind.name == "encoded":
+        return [leaf]
+    if kind.name == "numbers" or kind.name.startswith("rows of "):
+        return [
+            torch.tensor(list(leaf), dtype=_DTYPES[kind.dtype], device="cpu").reshape(
+                [len(leaf), -1] if kind.rank == 2 else [-1]
+            )
+        ]
+    if kind.name == "array hwc":
+        return [torch.from_numpy(np.array(leaf.view(np.ndarray).transpose(2, 0, 1), order="C"))]
+    if kind.name == "value":
+        return [
+            0 if leaf is None else int(leaf) if kind.dtype == "int" else float(leaf) if kind.dtype == "float" else leaf
+        ]
+    tensor = values.as_tensor(leaf)
+    if tensor is None:
+        raise SplitError(f"found {brief(leaf)} in a pipeline; expected an image, a tensor or an array")
+    return [tensor]
+
+
+def stored_count(kind: Kind) -> int:
+    """Return how many values `to_stored` gives for a leaf of this kind."""
+    return 2 if kind.name in ("PIL P", *tv_tensors.SIZED) else 1
+
+
+def from_stored(parts: Sequence[Any], kind: Kind) -> Any:
+    """Return the leaf that `to_stored` took apart; it may share the memory of `parts`."""
+    name, first = kind.name, parts[0]
+    if name == "value":
+        return None if kind.dtype == "NoneType" else first.item() if isinstance(first, torch.Tensor) else first
+    if name == "encoded":
+        from memfeed.transforms.decode import decode
+
+        return _pil(decode(first), "RGB")
+    if name.startswith("PIL "):
+        image = _pil(first, name[4:])
+        if name == "PIL P":
+            image.putpalette(bytes(parts[1].numpy()), "RGB")
+        return image
+    if name == "tensor":
+        return first
+    if name == "numbers":
+        return first.tolist()
+    if name.startswith("rows of "):
+        return [tuple(row) if name.endswith("tuple") else row for row in first.tolist()]
+    if name == "numpy scalar":
+        return first.numpy()[()]
+    if name == "array hwc":
+        return np.ascontiguousarray(first.numpy().transpose(1, 2, 0))
+    if name == "array":
+        return first.numpy()
+    if name in tv_tensors.SIZED:
+        return tv_tensors.sized_wrapper(name, dict(kind.options))((first, parts[1].tolist()))
+    wrap = tv_tensors.name_wrapper(name)
+    return first if wrap is None else wrap(first)
+
+
+def is_pil(leaf: Any) -> bool:
+    """Return True for an image of Pillow."""
+    return hasattr(leaf, "getbands") and hasattr(leaf, "tobytes")
+
+
+def is_sized(leaf: Any) -> bool:
+    """Return True for boxes or key points of torchvision, which have the size of their image."""
+    return isinstance(leaf, torch.Tensor) and tv_tensors.class_name(leaf) in tv_tensors.SIZED
+
+
+def copied(leaf: Any) -> Any:
+    """Return a copy of a leaf that a step may write to."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.view(np.ndarray).copy() if isinstance(leaf, TracedArray) else leaf.copy()
+    if is_pil(leaf):
+        return leaf.copy()
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone() if not is_sized(leaf) else copy.deepcopy(leaf)
+    return copy.deepcopy(leaf)
+
+
+def copied_tree(tree: Any) -> Any:
+    """Return a copy of a tree whose leaves a step may write to."""
+    leaves, form = take_apart(tree)
+    return form.build([copied(leaf) for leaf in leaves])
+
+
+def _options(leaf: torch.Tensor) -> tuple[Any, ...]:
+    """Return format and canvas of a tv_tensor, () for any other tensor."""
+    if not is_sized(leaf):
+        return ()
+    return tuple(tv_tensors.options_of(leaf).items()), tuple(tv_tensors.parts_of(leaf)[1])
+
+
+def _pil(tensor: torch.Tensor, mode: str) -> Any:
+    from PIL import Image
+
+    array = np.ascontiguousarray(tensor[0].numpy() if len(tensor) == 1 else tensor.numpy().transpose(1, 2, 0))
+    if mode == "1":
+        return Image.fromarray(array).convert("1")
+    image = Image.fromarray(array)
+    return image if image.mode == mode else Image.frombytes(mode, image.size, array.tobytes())

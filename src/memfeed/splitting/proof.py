@@ -1,0 +1,353 @@
+"""Prove a cut by replay, on whole samples: read plainly, read with marks, and made again from what would be stored.
+
+All three must be the same in every leaf and every bit, under the same states of all generators, for several seeds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfeed.errors import SplitError
+from memfeed.schema.compare import describe_difference
+from memfeed.splitting.cut import Cut, DrawsOutsideError, Read, difference_of, from_parts, to_parts
+from memfeed.splitting.draws import drawing_line
+from memfeed.splitting.generators import Generators
+from memfeed.splitting.leaves import ORIENTATION, copied_tree, difference, fingerprint, is_pil, leaves_of, path_of
+from memfeed.splitting.places import find_places
+
+ROWS = 16
+WATCHED = 64  # one row in so many is proven whole when it is stored
+SEEDS = 4
+SCANNED_SEEDS = 32
+SECONDS = 0.35
+SCAN_SECONDS = 0.15
+LOOK_SECONDS = 1.0
+_FEWEST_ROWS = 4  # of a dataset that is slow to read
+_FIRST_SPARE_SEED = 1_000
+
+
+class StatefulError(SplitError):
+    """Samples differ when they are read again, though nothing draws."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """How some samples of a dataset depend on the generators.
+
+    Args:
+        is_random: samples differ under other seeds.
+        loose: the generators that reads moved and that the dataset did not seed itself.
+    """
+
+    is_random: bool
+    loose: set[int]
+
+
+@dataclass
+class Proof:
+    """What a cut was proven on, whole samples under several seeds each.
+
+    Args:
+        cut: of the dataset.
+        rows: that were proven.
+        pending: that will be proven when they are stored.
+        reads: one reading of each.
+    """
+
+    cut: Cut
+    rows: list[int] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
+    reads: dict[int, Read] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        more = f", {len(self.pending)} more" if self.pending else ""
+        proven = f"proven on {len(self.rows)} whole samples under {SEEDS} seeds each"
+        return f"{proven}{more} and one row in {WATCHED} as they are stored"
+
+
+def rows_to_prove(length: int, count: int = ROWS) -> list[int]:
+    """Return the indices of randomly chosen samples, the same in each run."""
+    return random.Random(length).sample(range(length), min(length, count))
+
+
+def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: bool) -> Samples:
+    """Read samples under several seeds. The generators are left as the last reading did.
+
+    `at_once` returns after the first sample that is random, or that drew.
+    """
+    started, is_random, loose, done = time.monotonic(), False, set[int](), list[int]()
+    for index in rows:
+        if len(done) >= _FEWEST_ROWS and time.monotonic() - started > LOOK_SECONDS:
+            break
+        if at_once and (is_random or loose):
+            break
+        first: Any = None
+        for seed in range(SEEDS):
+            begin = generators.seed(index, seed)
+            sample = copied_tree(dataset[index])
+            end = generators.save()
+            if seed == 0:
+                first, first_end = sample, end
+                continue
+            is_random = is_random or difference(first, sample) is not None
+            # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
+            loose |= generators.moved(begin, end) & generators.moved(first_end, end)
+        done.append(index)
+    return Samples(is_random, loose)
+
+
+def prove(
+    dataset: Any,
+    rows: Sequence[int],
+    name: str | None = None,
+    *,
+    cuts_fixed: bool = False,
+    whole: bool = False,
+) -> Proof | None:
+    """Return a dataset that is cut before the random steps of its pipelines, proven on whole samples.
+
+    Args:
+        dataset: a map-style dataset.
+        rows: the indices of the samples to prove it on.
+        name: the attribute that holds the pipeline; None to look for it.
+        cuts_fixed: cut a pipeline without random steps too, before those that make pixels larger.
+        whole: cut before all steps.
+
+    Returns:
+        The proof; None if samples are the same under all seeds, and nothing draws but what the dataset seeds itself.
+
+    Raises:
+        SplitError: no cut holds; the message says why.
+    """
+    places = find_places(dataset, name)
+    generators = Generators(dataset, *(place.value for place in places))
+    states = generators.save()
+    try:
+        samples = look(dataset, rows, generators, at_once=True)
+        is_fixed = not samples.is_random and not samples.loose
+        if is_fixed and not cuts_fixed:
+            return None
+        if generators.is_twice(states, samples.loose):
+            raise SplitError(_SAME_NUMBERS)
+        cut = Cut(dataset, places, generators, rows)
+        if not cut.drawing():
+            samples = look(dataset, rows, generators, at_once=False)
+            if samples.is_random or not samples.loose <= cut.tossed:
+                raise _not_drawn(dataset, generators, rows)
+            if not cuts_fixed:
+                return None
+        refusal: SplitError | None = None
+        for units, calls_again in cut.choices(rows[0], whole=whole):
+            cut.take(units, calls_again)
+            try:
+                return _proven(cut, rows)
+            except DrawsOutsideError as error:
+                refusal = refusal or DrawsOutsideError(
+                    f"{error}{drawing_line(cut.read, rows, generators, cut.draws_so_far, cut.quiet)}"
+                )
+            except SplitError as error:
+                refusal = refusal or error
+        raise refusal or SplitError(
+            f"found no random step in {type(dataset).__name__}, and none that makes pixels larger; expected one: "
+            "leave split out"
+        )
+    finally:
+        generators.restore(states)
+
+
+def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
+    """Prove a cut on some rows, and on one at least of each kind. The others are proven when they are stored."""
+    proof, started = Proof(cut), time.monotonic()
+    for index in rows:
+        cut.generators.seed(index, 0)
+        read = cut.read(index)
+        is_known = cut.known(read) is not None
+        if is_known and len(proof.rows) >= _FEWEST_ROWS and time.monotonic() - started > SECONDS:
+            proof.reads[index] = Read(copied_tree(read.sample), read.pattern, read.leaves, read.states)
+            proof.pending.add(index)
+            continue
+        scanned = SCANNED_SEEDS if time.monotonic() - started < SCAN_SECONDS else 0
+        proof.reads[index] = prove_row(cut, index, SEEDS, scanned=scanned, learns=True)
+        proof.rows.append(index)
+    if not any(kind.rank or kind.name == "encoded" for pattern in cut.patterns for kind in pattern.kinds):
+        first = cut.step_names(cut.patterns[0].calls[0][1].function)[0]
+        raise SplitError(
+            f"found that {first}, the first random step, gets no image, tensor or array; expected fixed steps before "
+            "it that read one: a store would keep nothing that takes time"
+        )
+    return proof
+
+
+def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: bool = False, first_seed: int = 0) -> Read:
+    """Prove the cut on one sample. Return its first reading.
+
+    Args:
+        cut: of the dataset.
+        index: of the sample.
+        seeds: how many seeds.
+        scanned: how many seeds to try the random part alone with, to prove it under seeds with different outcomes.
+        learns: add the pattern of the sample to the known ones.
+        first_seed: of the first reading.
+
+    Raises:
+        SplitError: the three samples are not the same, or something else draws.
+    """
+    generators, dataset = cut.generators, cut.dataset
+    generators.seed(index, first_seed)
+    first = cut.read(index)
+    first = Read(copied_tree(first.sample), first.pattern, first.leaves, first.states)
+    number = cut.known(first)
+    if number is None:
+        if not learns:
+            raise SplitError(
+                f"found that sample {index} is of another kind than those that were proven: {cut.unlike(first)}"
+            )
+        number = cut.learn(first.pattern)
+        _require_no_exif(cut, first, index)
+    pattern = cut.patterns[number]  # of this sample, or with a value where it has None
+    leaves = from_parts(pattern, to_parts(pattern, first.leaves))
+    chosen = (
+        _seeds_to_prove(cut, index, lambda: cut.rebuild(pattern, leaves), seeds, scanned)
+        if pattern.calls
+        else list(range(seeds))
+    )
+    for seed in (first_seed, *chosen[1:]):
+        generators.seed(index, seed)
+        read = first if seed == first_seed else cut.read(index)
+        sample = first.sample if seed == first_seed else copied_tree(read.sample)
+        if cut.known(read) != number:
+            raise SplitError(
+                f"found that sample {index} is made in another way under seed {seed} than under seed {first_seed}: "
+                f"{read.pattern.differs_from(pattern)}; expected the same calls and operations under all seeds: move "
+                "what depends on random numbers into the pipeline"
+            )
+        at = next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(read.leaves, first.leaves, strict=True))
+                if fingerprint(a) != fingerprint(b)
+            ),
+            None,
+        )
+        if at is not None:
+            raise SplitError(
+                f"found that {_named(pattern, at, sample)} of sample {index}, which would be stored, depends on the "
+                f"seed: under seed {seed} {describe_difference(read.leaves[at], first.leaves[at])} as under seed "
+                f"{first_seed}. The dataset draws for it, or takes numbers out of a result of its pipeline one by one; "
+                "let the pipeline return it, or compute it with operations of torch and NumPy on the whole result, as "
+                "np.array(points)"
+            )
+        if len(dataset) > 1 and seed == chosen[-1]:
+            # what steps remember of a sample is now of another one; its neighbour may have the same class or size
+            dataset[(index + random.Random(index).randrange(1, len(dataset))) % len(dataset)]
+        again = cut.rebuild(pattern, leaves, read.states)
+        if difference(sample, again) is not None:
+            is_same = difference(again, cut.rebuild(pattern, leaves, read.states)) is None
+            _require_same(
+                again,
+                sample,
+                f"the random steps make another sample of what would be stored of sample {index} (seed {seed})",
+                _ON_MORE if is_same else _ON_UNSEEN,
+            )
+        generators.seed(index, seed)
+        plain = copied_tree(dataset[index])
+        if difference(sample, plain) is not None:
+            generators.seed(index, seed)
+            is_same = difference(plain, dataset[index]) is None
+            found = "while its steps are watched" if is_same else "when it is read again"
+            _require_same(
+                sample,
+                plain,
+                f"the dataset gives another sample {index} under the same seed ({seed}) {found}",
+                _ON_WATCH if is_same else _ON_UNSEEN,
+            )
+    return first
+
+
+_ON_MORE = (
+    "what they make depends on more than the values that they get and the random numbers: on the sample that they got "
+    "before, or on an attribute that other code sets. Give them all they need as arguments"
+)
+_ON_UNSEEN = (
+    "something changes from call to call that no seed sets: a counter, a cache, the time, os.urandom. Let samples "
+    "depend on the index and on random numbers alone"
+)
+_SAME_NUMBERS = (
+    "found steps that draw from generators of their own which are in the same state, so they draw the same numbers: "
+    "HorizontalFlip and VerticalFlip flip always together, for example, in a DataLoader too. Here each would draw its "
+    "own; expected generators with different seeds: leave seed= of an albumentations Compose out (seed= of the Loader "
+    "decides what it draws)"
+)
+_ON_WATCH = (
+    "its code tells a watched step, or a value that one returned, from the usual one: by id(x), `x is y` or "
+    "type(x) == C. Ask isinstance(x, C), or do it in a step of the pipeline"
+)
+
+
+def _require_no_exif(cut: Cut, read: Read, index: int) -> None:
+    """Raise SplitError if the random part turns images as their Exif data say: a store keeps pixels alone."""
+    if not any(map(is_pil, read.leaves)):
+        return
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    turned = []
+    for leaf in read.leaves:
+        turned.append(leaf.copy() if is_pil(leaf) else leaf)
+        if is_pil(leaf):
+            turned[-1].info["exif"] = exif.tobytes()
+    bare = [from_parts(read.pattern, to_parts(read.pattern, read.leaves)) for _ in range(2)]
+    first, again, other = (cut.rebuild(read.pattern, leaves, read.states) for leaves in (*bare, turned))
+    found = "the random steps make another sample of the same image under the same seed"
+    _require_same(first, again, f"{found} (sample {index})", _ON_UNSEEN)
+    found = "the random steps read the Exif data of an image, which are not stored"
+    _require_same(first, other, f"{found} (sample {index})", "put ImageOps.exif_transpose before them")
+
+
+def _seeds_to_prove(cut: Cut, index: int, rebuild: Callable[[], Any], seeds: int, scanned: int) -> list[int]:
+    """Return seeds under which the random part makes different samples, as far as some tries show them."""
+    chosen, seen = [0], list[Any]()
+    for seed in range(scanned):
+        if len(chosen) == seeds:
+            break
+        cut.generators.seed(index, seed)
+        made = [fingerprint(leaf) for leaf in leaves_of(rebuild())]
+        if made not in seen:
+            seen.append(made)
+            chosen += [seed] if seed else []
+    spare = (seed for seed in range(_FIRST_SPARE_SEED, _FIRST_SPARE_SEED + seeds))
+    return chosen + [next(spare) for _ in range(seeds - len(chosen))]
+
+
+def _require_same(sample: Any, expected: Any, found: str, hint: str) -> None:
+    at = difference(sample, expected)
+    if at is not None:
+        raise SplitError(f"found that {found}: {difference_of(sample, expected, at)}; {hint}")
+
+
+def _named(pattern: Any, at: int, sample: Any) -> str:
+    given = sum(entry.links.count(None) for _, entry in pattern.calls)
+    if at < given:
+        return "what its pipeline gets"
+    others = [i for i, link in enumerate(pattern.links) if link is None]
+    return f"field {path_of(sample, others[at - given])}"
+
+
+def _not_drawn(dataset: Any, generators: Generators, rows: Sequence[int]) -> SplitError:
+    """Return the error for samples that differ though no attribute of the dataset draws."""
+    where = drawing_line(dataset.__getitem__, rows, generators)
+    if not where:
+        return StatefulError(
+            f"found that {type(dataset).__name__} gives other samples when they are read again, and no generator has "
+            "moved; expected samples that depend on the index and on random numbers alone, and not on state that "
+            "outlives a read (a counter, the time, a generator of the system)"
+        )
+    return SplitError(
+        f"found that samples depend on random numbers which no attribute or method of {type(dataset).__name__} draws"
+        f"{where}; expected a pipeline in an attribute of the dataset, as self.transform = Compose([...])"
+    )

@@ -1,0 +1,137 @@
+"""The transform Remake: make each sample of a batch again from what is stored, by the dataset's own random steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from memfeed.random import Keys, uniform
+from memfeed.schema import values
+from memfeed.schema.assemble import assembler
+from memfeed.schema.fields import Field, Schema
+from memfeed.schema.jagged import jagged_batches
+from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.samples import FinishedSamples
+from memfeed.schema.tree import Flattener
+from memfeed.splitting.cut import Cut
+from memfeed.splitting.stored_layout import Named
+from memfeed.transforms.batch_fields import On
+from memfeed.transforms.transform import Transform
+
+B = TypeVar("B")
+
+
+class Remake(Transform):
+    """Make each sample again, as the proof of the cut did, and collate the samples: slow, and right for any pipeline.
+
+    Args:
+        cut: has the random steps, and the generators that they draw from, which are seeded by the key of each sample.
+        layout: of what is stored.
+        schema: of the finished samples.
+        types: classes of their containers.
+        shown: the names of the steps.
+    """
+
+    thread_safe = False  # it runs the user's code and sets the global generators
+    of_whole_batches = True
+    gives_samples = False
+
+    def __init__(self, cut: Cut, layout: Named, schema: Schema, types: Iterable[type], shown: str) -> None:
+        super().__init__()
+        self._cut, self._layout, self._fields, self._names = cut, layout, schema.fields, shown
+        self.schema = schema
+        self._types = tuple(types)
+        self._flattener = Flattener(schema.structure)
+        self._assemble = assembler(
+            schema.structure, self._types, batched=True, forms=[field.form for field in schema.fields]
+        )
+        self.paths_read = [(name,) for names in layout.names for name in names]
+
+    def giving_samples(self) -> Remake:
+        """Return this transform, which gives the samples themselves, a `FinishedSamples`, and no batch of them."""
+        other = copy.copy(self)
+        other.gives_samples = True
+        return other
+
+    def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
+        """Make the samples and collate them; see `Operation.change_batch`."""
+        given: Any = batch
+        rows = _rows(given, len(keys.rows))
+        seeds = (uniform(keys, stream)[:, 0] * 2**53).astype(np.int64).tolist()
+        generators = self._cut.generators
+        states, samples = generators.save(), []
+        try:
+            for row, seed, stored in zip(keys.rows.tolist(), seeds, rows, strict=True):
+                pattern, kept = self._layout.loaded(stored)
+                generators.seed(seed)
+                try:
+                    sample = self._cut.rebuild(pattern, kept)
+                except Exception as error:
+                    if hasattr(error, "add_note"):
+                        error.add_note(f"in the random steps {self._names}, on row {row} of the store")
+                    raise
+                samples.append(sample)
+        finally:
+            generators.restore(states)
+        if self.gives_samples:
+            return FinishedSamples(samples)  # type: ignore[return-value]
+        leaves = [self._flattener(sample) for sample in samples]
+        device = next((leaf.device for leaf in given.values() if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+        by_field = zip(self._fields, zip(*leaves, strict=True), strict=True)
+        columns = [_column(field, column, device) for field, column in by_field]
+        return self._assemble(columns)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        """Return the names of the steps, for repr."""
+        return self._names
+
+
+def _rows(batch: Any, count: int) -> list[dict[str, Any]]:
+    """Return the stored samples of a batch; tensors share its memory."""
+    columns = {name: _values(leaf) for name, leaf in batch.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
+
+
+def _values(leaf: Any) -> Sequence[Any]:
+    """Return the value of each row of a field, on the CPU."""
+    if isinstance(leaf, RaggedList):
+        leaf = leaf.owned()
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.cpu()
+        return leaf.unbind() if leaf.is_nested or leaf.ndim else [leaf]
+    return [one.cpu() if isinstance(one, torch.Tensor) else one for one in leaf]
+
+
+def _column(field: Field, rows: Sequence[Any], device: torch.device) -> Any:
+    """Return the leaves of all samples as a batch has them; a list of tensors where they cannot be one."""
+    if field.kind in ("str", "bytes", "json"):
+        return list(rows)
+    if field.form == "scalar" and not any(row is None for row in rows):
+        return torch.tensor(rows, dtype=field.torch_dtype, device=device)
+    tensors = [None if row is None else _as_tensor(row, field).to(device) for row in rows]
+    present = [one for one in tensors if one is not None]
+    if field.kind == "fixed" and len({one.shape for one in present}) == 1 and len(present) == len(rows):
+        return torch.stack(present)
+    if field.kind == "jagged" and len(present) == len(rows) and _fit(present, field):
+        dim = field.ragged_dim
+        lengths = np.array([one.shape[dim] for one in present], np.int64)
+        return jagged_batches(torch.cat(present, dim).reshape(-1), lengths, len(rows), field, {})[0]
+    return RaggedList(tensors)
+
+
+def _as_tensor(row: Any, field: Field) -> torch.Tensor:
+    tensor = values.as_tensor(row)
+    return torch.tensor(row, dtype=field.torch_dtype, device="cpu") if tensor is None else tensor
+
+
+def _fit(tensors: Sequence[torch.Tensor], field: Field) -> bool:
+    """Return True if tensors differ in no other dim than that which varies in a field."""
+    return all(
+        one.ndim == len(field.shape)
+        and all(dim in (None, size) for dim, size in zip(field.shape, one.shape, strict=True))
+        for one in tensors
+    )

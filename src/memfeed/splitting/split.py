@@ -1,0 +1,217 @@
+"""Cut a dataset: samples without their random part for a store, and the rest as a transform of batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from memfeed.errors import SchemaError, SplitError, listed
+from memfeed.schema.names import display
+from memfeed.schema.recipe import RecipeStep
+from memfeed.splitting.cut import Cut, Read
+from memfeed.splitting.keep import OpenedFiles, ShortSide, images_of
+from memfeed.splitting.places import replaced
+from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
+from memfeed.splitting.rest import Rest, rest_of
+from memfeed.splitting.step_values import to_tensor
+from memfeed.splitting.stored_layout import Layout, Named
+from memfeed.system.buffers import shared_number
+from memfeed.system.files import free_bytes
+from memfeed.system.machine import memory_limit
+from memfeed.system.units import format_bytes
+from memfeed.transforms import Compose
+
+WATCH_SHARE = 0.02  # of the time
+_WATCH_SEED = 7_919
+
+Keep = int | str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A dataset that was cut.
+
+    Args:
+        dataset: its samples without their random part.
+        transform: the random part, for a loader.
+        recipe: `transform` as a store keeps it.
+        keep: how images are stored.
+        line: what was cut where, for people.
+    """
+
+    dataset: CutDataset
+    transform: Compose
+    recipe: tuple[RecipeStep, ...]
+    keep: Keep
+    line: str
+
+
+class CutDataset(Dataset[Any]):
+    """What a store keeps of the samples of a dataset. Each sample is read once, whole, with its random part.
+
+    Args:
+        proof: of the cut.
+        layout: of what is stored.
+        keep: see `memfeed.cache`.
+
+    Raises:
+        SplitError: by `[]`, for a sample that is not as those that were proven.
+    """
+
+    def __init__(self, proof: Proof, layout: Layout, keep: Keep) -> None:
+        self.cut, self.layout = proof.cut, layout
+        self.classes_of = proof.cut.dataset
+        self._shrink = ShortSide(keep) if isinstance(keep, int) else None
+        self._files: list[OpenedFiles] = []
+        if keep == "encoded":
+            self._files = _with_files(self.cut)
+        self._pending = proof.pending
+        self._proven = shared_number(len(proof.rows))
+        self._seconds = {"proving": 0.0, "start": 0.0}
+        self._last: tuple[int, bool] = (0, False)
+
+    def __len__(self) -> int:
+        return len(self.cut.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("cut", "layout", "classes_of"):
+            raise AttributeError(name)
+        return getattr(self.classes_of, name)
+
+    @property
+    def proven_rows(self) -> int:
+        """How many samples were proven whole so far, by all processes."""
+        return int(self._proven)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return what is stored of a sample, or raise SplitError if it is not as the proven ones."""
+        started = time.monotonic()
+        self._seconds["start"] = self._seconds["start"] or started
+        index = range(len(self))[index]
+        read = self.cut.read(index)
+        number = self.cut.known(read)
+        if number is None:
+            raise SplitError(
+                f"sample {index}: found that it is of another kind than the samples that the cut of the pipeline was "
+                f"proven on: {self.cut.unlike(read)}. Expected all samples alike: change the dataset, or store its "
+                "fixed part by a dataset of yours and pass the random steps as Loader(store, transform=...)"
+            )
+        stored = self._stored(number, read, index)
+        # a sample is proven after another one was read, so that what steps remember is of that one
+        before, is_due = self._last
+        self._last = index, index % WATCHED == WATCHED // 2
+        if index in self._pending:  # at once: another sample may never be read here
+            self._watch(index)
+        elif is_due:
+            self._watch(before)
+        return stored
+
+    def _stored(self, number: int, read: Read, index: int) -> Any:
+        leaves, pattern = read.leaves, self.cut.patterns[number]
+        if self._shrink is not None:
+            leaves = self._shrink.leaves(pattern, leaves)
+        for files in self._files:
+            leaves = files.leaves(pattern, leaves, is_checked=index % WATCHED == WATCHED // 2)
+        return self.layout.stored(number, leaves)
+
+    def _watch(self, index: int) -> None:
+        """Prove one more sample. Those beside the ones chosen at first only if proofs have taken little time so far."""
+        now, is_pending = time.monotonic(), index in self._pending
+        if not is_pending and self._seconds["proving"] > WATCH_SHARE * (now - self._seconds["start"]):
+            return
+        states = self.cut.generators.save()
+        try:
+            prove_row(self.cut, index, SEEDS if is_pending else 1, first_seed=_WATCH_SEED)
+        finally:
+            self.cut.generators.restore(states)
+            self._seconds["proving"] += time.monotonic() - now
+        self._proven += 1
+
+
+def _with_files(cut: Cut) -> list[OpenedFiles]:
+    """Put what remembers files in place of the loaders of a cut dataset."""
+    loaders = [place for place in cut.places if place.path[-1] == ("attribute", "loader")]
+    if not loaders or len(cut.patterns) > 1 or not images_of(cut.patterns[0]):
+        raise SplitError(
+            f"found keep='encoded' for {type(cut.dataset).__name__}; expected a pipeline that gets PIL images in RGB, "
+            "and a dataset.loader(path) that opens their files, as torchvision's ImageFolder has: keep=256 stores "
+            "smaller images"
+        )
+    files = {place.path: OpenedFiles(place.value) for place in loaders}
+    cut.marked = replaced(cut.marked, files)
+    return list(files.values())
+
+
+def split(
+    dataset: Any, rows: Sequence[int], name: str | None, keep: Keep, folder: str, *, cuts_fixed: bool
+) -> Split | None:
+    """Cut a dataset before the random steps of its pipelines. Return None if its samples are fixed.
+
+    Args:
+        dataset: a map-style dataset.
+        rows: indices of the samples that the cut is proven on.
+        name: the attribute that holds the pipeline; None to find it.
+        keep: how images are stored that a random step resizes, see `memfeed.cache`; None chooses.
+        folder: where the store will be, for its free space.
+        cuts_fixed: cut a pipeline without random steps too, before those that make pixels larger.
+
+    Raises:
+        SplitError: no cut can be proven.
+    """
+    proof = prove(dataset, rows, name, cuts_fixed=cuts_fixed, whole=keep == "encoded")
+    if proof is None:
+        return None
+    chosen, why = _choice(proof, keep, folder)
+    if chosen == "encoded" != keep:
+        proof = prove(dataset, rows, name, whole=True) or proof
+    try:
+        rest = rest_of(proof, is_encoded=chosen == "encoded")
+    except SchemaError as error:
+        raise SplitError(str(error)) from None
+    cut_dataset = CutDataset(proof, rest.layout, chosen)
+    return Split(cut_dataset, rest.transform, rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
+
+
+def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
+    """Return how images are stored, and a phrase that says why where nobody chose."""
+    cut = proof.cut
+    pattern, read = cut.patterns[0], next(iter(proof.reads.values()))
+    images = images_of(pattern)
+    sizes = {to_tensor(one.leaves[images[0]]).shape for one in proof.reads.values()} if images else set()
+    if keep is not None or len(sizes) < 2 or len(cut.patterns) > 1:
+        return keep, ""
+    mean = sum(to_tensor(one.leaves[i]).numel() for one in proof.reads.values() for i in images) / len(proof.reads)
+    total = int(mean * len(cut.dataset))
+    fits = total < (free_bytes(Path(folder)) or 0) / 2 and total < memory_limit() / 2
+    has_loader = any(place.path[-1] == ("attribute", "loader") for place in cut.places) and bool(read)
+    chosen = "full" if fits or not has_loader else "encoded"
+    other = (
+        "keep='encoded' stores the files' bytes" if chosen == "full" and has_loader else "keep='full' stores all pixels"
+    )
+    other = "keep=256 smaller images" if chosen == "full" and not has_loader else f"{other}, keep=256 smaller images"
+    return chosen, f"; keep={chosen!r}: {format_bytes(total)} of decoded images ({other})"
+
+
+def _line(proof: Proof, rest: Rest) -> str:
+    """Return what was cut where."""
+    cut = proof.cut
+    callees = list(dict.fromkeys(entry.function for pattern in cut.patterns for _, entry in pattern.calls))
+    parts = []
+    for callee in callees:
+        fixed = listed(cut.fixed_names(callee), 80)
+        names = cut.step_names(callee)
+        parts.append(f"{cut.shown(callee.name)} before {names[0]}" + (f" (stored after {fixed})" if fixed else ""))
+    each = [f"batched: {', '.join(rest.batched)}"] if rest.batched else []
+    each += [f"sample by sample, as they are: {listed(rest.own, 120)}"] if rest.own else []
+    fields = "" if isinstance(rest.layout, Named) else f", on {_fields(rest)}"
+    return f"split {listed(parts, 200)}; each epoch{fields}: {'; '.join(each)}"
+
+
+def _fields(rest: Rest) -> str:
+    found = dict.fromkeys(path for step in rest.recipe for path in step.on)
+    return ", ".join(map(display, found))

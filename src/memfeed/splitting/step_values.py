@@ -1,0 +1,97 @@
+"""What goes through the steps of a pipeline: the arguments of a call, and the images in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfeed.errors import SplitError, brief
+from memfeed.schema import values
+from memfeed.splitting.leaves import copied_tree, kind_of, same_leaf, take_apart
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The arguments of one call of a step, or what it returned, in the same form."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def after(self, step: Any) -> Value:
+        """Return what a step makes of a copy of this, as the arguments of the next step.
+
+        Raises:
+            SplitError: its result has another form than its arguments: it cannot be passed on.
+        """
+        args, kwargs = copied_tree((self.args, self.kwargs))
+        result = step(*args, **kwargs)
+        if len(args) == 1 and not kwargs:
+            return Value((result,), {})
+        if isinstance(result, Mapping) and kwargs and not args:
+            return Value((), dict(result))
+        if isinstance(result, list | tuple) and not kwargs:
+            return Value(tuple(result), {})
+        raise SplitError(f"found {brief(result, 60)}; expected what the next step takes: a result like the arguments")
+
+    def through(self, steps: Sequence[Any]) -> Value:
+        """Return what steps make of a copy of this, one after the other."""
+        value = self
+        for step in steps:
+            value = value.after(step)
+        return value
+
+    def leaves(self) -> list[Any]:
+        """Return the leaves, in order."""
+        return take_apart((self.args, self.kwargs))[0]
+
+    def images(self) -> list[Any]:
+        """Return the leaves that are images or masks, in order: the first has 1 to 4 channels, the others its size."""
+        found = [leaf for leaf in self.leaves() if kind_of(leaf).is_image]
+        sizes = [as_field(leaf).shape[-2:] for leaf in found]
+        is_one_scene = found and all(size == sizes[0] for size in sizes) and 1 <= as_field(found[0]).shape[-3:][0] <= 4
+        return found if is_one_scene and as_field(found[0]).ndim == 3 else []
+
+    def others(self) -> list[Any]:
+        """Return the leaves that are no images."""
+        return [leaf for leaf in self.leaves() if not kind_of(leaf).is_image]
+
+    def with_images(self, images: Sequence[Any]) -> Value:
+        """Return this value with other images."""
+        left = iter(images)
+        leaves, form = take_apart((self.args, self.kwargs))
+        args, kwargs = form.build([next(left) if kind_of(leaf).is_image else leaf for leaf in leaves])
+        return Value(args, kwargs)
+
+
+def have_same_others(one: Value, other: Value) -> bool:
+    """Return True if the leaves of two values that are no images are the same."""
+    mine, theirs = one.others(), other.others()
+    return len(mine) == len(theirs) and all(map(same_leaf, mine, theirs))
+
+
+def to_tensor(leaf: Any) -> torch.Tensor:
+    """Return an image as a tensor: PIL images [c, h, w], tensors and arrays as they are."""
+    tensor = values.as_tensor(leaf)
+    if tensor is None:
+        raise SplitError(f"found {brief(leaf)} in a pipeline; expected an image, a tensor or an array")
+    return tensor
+
+
+def as_field(leaf: Any) -> torch.Tensor:
+    """Return an image of a pipeline as a field that transforms take: channels first."""
+    tensor = to_tensor(leaf)
+    return tensor.permute(2, 0, 1) if kind_of(leaf).name == "array hwc" else tensor
+
+
+def largest_difference(one: Any, other: Any) -> float:
+    """Return the largest difference between two images as tensors, in levels of 8 bits; infinity for other shapes."""
+    left, right = to_tensor(one), to_tensor(other)
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return float("inf")
+    if not left.numel() or torch.equal(left, right):
+        return 0.0
+    scale = 255.0 if left.dtype.is_floating_point else 1.0
+    return float((left.double() - right.double()).abs().nan_to_num(0.0).max() * scale)

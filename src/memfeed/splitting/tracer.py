@@ -1,0 +1,249 @@
+"""Watch the callables of a dataset while it reads a sample: first which of them draw, then what they get and return."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memfeed.splitting.generators import Generators
+from memfeed.splitting.leaves import copied_tree, take_apart
+from memfeed.splitting.places import Key
+from memfeed.splitting.traced import Entry, Node, Recording, plain
+
+Path = tuple[Key, ...]
+Name = tuple[int, Path]
+"""A callable: the number of its place, and the way from there to a step of it; () for the pipeline itself."""
+
+
+class Callee(NamedTuple):
+    """What a call of a tape calls: a pipeline or a step, from its step number `at` on."""
+
+    name: Name
+    at: int
+
+
+class Marked:
+    """A callable in its place in a copy of the dataset. It tells a `Tracer` of each call."""
+
+    def __init__(self, tracer: Tracer, name: Name, target: Any, original: Any) -> None:
+        self.__dict__.update(_tracer=tracer, _name=name, _target=target, _original=original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the target."""
+        return self._tracer.call(self, args, kwargs)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the callable: code that asks `isinstance` gets the same answer."""
+        return type(self.__dict__["_original"])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_tracer", "_name", "_target", "_original"):
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+    def __bool__(self) -> bool:
+        return bool(self._original)
+
+    def bound_to(self, owner: Any) -> Marked:
+        """Return it as a method of a copy of its owner, whose other callables are marked too."""
+        function = getattr(self._original, "__func__", None)
+        if function is None or isinstance(self._original.__self__, type):
+            return self
+        return Marked(self._tracer, self._name, function.__get__(owner), self._original)
+
+    def __reduce__(self) -> Any:
+        return Marked.__new__, (Marked,), dict(self.__dict__)  # a method of a copy refers to what refers to it
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass
+class _Frame:
+    """A call that is being watched: the callables called inside it, with the states around each."""
+
+    name: Name
+    start: Any
+    given: Any
+    children: list[tuple[Name, Any, Any, Any, Any]] = field(default_factory=list)
+
+
+class Tracer:
+    """Watches the `Marked` callables of one copy of a dataset.
+
+    Args:
+        generators: all that the dataset may draw from.
+
+    Attributes:
+        drew: for each callable the generators that it moved itself, outside of other watched callables.
+        coins: for each callable the generators that it moved without an effect.
+        inside: for each place the places whose callables called it.
+        alone: steps that the dataset calls itself, and not their sequence.
+        units: the pipelines and steps with a random part.
+        calls_again: other callables that get what a random part made are called again too, as a whole. Else the
+            operations inside them are noted.
+        in_order: for each sequence of steps, whether it called each of them once, in order, passed values on as they
+            are, and drew nothing itself.
+    """
+
+    def __init__(self, generators: Generators) -> None:
+        self.generators = generators
+        self.drew: dict[Name, set[int]] = {}
+        self.coins: dict[Name, set[int]] = {}
+        self.inside: dict[int, set[int]] = {}
+        self.in_order: dict[Name, bool] = {}
+        self.passes_on: dict[Name, bool] = {}
+        self.steps: dict[Name, list[Name]] = {}
+        self.alone: set[Name] = set()
+        self.units: dict[Name, Unit] = {}
+        self.calls_again = False
+        self.recording: Recording | None = None
+        self.is_watching = False
+        self._frames: list[_Frame] = []
+        self._running: tuple[Name, Entry] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "recording": None, "_frames": [], "_running": None}
+
+    def call(self, marked: Marked, args: Any, kwargs: Any) -> Any:
+        """Call the target of a callable, and note the call as the present phase needs it."""
+        if self.is_watching:
+            return self._watched(marked, args, kwargs)
+        run = self.recording
+        if run is None:
+            return marked._target(*args, **kwargs)
+        name = marked._name
+        if run.is_inside:
+            if self._running is not None and self._running[0][0] == name[0]:
+                unit = self.units[self._running[0]]
+                if unit.at and unit.steps[unit.at] == name[1]:
+                    self._note_cut(self._running[1], args, kwargs)
+            return marked._target(*args, **kwargs)
+        leaves, form = take_apart((args, kwargs))
+        links = [run.node_of(leaf) for leaf in leaves] if run.has_nodes() else [None] * len(leaves)
+        if name not in self.units and not (self.calls_again and any(links)):
+            return marked._target(*args, **kwargs)  # as other code of the dataset
+        return self._recorded(marked, form, leaves, links)
+
+    # --- the tape
+
+    def _recorded(self, marked: Marked, form: Any, leaves: list[Any], links: list[Any]) -> Any:
+        """Call a pipeline, note what its random part got, and return results that can be told from other values."""
+        run, name = self.recording, marked._name
+        assert run is not None
+        args, kwargs = form.build([plain(leaf) for leaf in leaves])
+        is_cut = name in self.units and not any(links) and self.units[name].at > 0
+        entry = Entry(Callee(name, self.units[name].at if is_cut else 0), form, links, [])
+        run.tape.append(entry)
+        number = len(run.tape) - 1
+        run.is_inside, self._running = True, (name, entry) if is_cut else None
+        try:
+            if not is_cut:
+                self._note_cut(entry, args, kwargs)
+            result = (marked._target if is_cut else marked._original)(*args, **kwargs)
+        finally:
+            run.is_inside, self._running = False, None
+        entry.after = self.generators.save()
+        made, made_form = take_apart(result)
+        entry.made = made_form
+        return made_form.build([run.mark(leaf, (number, index)) for index, leaf in enumerate(made)])
+
+    def _note_cut(self, entry: Entry, args: Any, kwargs: Any) -> None:
+        """Keep a copy of what the random part gets, and the states of the generators there."""
+        entry.cuts += 1
+        entry.before = self.generators.save()
+        values, entry.form = take_apart(copied_tree((args, kwargs)))
+        entry.links = entry.links if any(entry.links) else list[Node | None]([None] * len(values))
+        entry.values = [v if link is None else None for v, link in zip(values, entry.links, strict=True)]
+
+    # --- which callables draw
+
+    def _watched(self, marked: Marked, args: Any, kwargs: Any) -> Any:
+        name = marked._name
+        outer = {one.name[0] for one in self._frames} - {name[0]}
+        self.inside[name[0]] = self.inside.get(name[0], set()) | outer
+        if name[1] and not any(one.name[0] == name[0] for one in self._frames):
+            self.alone.add(name)
+        frame = _Frame(name, self.generators.save(), (args, kwargs))
+        self._frames.append(frame)
+        try:
+            result = marked._target(*args, **kwargs)
+        finally:
+            self._frames.pop()
+        end = self.generators.save()
+        self._judge(frame, marked._original, result, end)
+        if self._frames:
+            self._frames[-1].children.append((name, frame.start, end, (args, kwargs), result))
+        return result
+
+    def _judge(self, frame: _Frame, original: Any, result: Any, end: Any) -> None:
+        edges = [frame.start, *(state for child in frame.children for state in child[1:3]), end]
+        moved: set[int] = set()
+        for before, after in zip(edges[::2], edges[1::2], strict=True):
+            moved |= self.generators.moved(before, after)
+        if moved:
+            coin = self._coin(original, frame.start, edges[1])
+            self.coins.setdefault(frame.name, set()).update(coin)
+            moved -= coin
+        self.drew[frame.name] = self.drew.get(frame.name, set()) | moved
+        if frame.name in self.steps:
+            names = [child[0] for child in frame.children]
+            in_order = names == self.steps[frame.name] and not moved
+            self.in_order[frame.name] = self.in_order.get(frame.name, True) and in_order
+            self.passes_on[frame.name] = self.passes_on.get(frame.name, True) and in_order and _passes_on(frame, result)
+
+    def _coin(self, step: Any, before: Any, after: Any) -> set[int]:
+        """Return the generator of which a step of albumentations drew one number that decides nothing, because p is 1.
+
+        It compares one random number with its probability, also where that is 1 and the step is always applied.
+        """
+        generator = getattr(step, "py_random", None)
+        if generator is None or not getattr(step, "p", 0) >= 1:
+            return set()
+        number = next((i for i, one in enumerate(self.generators.all) if one is generator), None)
+        if number is None:
+            return set()
+        toss = random.Random()
+        toss.setstate(before[number])
+        toss.random()
+        return {number} if toss.getstate() == after[number] else set()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A pipeline or step that draws: the ways to its steps, in order, and the first that draws."""
+
+    steps: tuple[Path, ...]
+    at: int
+
+
+def _passes_on(frame: _Frame, result: Any) -> bool:
+    """Return True if each step got what the one before returned, and the sequence added nothing at its ends."""
+    given = _as_result(*frame.given)
+    for _, _, _, arguments, made in frame.children:
+        if not _is_same_object(_as_result(*arguments), given):
+            return False
+        given = made
+    return _is_same_object(result, given)
+
+
+def _as_result(args: Any, kwargs: Any) -> Any:
+    return kwargs or (args[0] if len(args) == 1 else args)
+
+
+def _is_same_object(one: Any, other: Any) -> bool:
+    """Return True for the same object, a contiguous copy of it, or containers of the same objects."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):  # albumentations copies what is not contiguous
+        return one.flags.c_contiguous != other.flags.c_contiguous and bool(np.array_equal(one, other))
+    left, right = (one, other) if type(one) is type(other) else (None, None)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_is_same_object(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_is_same_object, left, right))
+    return False

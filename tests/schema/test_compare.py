@@ -1,0 +1,303 @@
+"""Values are compared class by class and bit by bit, and the text says which leaf differs, and how."""
+
+import copy
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from memfeed.errors import SchemaError
+from memfeed.schema import codec
+from memfeed.schema.compare import (
+    common_schema,
+    describe_difference,
+    describe_value,
+    differing,
+    differing_leaf,
+    leaves_equal,
+    leaves_like,
+    rows_equal,
+    schema_difference,
+    tensors_equal,
+)
+from memfeed.schema.fields import DTYPES
+from memfeed.schema.infer import infer
+
+
+@dataclass
+class Pair:
+    """A sample of the fields of `BASE`."""
+
+    a: Any
+    b: Any
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_tensors_of_every_dtype(name):
+    one, other = (torch.tensor(values).to(DTYPES[name]) for values in ([0, 1, 1], [0, 1, 0]))
+    assert tensors_equal(one, one.clone())
+    assert tensors_equal(one[::2], one[::2].clone())
+    assert not tensors_equal(one, other)
+    assert not tensors_equal(one, one[None])
+    assert not tensors_equal(one, torch.zeros(3, dtype=torch.int64 if name == "int32" else torch.int32))
+    assert differing(one, other).tolist() == [False, False, True]
+
+
+def test_nan_equals_nan_and_zero_does_not_equal_minus_zero():
+    zero, nan = torch.tensor([0.0]), torch.tensor([NAN])
+    assert tensors_equal(nan, nan.clone())
+    assert not tensors_equal(zero, -zero)
+    assert not differing(nan, nan.clone()).any()
+    assert not differing(zero, -zero).any()
+    assert leaves_equal([NAN, complex(NAN, 1)], [NAN, complex(NAN, 1)])
+    assert not leaves_equal([0.0], [-0.0])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_equal"),
+    [
+        ([1.0, 100.0], [1.05, 100.0], True),
+        ([1.0, 100.0], [1.2, 100.0], False),
+        ([1.0, NAN], [1.0005, NAN], True),
+        ([1.0, NAN], [1.0, 1.0], False),
+        ([1.0, INF], [1.0005, INF], True),
+        ([1.0, INF], [2.0, INF], False),
+        ([1.0, -INF], [1.0, INF], False),
+        ([INF, NAN], [INF, 0.0], False),
+        ([1j, 100.0], [1.05j, 100.0], True),
+        ([1j, 100.0], [1.0, 100.0], False),
+        ([1, 100], [1, 101], False),
+    ],
+)
+def test_rounding_is_a_fraction_of_the_largest_finite_value(one, other, is_equal):
+    a, b = torch.tensor(one), torch.tensor(other)
+    b = b.to(a.dtype)
+    assert tensors_equal(a, b, 1e-3) == is_equal
+    field = infer([a]).schema.fields[0]
+    assert rows_equal(field, codec.pack(field, [a]), codec.pack(field, [b]), 1e-3) == is_equal
+
+
+def test_rows_of_other_dims_are_not_equal():
+    samples = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(0, 5), torch.zeros(0, 4), None]
+    field = infer(samples).schema.fields[0]
+    rows = [codec.pack(field, [sample]) for sample in samples]
+    assert [[rows_equal(field, one, other) for other in rows] for one in rows] == np.eye(5, dtype=bool).tolist()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.5, 1.0, NAN]) | st.sampled_from(["", "1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(JSON, JSON)
+def test_json_values_are_equal_if_they_print_alike_in_one_order(one, other):
+    def in_order(value):
+        if isinstance(value, dict):
+            return {key: in_order(value[key]) for key in sorted(value)}
+        return [in_order(item) for item in value] if isinstance(value, list) else value
+
+    assert leaves_equal(one, copy.deepcopy(one))
+    assert leaves_equal(one, other) == (repr(in_order(one)) == repr(in_order(other)))
+
+
+class Word(str):
+    """All words look alike."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return "<word>"
+
+
+def image(level, mode="L"):
+    return Image.new(mode, (3, 2), level)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_equal"),
+    [
+        (np.ones(2), torch.ones(2, dtype=torch.float64), True),
+        (np.ones(2), np.ones(2, np.float32), False),
+        (np.float64(1), np.float64(1), True),
+        (image(3), image(3), True),
+        (image(3), image(4), False),
+        (image(3), image(3, "I"), False),
+        (torch.ones(2), None, False),
+        (torch.ones(2), [1.0, 1.0], False),
+        (1, True, False),
+        (1, 1.0, False),
+        ([1, 2], [1, 2.0], False),
+        ([1, 2], (1, 2), False),
+        ([1, 2], [1, 2, 3], False),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        (b"a", bytearray(b"a"), False),
+        (Word("a"), Word("a"), True),
+        (Word("a"), Word("b"), False),
+    ],
+)
+def test_leaves_are_equal_in_class_and_content(one, other, is_equal):
+    assert leaves_equal(one, other) == leaves_equal(other, one) == is_equal
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, None),
+        ({"image": image(4)}, "image"),
+        ({"boxes": (torch.tensor([1.0, NAN]), [1, 3])}, "boxes.1"),
+        ({"boxes": (torch.tensor([NAN, 1.0]), [1, 2])}, "boxes.0"),
+        ({"boxes": [torch.tensor([1.0, NAN]), [1, 2]]}, "(its structure)"),
+        ({"more": 1}, "(its structure)"),
+        ({"label": 1.0}, "(its structure)"),
+    ],
+)
+def test_the_leaf_that_differs_is_named(change, expected):
+    sample = {"image": image(3), "boxes": (torch.tensor([1.0, NAN]), [1, 2]), "label": 1}
+    assert differing_leaf(sample, {**copy.deepcopy(sample), **change}) == expected
+
+
+def test_samples_that_no_store_can_hold_do_not_differ():
+    assert differing_leaf({"a": object()}, {"a": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "text"),
+    [
+        (torch.tensor([1, 7, 8]), torch.tensor([1, 2, 3]), "found 7 at [1], expected 2 (2 elements differ)"),
+        (torch.tensor(7), torch.tensor(2), "found 7 at [], expected 2 (1 elements differ)"),
+        (
+            torch.tensor([[NAN, 1.5]]),
+            torch.tensor([[NAN, 0.5]], dtype=torch.float64),
+            "found 1.5 at [0, 1], expected 0.5 (1 elements differ)",
+        ),
+        (torch.zeros(2), -torch.zeros(2), "found other bytes in a value that is equal (float32 [2])"),
+        (np.zeros((2, 3)), torch.zeros(3, 2), "found float64 [2, 3], expected float32 [3, 2]"),
+        ("a" * 100, None, f"found '{'a' * 56}..., expected None"),
+        (None, [1, 2], "found None, expected [1, 2]"),
+    ],
+)
+def test_a_difference_is_told_in_short(found, expected, text):
+    assert describe_difference(found, expected) == text
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if name.startswith("float8")])
+def test_a_difference_of_one_byte_floats_is_told(name):
+    one, other = torch.tensor([1.0, 2.0]).to(DTYPES[name]), torch.tensor([1.0, 0.5]).to(DTYPES[name])
+    assert describe_difference(one, other) == "found 2.0 at [1], expected 0.5 (1 elements differ)"
+
+
+def test_a_value_in_short():
+    assert describe_value(image(3)) == "uint8 [1, 2, 3]"
+    assert describe_value(np.float32(0.5)) == "0.5"
+    assert describe_value("a" * 100) == f"'{'a' * 56}..."
+
+
+# --- samples and the fields of a store
+
+
+def test_leaves_come_in_the_order_of_the_fields():
+    assert leaves_like([{"b": "x", "a": 1}], infer([{"b": "x", "a": 1}]), infer([{"a": 2, "b": "y"}]).schema) == [
+        [1, "x"]
+    ]
+
+
+def test_samples_that_are_simpler_than_the_stored_ones_have_their_leaves():
+    stored = infer([{"a": 1, "j": [1, "s"]}, {"a": 2, "j": {"k": 1}}]).schema
+    assert stored.fields[1].kind == "json"
+    for value in ({"k": 3}, "text", [1, 2], None):
+        new = [{"a": 5, "j": value}]
+        assert leaves_like(new, infer(new), stored) == [[5, value]]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"a": 1.0, "b": "x"}, r"field a: found float64 \[\], expected int64 \[\]"),
+        ({"a": 1, "b": b"x"}, "field b: found bytes, expected str"),
+        ({"a": 1}, "found fewer fields; expected b"),
+        ({"a": 1, "b": "x", "c": 1}, "found the fields c; expected none beside the others"),
+    ],
+)
+def test_samples_with_other_fields_are_refused(sample, message):
+    stored = infer([{"a": 1, "b": "x"}]).schema
+    with pytest.raises(SchemaError, match=f"^{message}$"):
+        leaves_like([sample], infer([sample]), stored)
+
+
+def schema_of(*samples, **options):
+    return infer(samples, **options).schema
+
+
+BASE = {"a": torch.zeros(3), "b": "x"}
+
+
+@pytest.mark.parametrize(
+    ("found", "fits", "message"),
+    [
+        (schema_of(BASE), True, ""),
+        (schema_of({"a": torch.zeros(3)}), False, "found fewer fields; expected b"),
+        (schema_of({**BASE, "c": 1, "d": 2}), False, "found the fields c, d; expected none beside the others"),
+        (schema_of({"b": "x", "a": torch.zeros(3)}), False, "found the fields in another order"),
+        (schema_of({**BASE, "a": torch.zeros(3).double()}), False, "field a: found float64 [3], expected float32 [3]"),
+        (schema_of({**BASE, "a": torch.zeros(2)}), False, "field a: found float32 [2], expected float32 [3]"),
+        (
+            schema_of({**BASE, "a": [1.0, 2.0, 3.0]}, dtypes={"a": torch.float32}),
+            False,
+            "field a: found float32 [3] (list), expected float32 [3] (tensor)",
+        ),
+        (
+            schema_of(BASE, {**BASE, "a": torch.zeros(2)}),
+            False,
+            "field a: found jagged float32 [*], expected float32 [3]",
+        ),
+        (schema_of({**BASE, "b": b"x"}), False, "field b: found bytes, expected str"),
+        (schema_of(BASE, {**BASE, "b": None}), True, ""),
+        (schema_of(BASE, fields=["a", "other"]), True, "field b: found the name 'other'; expected the same"),
+        (
+            schema_of(Pair(**BASE)),
+            True,
+            "found other containers around the same fields (dict, tuple, tensorclass, ...), expected the same",
+        ),
+    ],
+)
+def test_schemas(found, fits, message):
+    stored = schema_of(BASE)
+    assert schema_difference(found, stored) == ("" if fits else message)
+    assert schema_difference(found, stored, exact=True) == message
+    if message:
+        with pytest.raises(SchemaError, match=re.escape(f"two: found another schema than that of one: {message}")):
+            common_schema([("one", stored), ("again", stored), ("two", found)])
+
+
+def test_rows_of_one_shape_fit_a_column_whose_rows_vary_but_are_no_rows_of_it():
+    fixed, jagged = schema_of(torch.zeros(3)), schema_of(torch.zeros(3), torch.zeros(2))
+    assert schema_difference(fixed, jagged) == ""
+    expected = "field value: found float32 [3], expected jagged float32 [*]"
+    assert schema_difference(fixed, jagged, exact=True) == expected
+
+
+def test_rounded_floats_are_explained():
+    found, stored = schema_of(torch.zeros(3)), schema_of(torch.zeros(3), dtypes={(): torch.float16})
+    assert schema_difference(found, stored).endswith(
+        "expected float16 [3], as cache(..., dtypes={float: torch.float16}) gives"
+    )
+
+
+def test_a_field_of_several_stores_is_optional_if_it_is_in_one():
+    some, none = schema_of("a"), schema_of("a", None)
+    assert common_schema([("one", some), ("two", none)]) == none
+    assert common_schema([("one", none), ("two", some)]) == none
+    assert common_schema([("one", some), ("two", some)]) == some

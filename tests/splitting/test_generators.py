@@ -1,0 +1,118 @@
+"""Generators of a dataset: where they are found, and that each is saved, restored and seeded on its own."""
+
+import functools
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from memfeed.splitting.generators import Generators, generators_in
+
+GLOBAL = np.random.default_rng(1)
+
+
+class Holder:
+    shared = random.Random(2)
+
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+    def draw(self):
+        return 0
+
+
+def read_global_inside():
+    return [(lambda: GLOBAL.random())() for _ in range(2)]
+
+
+def has(root, generator):
+    return any(one is generator for one in generators_in(root))
+
+
+KINDS = [torch.Generator, random.Random, np.random.RandomState, np.random.default_rng]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_it_finds_each_kind_in_attributes_and_containers(make):
+    generator = make()
+    for part in (generator, [generator], {"a": (0, {"b": generator})}, Holder(inner=generator)):
+        assert has(Holder(part=part), generator)
+    assert not has(Holder(), generator)
+
+
+def test_it_finds_what_functions_close_over_default_to_and_name():
+    generator = random.Random()
+
+    def closes():
+        return generator.random()
+
+    defaults = lambda own=generator: own.random()  # noqa: E731
+    assert has(Holder(step=closes), generator)
+    assert has(Holder(step=defaults), generator)
+    assert has(Holder(step=read_global_inside), GLOBAL)
+
+
+def test_it_finds_generators_of_partials_bound_methods_and_classes():
+    generator = random.Random()
+    assert has(functools.partial(print, generator), generator)
+    assert has(functools.partial(print, end=generator), generator)
+    assert has(Holder(inner=generator).draw, generator)
+    assert has(Holder(), Holder.shared)
+
+
+def test_cycles_unfilled_cells_and_the_generator_of_the_system_are_passed():
+    generator, ring = random.Random(), []
+
+    def early():
+        return late
+
+    ring += [ring, early, random.SystemRandom(), generator]
+    assert generators_in(ring) == [generator]
+    late = None
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
+def test_restored_states_give_the_same_numbers_again(bits):
+    mine = [torch.Generator(), random.Random(), np.random.RandomState(), np.random.Generator(bits())]
+    generators = Generators(mine)
+
+    def numbers():
+        return [
+            *(torch.rand((), generator=mine[0]).item(), mine[1].random(), mine[2].normal(), mine[3].random()),
+            *(torch.rand(()).item(), random.gauss(0, 1), np.random.normal()),
+        ]
+
+    states = generators.save()
+    first = numbers()
+    assert generators.moved(states, generators.save()) == set(range(7))
+    generators.restore(states)
+    assert generators.moved(states, generators.save()) == set()
+    assert numbers() == first
+
+
+def test_seeds_differ_by_generator_and_by_number():
+    mine = [random.Random() for _ in range(3)]
+    generators = Generators(mine)
+    outer = generators.save()
+
+    def numbers(*seed):
+        generators.seed(*seed)
+        return [one.random() for one in (*mine, random)]
+
+    try:
+        assert numbers(1, 2) == numbers(1, 2)
+        assert len({*numbers(1, 2), *numbers(1, 3), *numbers(2, 1)}) == 12
+    finally:
+        generators.restore(outer)
+
+
+def test_a_pickled_one_holds_the_copies_and_the_global_generators():
+    holder = Holder(generator=np.random.default_rng(5))
+    generators = Generators(holder)
+    copied = pickle.loads(pickle.dumps(generators))
+    assert copied.all[:3] == [torch.default_generator, np.random.mtrand._rand, random._inst]
+    assert copied.all[3] is copied._roots[0].generator
+    assert copied.all[3] is not holder.generator
+    assert copied.save() == generators.save()

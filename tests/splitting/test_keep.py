@@ -1,0 +1,99 @@
+"""Smaller images, and the bytes of files."""
+
+import numpy as np
+import pytest
+import torch
+from idiom import Rows, mask_of, picture
+from PIL import Image, ImageOps
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from memfeed.errors import SplitError
+from memfeed.splitting.keep import ENCODED, OpenedFiles, ShortSide, encoded
+from memfeed.splitting.leaves import kind_of
+from memfeed.splitting.proof import prove
+from memfeed.splitting.rest import rest_of
+from memfeed.transforms.decode import decode
+
+PIXELS = picture(5, 40, 60)
+CLASSES = mask_of(PIXELS)
+
+
+def test_images_of_all_kinds_shrink_to_the_same_size():
+    shrink = ShortSide(20)
+    planes = torch.from_numpy(PIXELS).permute(2, 0, 1)
+    made = [shrink(one) for one in (Image.fromarray(PIXELS), PIXELS, planes, tv_tensors.Image(planes))]
+    assert made[0].size == (30, 20)
+    assert [tuple(one.shape) for one in made[1:]] == [(20, 30, 3), (3, 20, 30), (3, 20, 30)]
+    assert [kind_of(one).name for one in made] == ["PIL RGB", "array hwc", "tensor", "Image"]
+    assert torch.equal(made[2], torch.from_numpy(made[1]).permute(2, 0, 1))
+    assert np.abs(np.asarray(made[0]).astype(int) - made[1]).max() <= 1
+
+
+@pytest.mark.parametrize("mask", [CLASSES, torch.from_numpy(CLASSES), Image.fromarray(CLASSES)])
+def test_masks_keep_their_values(mask):
+    small = np.asarray(ShortSide(20)(mask, is_mask=True))
+    assert small.shape == (20, 30)
+    assert set(np.unique(small)) <= set(np.unique(CLASSES))
+    assert np.array_equal(np.asarray(ShortSide(20)(tv_tensors.Mask(torch.from_numpy(CLASSES)))), CLASSES[::2, ::2])
+
+
+def test_no_image_grows():
+    assert ShortSide(40)(PIXELS) is PIXELS
+    assert ShortSide(20).target(2000, 21) == (1905, 20)
+
+
+class Masked(Rows):
+    def __getitem__(self, index):
+        mask = Image.fromarray(mask_of(self.images[index]) * 30)
+        return *self.transform(self.load(index), mask), index
+
+
+def test_the_first_image_of_a_call_is_smoothed_and_the_others_are_masks():
+    proof = prove(Masked(v2.RandomHorizontalFlip()), range(4))
+    read = proof.reads[3]
+    image, mask, label = ShortSide(16).leaves(proof.cut.patterns[0], read.leaves)
+    assert (image.size, mask.size, label) == ((16, 16), (16, 16), 3)
+    assert set(np.unique(mask)) <= set(np.unique(read.leaves[1]))
+
+
+def files_of(folder, loader, orientation=1):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (folder / "a").mkdir()
+    for index in range(2):
+        Image.fromarray(picture(index, 24, 36)).save(folder / "a" / f"{index}.jpg", exif=exif)
+    files = OpenedFiles(loader)
+    dataset = ImageFolder(str(folder), v2.Compose([v2.RandomHorizontalFlip()]), loader=files)
+    return files, prove(dataset, range(2), whole=True)
+
+
+def opened(path):
+    return Image.open(path).convert("RGB")
+
+
+def turned(path):
+    return ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+
+
+def test_the_bytes_of_a_file_stand_in_place_of_its_image(tmp_path):
+    files, proof = files_of(tmp_path, opened)
+    pattern, read = proof.cut.patterns[0], proof.cut.read(1)
+    for is_checked in (False, True):
+        data, label = files.leaves(pattern, read.leaves, is_checked=is_checked)
+        assert (data, label) == ((tmp_path / "a" / "1.jpg").read_bytes(), 0)
+    assert np.array_equal(np.asarray(read.leaves[0]), decode(data).permute(1, 2, 0))
+    assert encoded(pattern).kinds[0] == ENCODED
+    assert rest_of(proof, is_encoded=True).recipe[0].name == "Decode"
+
+
+@pytest.mark.parametrize(("loader", "orientation", "is_checked"), [
+    (turned, 6, False), (turned, 3, False), (lambda path: ImageOps.mirror(opened(path)), 1, True)])  # fmt: skip
+def test_an_image_that_its_loader_turned_is_refused(loader, orientation, is_checked, tmp_path):
+    files, proof = files_of(tmp_path, loader, orientation)
+    read = proof.cut.read(1)
+    with pytest.raises(SplitError, match="decodes to another image"):
+        files.leaves(proof.cut.patterns[0], read.leaves, is_checked=is_checked)
+    with pytest.raises(SplitError, match="not as the dataset's loader opened it"):
+        OpenedFiles(loader).leaves(proof.cut.patterns[0], read.leaves, is_checked=is_checked)

@@ -1,0 +1,119 @@
+"""Leaves: what a store keeps of them and gives back, when two are the same, trees taken apart and built again."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from tensordict import TensorDict
+
+from memfeed.splitting import leaves as lv
+from memfeed.splitting.leaves import difference, fingerprint, kind_of, same_leaf, take_apart
+
+Point = namedtuple("Point", "x y")
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64"]
+ARRAYS = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
+)
+FLOATS, INTS = st.floats(), st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.one_of(*(st.lists(one) for one in (FLOATS, INTS, st.booleans(), st.complex_numbers())))
+ROWS = st.tuples(st.sampled_from([tuple, list]), st.integers(1, 3), st.sampled_from([FLOATS, INTS])).flatmap(
+    lambda how: st.lists(st.lists(how[2], min_size=how[1], max_size=how[1]).map(how[0]), min_size=1, max_size=4)
+)
+VALUES = st.one_of(FLOATS, INTS, st.booleans(), st.text(), st.binary(), st.none(), NUMBERS, ROWS)
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+def there_and_back(leaf):
+    kind = kind_of(leaf)
+    parts = lv.to_stored(leaf, kind)
+    assert len(parts) == lv.stored_count(kind)
+    return lv.from_stored(parts, kind)
+
+
+def assert_kept(leaf):
+    assert fingerprint(there_and_back(leaf)) == fingerprint(leaf)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ARRAYS)
+def test_tensors_and_arrays_are_kept(array):
+    assert_kept(array)
+    assert_kept(torch.from_numpy(array.T))
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES)
+def test_numbers_text_and_lists_are_kept(value):
+    assert_kept(value)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"])
+def test_images_are_kept(mode):
+    band = {"I;16": np.uint16, "I": np.int32, "F": np.float32}.get(mode, np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (5, 7, 4)).astype(band)
+    if mode in ("I;16", "I", "F"):
+        image = Image.fromarray(noise[..., 0] * band(200))
+    elif mode == "P":
+        image = Image.fromarray(noise[..., :3]).quantize(9)
+    else:
+        image = Image.fromarray(noise[..., :3]).convert("L" if mode == "LA" else "RGB").convert(mode)
+    assert image.mode == mode
+    assert_kept(image)
+
+
+def test_boxes_are_kept():
+    tv = pytest.importorskip("torchvision.tv_tensors")
+    for form in ("XYXY", "XYWH", "CXCYWH"):
+        assert_kept(tv.BoundingBoxes(torch.rand(3, 4), format=form, canvas_size=(9, 8)))
+
+
+def test_every_bit_of_a_leaf_counts():
+    quiet, payload = (torch.tensor([b], dtype=torch.int32).view(torch.float32) for b in (0x7FC00000, 0x7FC00001))
+    assert same_leaf(quiet, quiet.clone())
+    for one, other in [
+        (quiet, payload), (quiet.numpy(), payload.numpy()), (0.0, -0.0), (torch.zeros(1), -torch.zeros(1)),
+        (torch.zeros(1), torch.zeros(1).double()), (np.zeros(1), np.zeros(1, "f")), (np.zeros(1), torch.zeros(1)),
+        ([1, 2], [1.0, 2.0]), ([0.0], [-0.0]), ([(1, 2)], [[1, 2]]), (1, True), (1, 1.0), (np.float64(1), 1.0),
+        (torch.zeros(2, 3), torch.zeros(3, 2)), ("1", b"1"),
+    ]:  # fmt: skip
+        assert not same_leaf(one, other), (one, other)
+    assert same_leaf(float("nan"), float("nan"))
+    assert difference((1, "a"), [1, "a"]) == -1
+    assert difference((1, "a"), (1, "b")) == 1
+    odd = torch.tensor([255, 0, 1], dtype=torch.uint8).view(torch.bool)
+    assert same_leaf(odd, torch.tensor([True, False, True]))
+    assert not same_leaf(odd, torch.tensor([True, False, False]))
+
+
+def test_trees_are_built_again():
+    data = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(2, 3), y=torch.tensor([4]))
+    mapping = TensorDict({"a": torch.ones(2), "b": {"c": torch.zeros(2, 3)}}, [2])
+    for tree in ({"b": 1, "a": (2, [None, "x"])}, Point(1, {"z": 2}), Pair(1, [Pair(2, 3), "x"]), mapping, data):
+        leaves, form = take_apart({"tree": tree})
+        again = form.build(leaves)["tree"]
+        assert type(again) is type(tree)
+        assert difference(tree, again) is None
+        assert take_apart(again)[1] == take_apart(tree)[1]
+        assert form.count == len(leaves) == len(form.paths())
+
+
+def test_paths_and_the_order_of_keys():
+    tree = {"b": [torch.ones(1), [1, 2]], "a": Point(1, Pair(2, {"k": None}))}
+    leaves, form = take_apart(tree)
+    inside = [("a", "x"), ("a", "y", "left"), ("a", "y", "right", "k")]
+    assert form.paths() == [*inside, ("b", 0), ("b", 1)]
+    assert [*leaves[:3], leaves[4]] == [1, 2, None, [1, 2]]
+    assert list(form.build(leaves)) == ["b", "a"]
+    assert difference(tree, {**tree, "a": Point(1, Pair(3, {"k": None}))}) == 1

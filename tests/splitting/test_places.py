@@ -1,0 +1,137 @@
+"""Places of callables: what is found where, and copies of a dataset with other callables there."""
+
+import functools
+import operator
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from memfeed.errors import SplitError
+from memfeed.splitting.places import find_places, replaced, steps_in
+
+double, negate = functools.partial(operator.mul, 2), operator.neg
+
+
+class Numbers(Dataset):
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.transform(index)
+
+
+class WithMethod(Numbers):
+    def __getitem__(self, index):
+        return self.augment(index + 1)
+
+    def augment(self, value):
+        return value
+
+
+class Guarded(Numbers):
+    @property
+    def transform(self):
+        return self.__dict__["transform"]
+
+    @transform.setter
+    def transform(self, value):
+        raise RuntimeError("fixed")
+
+
+class Compose(Numbers):
+    def __call__(self, value):
+        return functools.reduce(lambda made, step: step(made), self.transforms, value)
+
+
+def found(dataset):
+    return {str(place): place for place in find_places(dataset)}
+
+
+def put(dataset, text, value):
+    return replaced(dataset, {found(dataset)[text].path: value})
+
+
+def test_callables_of_attributes_lists_and_dicts_are_found():
+    places = found(Numbers(transform=double, more=[double, {"a": negate}], text="x", kind=int, tensor=torch.ones(2)))
+    assert set(places) == {"dataset.transform", "dataset.more[0]", "dataset.more[1]['a']"}
+    assert places["dataset.more[1]['a']"].value is negate
+
+
+@pytest.mark.parametrize("make", [list, tuple, lambda steps: dict(enumerate(steps))])
+def test_a_replaced_item_leaves_the_original_alone(make):
+    dataset = Numbers(transform=double, more=make([double, negate]))
+    changed = put(dataset, "dataset.more[1]", abs)
+    assert changed.more[0] is double
+    assert changed.more[1] is abs
+    assert dataset.more[1] is negate
+
+
+def test_datasets_inside_datasets_are_searched_and_copied():
+    inner = Numbers(transform=double)
+    dataset = Subset(ConcatDataset([Numbers(transform=negate), inner]), [0, 5])
+    changed = put(dataset, "dataset.dataset.datasets[1].transform", negate)
+    assert [dataset[0], dataset[1]] == [0, 2]
+    assert [changed[0], changed[1]] == [0, -1]
+    assert inner.transform is double
+
+
+def test_a_method_is_bound_to_the_copy():
+    dataset = WithMethod()
+    bound = SimpleNamespace(bound_to=lambda owner: lambda value: (owner, value))
+    changed = put(dataset, "dataset.augment", bound)
+    assert changed[1] == (changed, 2)
+    assert dataset[1] == 2
+
+
+def test_static_and_class_methods_are_found():
+    class Own(Numbers):
+        augment = staticmethod(lambda value: value)
+        read = classmethod(lambda cls, value: value)
+        add = staticmethod(operator.add)
+
+    assert set(found(Own())) == {"dataset.augment", "dataset.read"}
+
+
+def test_what_copies_to_itself_stays_as_it_is():
+    inner = Numbers(transform=double)
+    cached = functools.lru_cache(inner.__getitem__)
+    assert set(found(Numbers(load=cached))) == {"dataset.load"}
+    inner.__class__ = type("Single", (Numbers,), {"__copy__": lambda self: self})
+    with pytest.raises(SplitError, match="returns the same object"):
+        put(inner, "dataset.transform", negate)
+    assert inner.transform is double
+
+
+def test_properties_that_raise_when_set_are_passed():
+    dataset = Guarded(transform=double)
+    assert put(dataset, "dataset.transform", negate)[3] == -3
+    assert dataset[3] == 6
+
+
+def test_several_changes_share_one_copy_of_their_owner():
+    dataset = Numbers(transform=Compose(transforms=[double, double]), other=double)
+    path = find_places(dataset, "transform")[0].path
+    steps = [(*path, *way) for way, _ in steps_in(dataset.transform)]
+    assert replaced(dataset, dict.fromkeys(steps, negate))[3] == 3
+    assert dataset[3] == 12
+    assert [steps_in(one) for one in (double, [], [double, 1], Compose(transforms=[]))] == [[]] * 4
+
+
+def test_steps_of_a_sequential_are_replaced():
+    pipeline = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+    dataset = Numbers(transform=pipeline)
+    changed = replaced(dataset, {(("attribute", "transform"), *steps_in(pipeline)[1][0]): negate})
+    assert changed[2] == -2
+    assert next(iter(changed.transform)) is pipeline[0]
+    assert isinstance(pipeline[1], torch.nn.ReLU)
+
+
+def test_a_wrong_name_tells_the_right_ones():
+    assert [str(one) for one in find_places(Numbers(a=double, b=negate), "b")] == ["dataset.b"]
+    with pytest.raises(SplitError, match=r"'transfrom'.*dataset\.transform"):
+        find_places(Numbers(transform=double), "transfrom")

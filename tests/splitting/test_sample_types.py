@@ -1,0 +1,101 @@
+"""The samples that a collate_fn gets have the types of the dataset's own, also where the rest runs on batches."""
+
+import albumentations as A
+import numpy as np
+import optree
+import pytest
+from PIL import Image
+from torch.utils.data import Dataset, default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+import memfeed
+from memfeed.system.threads import end_all
+
+_numbers = np.random.default_rng(0)
+IMAGES = _numbers.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+MASKS = _numbers.integers(0, 3, (40, 16, 16), dtype=np.uint8)
+FLIP = A.HorizontalFlip(p=0.5)
+
+
+class Made(Dataset):
+    """The samples ``make(i)``, after a pipeline."""
+
+    def __init__(self, transform, make):
+        self.transform, self.make = transform, make
+
+    def __len__(self):
+        return len(IMAGES)
+
+    def __getitem__(self, index):
+        return self.make(self.transform, index)
+
+
+def pil(index, mode="RGB"):
+    return Image.fromarray(IMAGES[index]).convert(mode)
+
+
+def image(index):
+    return tv_tensors.Image(IMAGES[index].transpose(2, 0, 1).copy())
+
+
+def mixed(transform, index):
+    made = transform(image=IMAGES[index], mask=MASKS[index])
+    others = {"number": np.int64(index), "share": np.float32(index), "index": index, "name": str(index)}
+    return {**made, **others, "is_late": index > 20, "row": np.arange(3) + index, "list": [1, 2, index]}
+
+
+DATASETS = {
+    "arrays": Made(FLIP, lambda t, i: (t(image=IMAGES[i])["image"], i)),
+    "arrays and values": Made(A.Compose([FLIP]), mixed),
+    "arrays that change": Made(FLIP, lambda t, i: t(image=IMAGES[i])["image"].transpose(2, 0, 1).copy()),
+    "steps of the user's": Made(A.Compose([FLIP, A.GaussNoise(p=1)]), lambda t, i: t(image=IMAGES[i])["image"]),
+    "PIL": Made(v1.RandomHorizontalFlip(), lambda t, i: (t(pil(i)), i)),
+    "PIL, grey": Made(v1.RandomHorizontalFlip(), lambda t, i: [t(pil(i, "L")), pil(i)]),
+    "to an Image": Made(v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()]), lambda t, i: {"x": t(pil(i))}),
+    "Image and Mask": Made(v2.RandomCrop(8), lambda t, i: t(image(i), tv_tensors.Mask(MASKS[i]))),
+    "Image, twice": Made(v2.RandomCrop(8), lambda t, i: (t(image(i)), image(i), np.int16(i))),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet(capsys):
+    yield
+    end_all()
+
+
+def types(sample):
+    return optree.tree_map(lambda leaf: (type(leaf), getattr(leaf, "dtype", getattr(leaf, "mode", None))), sample)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_samples_have_the_types_of_the_dataset(name, tmp_path):
+    dataset = DATASETS[name]
+    for _ in range(2):  # filled, and opened again
+        loader = memfeed.Loader(dataset, 10, cache=tmp_path / "s.mf", collate_fn=list)
+        assert loader.store.transform.leaf_makers, "it is batched"
+        for batch in loader:
+            assert [types(sample) for sample in batch] == [types(dataset[0])] * 10
+        loader.store.finish()
+
+
+def test_their_values_are_those_of_the_batch(tmp_path):
+    dataset = DATASETS["arrays and values"]
+    batch = next(iter(memfeed.Loader(dataset, 10, cache=tmp_path / "s.mf", seed=3)))
+    collated = next(iter(memfeed.Loader(dataset, 10, cache=tmp_path / "s.mf", seed=3, collate_fn=default_collate)))
+    batch["list"] = list(batch["list"].T)
+    assert optree.tree_map(np.array_equal, batch, collated) == optree.tree_map(lambda leaf: True, batch)
+
+
+@pytest.mark.parametrize(
+    ("transform", "takes_pil"),
+    [(FLIP, False), (v1.RandomHorizontalFlip(), True), (v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor()]), True)],
+)
+def test_arrays_that_no_pipeline_made_keep_their_axes(transform, takes_pil, tmp_path):
+    def make(transform, index):
+        return transform(pil(index)) if takes_pil else transform(image=IMAGES[index])["image"], IMAGES[-index]
+
+    dataset = Made(transform, make)
+    (batch,) = memfeed.Loader(dataset, 40, cache=tmp_path / "s.mf")
+    assert np.array_equal(batch[1], np.stack([dataset[i][1] for i in range(40)]))
