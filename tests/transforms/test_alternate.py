@@ -87,7 +87,7 @@ def test_in_a_loader_with_other_batches_ranks_and_after_resume(store):
     assert one == three
     assert all(one[row] != two[row] for row in one)
     assert epochs(store, 2, size=7) == [one, two]
-    ranks = [epochs(store, 2, size=3, rank=rank, world_size=2) for rank in (0, 1)]
+    ranks = [epochs(store, 2, size=3, ranks=(rank, 2)) for rank in (0, 1)]
     assert [{**a, **b} for a, b in zip(*ranks, strict=True)] == [one, two]
 
     loader = Loader(store, 5, shuffle=True, seed=3, transform=FLIP)

@@ -32,9 +32,9 @@ from memfeed.transforms import (
     ToDtype,
     Window,
 )
-from memfeed.transforms.backends import compiled
+from memfeed.transforms.backends import compiled_passes
 from memfeed.transforms.backends.cpu import fused
-from memfeed.transforms.params.values import Affine
+from memfeed.transforms.params.value_changes import Affine
 from resample_cases import LAYOUTS, affines, batches, integers, resized, windows
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -56,18 +56,18 @@ def heads(loops, monkeypatch):
     found = []
 
     def noted(*arguments):
-        head = compiled.head_of(*arguments)
+        head = compiled_passes.head_of(*arguments)
         found.append(None if head is None else head.length)
         return head
 
-    monkeypatch.setattr(compiled, "LOOPS", loops)
+    monkeypatch.setattr(compiled_passes, "LOOPS", loops)
     monkeypatch.setattr("memfeed.transforms.backends.cpu.head_of", noted)
     return found
 
 
 def by_torch(function):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LOOPS", Loops("none", after=1 << 60))
+        patch.setattr(compiled_passes, "LOOPS", Loops("none", after=1 << 60))
         return function()
 
 
@@ -99,7 +99,7 @@ def test_a_pass_gives_the_values_of_torch(loops, case):
     image, changes, affine, layout = case
     expected = by_torch(lambda: fused(image, changes, affine, layout))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "LOOPS", loops)
+        patch.setattr(compiled_passes, "LOOPS", loops)
         found = fused(image, changes, affine, layout)
     assert found.dtype == expected.dtype
     assert found.stride() == expected.stride()
@@ -117,7 +117,7 @@ def test_weights_of_any_scale(loops, size, out, mode):
     for change, given_image in zip(sampled, (image, image.mT.contiguous()), strict=True):
         expected = by_torch(lambda change=change, given_image=given_image: fused(given_image, [change], None))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiled, "LOOPS", loops)
+            patch.setattr(compiled_passes, "LOOPS", loops)
             assert torch.equal(fused(given_image, [change], None), expected)
 
 
@@ -140,6 +140,8 @@ def test_a_resized_crop_is_torchvisions(heads, functional):
         ([Resize(32), CenterCrop(24), ToDtype(torch.bfloat16, scale=True)], 2),
         ([RandomCrop(32, padding=4), RandomHorizontalFlip(), Normalize(MEAN, STD)], 1),
         ([RandomHorizontalFlip(), ToDtype(torch.float32)], 1),
+        ([CenterCrop((45, 30)), RandomHorizontalFlip(), Normalize(MEAN, STD)], 1),
+        ([Resize(32), CenterCrop((37, 24)), Normalize(MEAN, STD)], 1),
         ([RandomResizedCrop(24), RandomHorizontalFlip(), ColorJitter(0.4, 0.4, 0.4), Normalize(MEAN, STD)], 2),
         ([RandomCrop(24), RandomErasing(1.0)], 1),
         ([Resize(32), RandomCrop(40, padding=8, fill=9), Normalize(MEAN, STD)], 1),
@@ -173,7 +175,7 @@ def test_images_of_several_sizes(heads):
 def test_a_loader_reads_rows_of_the_map(heads, tmp_path):
     images = photos(40, 3, 80, 72)
     store = memfeed.cache({"image": images}, tmp_path / "s.mf", progress=False)
-    options = {"shuffle": True, "seed": 0, "transform": RECIPE, "threads": 2}
+    options = {"shuffle": True, "seed": 0, "transform": RECIPE}
     expected = by_torch(lambda: [batch["image"] for batch in Loader(store, 16, **options)])
     for batch, wanted in zip(Loader(store, 16, **options), expected, strict=True):
         assert torch.equal(batch["image"], wanted)
@@ -196,7 +198,7 @@ def turns(monkeypatch):
                 found.append(name)
             return getattr(loops, name)
 
-    monkeypatch.setattr(compiled, "COLOR_LOOPS", Noted())
+    monkeypatch.setattr(compiled_passes, "COLOR_LOOPS", Noted())
     return found
 
 
@@ -262,10 +264,10 @@ def test_other_bytes_are_left_to_torch(heads):
 
 
 def test_an_affine_that_no_loop_computes_as_torch_does_is_left_to_torch(heads, monkeypatch):
-    monkeypatch.setattr(compiled, "scale_and_shift", lambda *_: None)  # its output is not what the loops give
-    compiled._constants.cache_clear()
-    assert compiled._constants(Affine(torch.float32, (0.3,), (0.1,)), 1) is None
-    compiled._constants.cache_clear()
+    monkeypatch.setattr(compiled_passes, "scale_and_shift", lambda *_: None)  # its output is not what the loops give
+    compiled_passes._constants.cache_clear()
+    assert compiled_passes._constants(Affine(torch.float32, (0.3,), (0.1,)), 1) is None
+    compiled_passes._constants.cache_clear()
 
 
 def test_no_byte_outside_of_the_image_is_read(loops):
@@ -274,7 +276,7 @@ def test_no_byte_outside_of_the_image_is_read(loops):
 import ctypes, mmap, sys
 import numpy as np, torch
 from memfeed.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
-from memfeed.transforms.backends import compiled
+from memfeed.transforms.backends import compiled_passes
 from memfeed.random import Keys
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 3 * page)
@@ -284,7 +286,7 @@ protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 for first in (0, 2):
     assert protect(address + first * page, page, 0) == 0
 images = torch.frombuffer(memory, dtype=torch.uint8)[page : 2 * page]
-compiled.LOOPS.wait()
+compiled_passes.LOOPS.wait()
 for c, h, w in ((1, page // 16, 16), (4, 32, 32), (1, 64, 64)):
     rows = images.view(-1, c, h, w)
     for transform in (Resize((31, 33)), RandomResizedCrop(20), RandomHorizontalFlip(1.0)):
@@ -298,7 +300,7 @@ print("done")
 def test_without_numba_the_values_are_the_same(monkeypatch):
     """Beside the tests above, which compare both where numba is installed."""
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(compiled, "LOOPS", Loops("memfeed.transforms.backends.loops"))
+    monkeypatch.setattr(compiled_passes, "LOOPS", Loops("memfeed.transforms.backends.loops"))
     images = photos(4, 3, 40, 40)
-    assert compiled.LOOPS.wait() is None
+    assert compiled_passes.LOOPS.wait() is None
     torch.testing.assert_close(RECIPE.apply(images, keys(4)), RECIPE.reference(images, keys(4)), rtol=0, atol=2e-6)

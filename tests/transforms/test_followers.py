@@ -7,6 +7,7 @@ from tensordict import TensorDict
 
 from memfeed.errors import FieldError, TransformError
 from memfeed.transforms import (
+    CenterCrop,
     Compose,
     Normalize,
     RandomAffine,
@@ -36,6 +37,7 @@ def scene(n=6, h=24, w=20, jagged=False):
 MOVES = [
     RandomCrop((20, 16)),
     RandomCrop((30, 30), padding=8),
+    CenterCrop((35, 13)),
     RandomHorizontalFlip(1.0),
     RandomVerticalFlip(1.0),
     Resize((12, 10)),
@@ -56,6 +58,14 @@ def test_masks_follow_by_nearest_neighbour(path, move):
     assert out["mask"].shape[1:] == out["image"].shape[2:]
     agree = ((out["image"][:, 0] > 128) == (out["mask"] > 0)).double().mean()
     assert agree > 0.93, "the mask still lies on what it marks"
+
+
+def test_boxes_and_points_follow_a_center_crop_that_pads():
+    out = CenterCrop((27, 13), on=["image", "mask", "boxes", "points"]).apply(scene(1), keys(1))
+    assert out["boxes"].tolist() == [[[0, 4, 5, 12], [6, 13, 13, 21]]]  # down by 1, to the left by 4
+    assert out["points"].tolist() == [[[0, 6], [11, 17]]]
+    assert out["mask"].any(2).any(0)[:1].sum() == out["mask"][0, -2:].sum() == 0
+    assert torch.equal(out["mask"][0, 1:-2], scene(1)["mask"][0, :, 4:17])
 
 
 @pytest.mark.parametrize("path", ["apply", "reference"])

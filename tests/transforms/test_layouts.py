@@ -140,6 +140,9 @@ def test_crops_and_flips_of_volumes_by_hand():
     for row, (z, y, x) in enumerate(drawn.begin.tolist()):
         assert torch.equal(out[row], scans[row, :, z : z + 4, y : y + 8, x : x + 6])
     assert len(np.unique(drawn.begin, axis=0)) > 3
+    padded = CenterCrop((10, 5, 13), on="x").apply({"x": scans}, keys())["x"]
+    assert torch.equal(padded[:, :, 1:8, :, 1:11], scans[:, :, :, 4:9])
+    assert padded.double().sum() == scans[:, :, :, 4:9].double().sum()
     assert torch.equal(CenterCrop((3, 8, 6), on="x").apply({"x": scans}, keys())["x"], scans[:, :, 2:5, 2:10, 2:8])
     for axis, dims in ((0, [2]), (1, [3]), (2, [4]), (-1, [4]), ((0, 2), [2, 4])):
         assert torch.equal(RandomFlip(axis, 1.0, on="x").apply({"x": scans}, keys())["x"], scans.flip(dims))

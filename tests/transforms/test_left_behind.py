@@ -27,6 +27,10 @@ MASKS = torch.randint(0, 9, (N, 12, 10))
         ("gt_bboxes", torch.rand(N, 2, 4)),
         ("keypoints", torch.rand(N, 7, 2)),
         ("label_map", torch.rand(N, 3, 5)),
+        ("landmarks", torch.rand(N, 5, 2)),
+        ("box", torch.rand(N, 1, 4)),
+        ("target", torch.randint(0, 9, (N, 3, 4))),
+        ("points", torch.nested.as_nested_tensor([torch.rand(1 + i % 2, 2) for i in range(N)], layout=torch.jagged)),
     ],
 )
 def test_a_field_that_would_be_left_behind_is_an_error(transform, name, field):
@@ -37,7 +41,7 @@ def test_a_field_that_would_be_left_behind_is_an_error(transform, name, field):
     assert f"on=['image', '{name}'] moves all of them, on='image' only the images" in text
     assert len(text) < 400
     alone = type(transform)(**_arguments(transform), on="image")
-    assert torch.equal(alone.apply(batch, KEYS)[name], field), "it was decided to leave it"
+    assert alone.apply(batch, KEYS)[name] is field, "it was decided to leave it"
 
 
 def _arguments(transform):
@@ -56,6 +60,18 @@ def test_what_the_error_says_works():
         RandomCrop(8).apply(batch, KEYS)
     on = eval(re.search(r"on=(\[[^\]]*\]) moves all", str(caught.value))[1])
     assert RandomCrop(8, on=on).apply(batch, KEYS)["mask"].shape == (N, 8, 8)
+
+
+@pytest.mark.parametrize("field", [torch.rand(N, 4), torch.rand(N, 3, 3), torch.rand(N, 7, 2) > 0.5])
+def test_what_is_no_place_in_an_image_stays(field):
+    batch = RandomHorizontalFlip(p=1).apply({"image": IMAGES, "other": field}, KEYS)
+    assert torch.equal(batch["other"], field)
+
+
+def test_steps_of_a_window_are_no_points():
+    batch = {"image": IMAGES, "action": torch.rand(N, 8, 2)}
+    moved = RandomHorizontalFlip(p=1).apply(batch, KEYS, windows=[("action",)])
+    assert torch.equal(moved["action"], batch["action"])
 
 
 def test_what_moves_no_pixels_leaves_nothing_behind():

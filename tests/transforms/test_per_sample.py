@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import memfeed
 from memfeed.errors import TransformError
@@ -46,6 +47,16 @@ def test_each_sample_draws_by_its_key():
     assert len(PerSample(noisy).apply(one_image, keys()).flatten(1).unique(dim=0)) == N
 
 
+def test_the_global_generators_draw_other_numbers():
+    def sides(image):
+        return torch.tensor([torch.randint(4, ()), np.random.randint(4), random.randrange(4)])[None]
+
+    drawn = PerSample(sides).apply(torch.zeros(640, 1, 2, 2), keys(640))[:, 0]
+    assert torch.equal(drawn, PerSample(sides).apply(torch.zeros(640, 1, 2, 2), keys(640))[:, 0])
+    counts = torch.bincount((drawn * torch.tensor([16, 4, 1])).sum(1), minlength=64)
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
 def test_several_fields():
     def both(image, mask):
         return image.flip(-1), mask.flip(-1)
@@ -82,7 +93,7 @@ def test_in_a_loader():
 
 
 def test_it_runs_in_the_callers_thread(monkeypatch):
-    monkeypatch.setattr("memfeed.loading.loader.PrefetchPolicy", lambda **_: _Threaded())
+    monkeypatch.setattr("memfeed.loading.epochs.PrefetchPolicy", lambda **_: _Threaded())
     seen = set()
 
     def where(image):
@@ -162,6 +173,34 @@ def test_albumentations_draws_by_key(albumentations):
     assert torch.equal(part, whole[[30, 7, 2]])
     alone = PerSample(albumentations.HorizontalFlip(p=1.0)).apply(batch()["image"], keys())
     assert torch.equal(alone, batch()["image"].flip(-1))
+
+
+def flips(albumentations, *, nested):
+    flip, turn, invert = (getattr(albumentations, name) for name in ("HorizontalFlip", "VerticalFlip", "InvertImg"))
+    if not nested:
+        return albumentations.Compose([flip(p=0.5), turn(p=0.5), invert(p=0.5)])
+    nothing = albumentations.NoOp(p=1.0)
+    return albumentations.Compose(
+        [
+            albumentations.Sequential([albumentations.Compose([flip(p=0.5)])], p=1.0),
+            albumentations.Sequential([turn(p=0.5), albumentations.SomeOf([nothing], n=1)], p=1.0),
+            albumentations.OneOf([invert(p=1.0), nothing], p=1.0),
+        ]
+    )
+
+
+@pytest.mark.parametrize("has_method", [True, False], ids=["new", "older"])
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_the_steps_of_albumentations_draw_other_numbers(albumentations, nested, has_method, monkeypatch):
+    if not has_method:
+        monkeypatch.delattr(albumentations.BaseCompose, "set_random_state")
+    image = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).expand(1600, 3, 2, 2)
+    transform = PerSample(flips(albumentations, nested=nested))
+    found = transform.apply(image, keys(1600))
+    outcomes, counts = found[:, 0].flatten(1).unique(dim=0, return_counts=True)
+    assert len(outcomes) == 8
+    assert stats.chisquare(counts).pvalue > 1e-4
+    assert torch.equal(transform.apply(image[:3], Keys(0, 0, torch.tensor([900, 7, 900]))), found[[900, 7, 900]])
 
 
 # Transforms of other libraries, as they are

@@ -34,7 +34,8 @@ def sequences(draw):
     parts = []
     for kind in draw(st.lists(st.sampled_from(["crop", "center", "hflip", "vflip", "cast", "scale", "norm", "own"]))):
         if kind in ("crop", "center"):
-            h, w = draw(st.integers(1, h)), draw(st.integers(1, w))
+            most = 0 if kind == "crop" else 3  # a crop from the middle pads
+            h, w = draw(st.integers(1, h + most)), draw(st.integers(1, w + most))
             parts.append((RandomCrop if kind == "crop" else CenterCrop)((h, w)))
         elif kind in ("hflip", "vflip"):
             p = draw(st.sampled_from([0.0, 0.5, 1.0]))

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from image_batches import keys, params, pictures
+from scipy import stats
 
 from memfeed.transforms import RandomResizedCrop, Resize
 
+COUNT = 2000
 DTYPES = [torch.uint8, torch.int16, torch.float32, torch.float64]
 
 
@@ -77,3 +79,45 @@ def test_boxes_of_resized_crops():
     wide = params(RandomResizedCrop(8, scale=(0.9, 1.0)), pictures(3, 1, 10, 100))
     assert (wide.box_height == 10).all()
     assert (wide.box_width == 13).all(), "the largest box in the middle whose ratio is allowed"
+
+
+@pytest.mark.parametrize("size", [(40, 30), (31, 60), (60, 13), (13, 60), (24, 24)])
+@pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.9, 0.9), (1.4, 3.0)])
+def test_boxes_that_never_fit_are_the_middle(size, ratio):
+    transforms = pytest.importorskip("torchvision.transforms")
+    images = pictures(3, 1, *size)
+    expected = transforms.RandomResizedCrop.get_params(images[0], [2.0, 3.0], [*ratio])
+    for transform in (RandomResizedCrop(8, (2, 3), ratio), RandomResizedCrop(8, (2, 3), ratio, "nearest")):
+        drawn = params(transform, images)
+        found = zip(drawn.top, drawn.left, drawn.box_height, drawn.box_width, strict=True)
+        assert [tuple(map(int, box)) for box in found] == [expected] * 3
+        top, left, h, w = expected
+        box = images[:, :, top : top + h, left : left + w]
+        same = Resize(8 if h == w else (8, 8), transform.interpolation).apply(box, keys(3))
+        assert torch.equal(transform.apply(images, keys(3)), same)
+        assert torch.equal(transform.apply([*images], keys(3)), same)
+
+
+@pytest.mark.parametrize(
+    ("size", "scale", "ratio"),
+    [
+        ((60, 20), (0.1, 1.0), (1.6, 4.0)),  # few of the ten tries fit
+        ((20, 60), (0.15, 1.0), (0.2, 0.8)),
+        ((41, 33), (0.8, 1.4), (0.5, 2.0)),
+        ((32, 32), (0.08, 1.0), (3 / 4, 4 / 3)),
+    ],
+)
+def test_boxes_have_torchvisions_distribution(size, scale, ratio):
+    transforms = pytest.importorskip("torchvision.transforms")
+    image = torch.zeros(1, *size)
+    torch.manual_seed(0)
+    theirs = np.array(
+        [transforms.RandomResizedCrop.get_params(image, [*scale], [*ratio]) for _ in range(COUNT)], np.float64
+    )
+    drawn = params(RandomResizedCrop(8, scale, ratio), image.expand(COUNT, 1, *size))
+    ours = np.stack([drawn.top, drawn.left, drawn.box_height, drawn.box_width], 1)
+    for of in (lambda box: box, lambda box: box[:, :2] * 2 + box[:, 2:], lambda box: box[:, :1] * 100 + box[:, 2:]):
+        for one, other in zip(of(ours).T, of(theirs).T, strict=True):
+            assert stats.ks_2samp(one, other, method="asymp").pvalue > 1e-4
+    middle = [((boxes[:, :2] == (np.array(size) - boxes[:, 2:]) // 2).all(1)).sum() for boxes in (ours, theirs)]
+    assert stats.chi2_contingency([[count, COUNT - count] for count in middle]).pvalue > 1e-4

@@ -59,11 +59,13 @@ TO_ONE_SIZE = [
     RandomResizedCrop((12, 18), interpolation="bicubic"),
     Resize((16, 12)),
     CenterCrop(16),
+    CenterCrop((41, 18)),
     RandomCrop(16),
     RandomCrop(28, padding=4, fill=7),
     RandomCrop((40, 22), padding=(1, 2), pad_if_needed=True, fill=(1, 2, 3)),
     Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize(MEAN, STD)]),
     Compose([Resize(20), CenterCrop(16), Normalize(MEAN, STD)]),
+    Compose([Resize(20), CenterCrop((16, 35)), RandomCrop(15), Normalize(MEAN, STD)]),
     Compose([Normalize(MEAN, STD), RandomHorizontalFlip(), RandomCrop(16), RandomVerticalFlip()]),
     Compose([RandomRotation(20), RandomAffine(10), ColorJitter(0.3), RandomCrop(18), ToDtype(torch.float16)]),
     Compose([ToDtype(torch.float32, scale=True), ToDtype(torch.float64), RandomErasing(0.9), CenterCrop(20)]),
@@ -275,7 +277,7 @@ def test_wrong_lists():
     with pytest.raises(TransformError, match="different numbers of channels"):
         ToDtype(torch.float32, scale=True).apply([images()[0], images(channels=1)[1]], keys(2))
     with pytest.raises(TransformError, match="images are 20 x 31 pixels"):
-        CenterCrop(22).apply(images(), keys())
+        RandomCrop(22).apply(images(), keys())
     with pytest.raises(TransformError, match="has 7 samples for 3 keys"):
         CenterCrop(2, on="x").apply({"x": images()}, keys(3), ragged={("x",)})
     with pytest.raises(FieldError, match="list of 7 uint8"):

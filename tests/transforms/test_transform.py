@@ -136,7 +136,7 @@ def test_wrong_parameters(make, words):
                 "smaller crop",
             ],
         ),
-        (CenterCrop((12, 11)), photos(), ["12 x 10 pixels", "12 x 11", "resize"]),
+        (RandomCrop((12, 11)), photos(), ["12 x 10 pixels", "12 x 11", "resize"]),
         (Normalize([0.5], [0.5]), [photos()], ["field 0", "3 channels", "mean and std 1 values"]),
         (RandomCrop(2), [torch.arange(6)], ["found 0 fields", "0 (int64 [6])", "with on="]),
         (RandomCrop(2), {}, ["found 0 fields", "no tensors, in a dict"]),

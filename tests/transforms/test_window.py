@@ -32,13 +32,20 @@ def test_crops_and_flips_are_torchvisions(functional):
     assert torch.equal(fused(images, [window], None), torch.stack(expected))
 
 
-@pytest.mark.parametrize("size", [1, 4, 5, (9, 6), (8, 7), (13, 11)])
-def test_center_crop_is_torchvisions(functional, size):
-    sides = (size, size) if isinstance(size, int) else size
-    assert torch.equal(
-        CenterCrop(size).apply(photos(2, 3, 13, 11), keys(2)),
-        functional.center_crop(photos(2, 3, 13, 11), list(sides)),
-    )
+@pytest.mark.parametrize("size", [1, 4, 5, (9, 6), (8, 7), (13, 11), 14, (20, 4), (6, 21), (40, 33), (19, 16)])
+@pytest.mark.parametrize("path", ["apply", "reference"])
+def test_center_crop_is_torchvisions(functional, size, path):
+    from torchvision.transforms.functional import center_crop
+
+    sides = [size, size] if isinstance(size, int) else list(size)
+    images = [photos(1, 3, 13, 11)[0], photos(1, 3, 12, 14)[0]]
+    expected = [functional.center_crop(image, sides) for image in images]
+    assert torch.equal(expected[0], center_crop(images[0], sides))
+    assert torch.equal(getattr(CenterCrop(size), path)(images, keys(2)), torch.stack(expected))
+    assert torch.equal(getattr(CenterCrop(size), path)(images[0][None], keys(1))[0], expected[0])
+    joined = Compose([RandomHorizontalFlip(1.0), CenterCrop(size), RandomVerticalFlip(1.0)])  # one window
+    turned = functional.center_crop(images[0].flip(-1), sides).flip(-2)
+    assert torch.equal(getattr(joined, path)(images[0][None], keys(1))[0], turned)
 
 
 def test_windows_compose():

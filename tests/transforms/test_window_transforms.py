@@ -62,11 +62,11 @@ def test_the_reference_gives_the_same(store):
     view = store.windows({"image": [0, 1]}, within="episode")
     transform = T.Compose(AUGMENT, on="image")
     batch, keys = view[3:9], memfeed.random.Keys(0, 1, torch.arange(3, 9))
-    fast = transform.apply(batch, keys, windows=view.window_paths)
+    fast = transform.apply(batch, keys, windows=view._view.window_paths)
     assert torch.allclose(
-        fast["image"], transform.reference(batch, keys, windows=view.window_paths)["image"], atol=1e-5
+        fast["image"], transform.reference(batch, keys, windows=view._view.window_paths)["image"], atol=1e-5
     )
-    none = transform.apply(view[:0], memfeed.random.Keys(0, 1, torch.arange(0)), windows=view.window_paths)
+    none = transform.apply(view[:0], memfeed.random.Keys(0, 1, torch.arange(0)), windows=view._view.window_paths)
     assert none["image"].shape == (0, 2, 3, 8, 8)
 
 

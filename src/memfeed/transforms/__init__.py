@@ -17,7 +17,7 @@ from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.jitter import Gray, Jitter
 from memfeed.transforms.params.resample import Resampled
-from memfeed.transforms.params.values import Affine, Mapped
+from memfeed.transforms.params.value_changes import Affine, Mapped
 from memfeed.transforms.params.volume import VolumeWindow
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window

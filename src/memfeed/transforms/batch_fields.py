@@ -49,6 +49,8 @@ class BatchField:
     @property
     def name(self) -> Any:
         """The name that `on=` takes."""
+        if not self.names:
+            return self.given or display(())
         return self.given or (self.names[0] if len(self.names) == 1 else self.names)
 
     def __str__(self) -> str:
@@ -106,17 +108,21 @@ def find(batch: Any, on: On) -> BatchField:
     return found[0]
 
 
-def require_decision(batch: Any, image: BatchField, given: GivenNames | None = None) -> None:
-    """Raise TransformError if moving the pixels of `image` would leave a mask, boxes or the like behind.
+def require_decision(batch: Any, image: BatchField, given: GivenNames | None = None, windows: Windows = ()) -> None:
+    """Raise TransformError if moving the pixels of `image` might leave a mask, boxes or the like behind.
 
-    Such a field has the spatial size of the images, or a name that says what it is.
+    Such a field has the spatial size of the images, the shape of boxes or points in each sample, or a name that says
+    what it is.
     """
-    undecided = [field for field in tensors(batch, given) if field.path != image.path and _follows_images(field, image)]
+    others = (field for field in tensors(batch, given) if field.path != image.path)
+    undecided = [
+        field for field in others if _follows_images(field, image) or _may_be_points(without_steps(field, windows))
+    ]
     if undecided:
         names = [field.name for field in (image, *undecided)]
         follow = brief(names, 120)
         raise TransformError(
-            f"found {listed(undecided, 120)} beside {image}, whose pixels move; expected on= to say if it follows: "
+            f"found {listed(undecided, 120)} beside {image}, whose pixels move; expected on= to say what follows: "
             f"on={follow} moves all of them, on={image.name!r} only the images"
         )
 
@@ -132,6 +138,13 @@ def _follows_images(field: BatchField, image: BatchField) -> bool:
         return sizes == others and all(row.ndim > 1 for row in tensor)
     size = image.tensor.shape
     return not tensor.is_nested and tensor.ndim > 2 and (len(tensor), *tensor.shape[-2:]) == (size[0], *size[-2:])
+
+
+def _may_be_points(tensor: Any) -> bool:
+    """Return True for boxes [n, k, 4] and points [n, k, 2], dense or jagged; a vector per sample is no list of them."""
+    if not isinstance(tensor, torch.Tensor) or tensor.ndim != 3 or tensor.dtype in (torch.bool, torch.uint8):
+        return False
+    return tensor.shape[-1] in (2, 4)
 
 
 def replace(batch: Any, field: BatchField, tensor: torch.Tensor | list[torch.Tensor]) -> Any:

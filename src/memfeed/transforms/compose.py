@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from memfeed.errors import TransformError
+from memfeed.schema.names import Path
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.call import Call
 from memfeed.transforms.operation import Operation, Step
@@ -57,6 +59,19 @@ class Compose(Transform):
             )
         self.memory_format = memory_format
         self.transforms = torch.nn.ModuleList(part for given in transforms for part in _parts(given))
+        schemas = [part.schema for part in self.transforms if isinstance(part, Transform)]
+        self.leaf_makers: Mapping[Path, Callable[[Any], Any]] = {}  # rows of finished batches to leaves of samples
+        self.schema = next((schema for schema in reversed(schemas) if schema is not None), None)
+
+    def giving_samples(self) -> Compose:
+        """Return this transform, whose last part gives samples in place of a batch of them, if that makes samples."""
+        last: Any = self.transforms[-1] if len(self.transforms) else None
+        if not hasattr(last, "giving_samples") or isinstance(last, Compose):
+            return self
+        other = copy.copy(self)
+        other.__dict__["_modules"] = dict(other.__dict__["_modules"])
+        other.transforms = torch.nn.ModuleList([*self.transforms[:-1], last.giving_samples()])
+        return other
 
     def _steps(self) -> list[Step]:
         seen: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys, uniform, uniform_streams
+from memfeed.schema.names import Path
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.params.sizes import BySize, Images, ImageShape, Sizes
-from memfeed.transforms.params.values import Affine
+from memfeed.transforms.params.value_changes import Affine
 
 B = TypeVar("B")
 
@@ -112,6 +113,8 @@ class Operation(torch.nn.Module):
     memory_format = torch.contiguous_format  # of the images that come out
     thread_safe = True  # False for transforms that change the state of the process, as global generators
     of_whole_batches = False  # True if `change_batch` is called in place of `make_params` and `transform`
+    passes_views = False  # True if `change_batch` hands fields on without a look at their values
+    paths_read: Collection[Path] | None = None  # the fields it takes out of a batch, where `on` does not name them
     takes_bytes = False  # True if its field is no tensor, and `change_batch` finds it by its path
     makes_one_size = False  # True if the outputs have one size, whatever the sizes of the images
     spatial_dims: ClassVar[tuple[int, ...]] = (2,)  # of the images that it can change: 0 for vectors, 3 for volumes

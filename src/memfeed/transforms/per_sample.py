@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,8 +31,8 @@ class PerSample(Transform):
             one field, that is the image [c, h, w], of any size if the batch has a list of images. The global generators
             of `random`, NumPy and torch are seeded by the sample's key during the call, and restored after it. Or an
             albumentations transform or Compose, which gets the fields by name (the first is its "image", others are
-            masks), channels last, as arrays, and is seeded by its own `set_random_seed`; it may end with ToTensorV2 or
-            not.
+            masks), channels last, as arrays; all of its steps draw from one pair of generators, seeded by the sample's
+            key. It may end with ToTensorV2 or not.
         one_size: the results are one batch [n, ...]. False: they may differ in size, and become a list of tensors.
         on: the field or fields, see `Transform`.
 
@@ -101,13 +102,26 @@ class PerSample(Transform):
         if prepared is None:  # a copy, so that the user's object gets no targets
             prepared = self._prepared[tuple(names)] = copy.deepcopy(self.fn)
             prepared.add_targets({name: "mask" for name in names[1:] if name != "mask"})
-        prepared.set_random_seed(seed)
+        _share_generators(prepared, np.random.default_rng(seed), random.Random(seed))
         given = {name: _to_array(tensor) for name, tensor in zip(names, tensors, strict=True)}
         results = prepared(**given)
         return [_to_tensor(results[name], tensor) for name, tensor in zip(names, tensors, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": {}}
+
+
+def _share_generators(transform: Any, generator: np.random.Generator, python: random.Random) -> None:
+    """Let a transform of albumentations, and all transforms inside it, draw from these two generators.
+
+    Its `set_random_seed` gives each transform generators of its own with the same seed: so all draw the same numbers.
+    """
+    if hasattr(transform, "set_random_state"):
+        transform.set_random_state(generator, python)
+    else:  # a Compose of older versions
+        transform.random_generator, transform.py_random = generator, python
+    for inner in getattr(transform, "transforms", ()):  # older versions do not pass it on
+        _share_generators(inner, generator, python)
 
 
 def _to_array(tensor: torch.Tensor) -> Any:

@@ -11,7 +11,7 @@ import torch
 from memfeed.transforms.operation import DrawFromStream, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import BySize, GeometryBySize, Images, ImageShape, Sizes
-from memfeed.transforms.params.values import HALVES, Affine, Scaled
+from memfeed.transforms.params.value_changes import HALVES, Affine, Scaled
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 

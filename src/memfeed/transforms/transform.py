@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError, brief
 from memfeed.random import Keys
+from memfeed.schema.fields import Schema
 from memfeed.schema.names import Path
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.row_views import RowViews
@@ -38,7 +39,7 @@ from memfeed.transforms.layouts import check_operations, in_format, open_field, 
 from memfeed.transforms.operation import DrawFromStream, KeyedDraws, Operation, Step
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import Images, ImageShape
-from memfeed.transforms.params.values import Affine
+from memfeed.transforms.params.value_changes import Affine
 from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain, shape_of
 
 B = TypeVar("B")
@@ -63,12 +64,14 @@ class Transform(Operation):
             fields, as ["image", "mask"], the first are the images, and the others follow their pixels: masks
             ([n, h, w] or [n, c, h, w], by nearest neighbour), boxes (x1, y1, x2, y2: [n, k, 4] or jagged) and keypoints
             (x, y of a pixel: [n, k, 2] or jagged); numbers and vectors ([n], [n, k]) do not change. None: the only
-            field that looks like images, [n, c, h, w] with 1 to 4 channels. Of windows (``Store.windows``,
+            field that looks like images, [n, c, h, w] with 1 to 4 channels; if pixels move beside a field that might
+            follow them (of the images' size, [n, k, 4] or [n, k, 2]), that is an error. Of windows (``Store.windows``,
             [n, steps, c, h, w]) all steps of a sample get the same parameters.
     """
 
     def __init__(self, *, on: On = None) -> None:
         super().__init__(on=on)
+        self.schema: Schema | None = None
         self._asked: dict[str, dict[str, int]] = {}  # numbers drawn for a batch, by the repr of `on` and by stream
         self._seen: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by the repr of `on`, which may be a list
 
@@ -244,6 +247,16 @@ class Transform(Operation):
         kernel = kernel_for(image)
         return None if kernel is None else partial(kernel.fused_list, memory_format=self.memory_format)
 
+    def fields_read(self) -> list[Any]:
+        """Return the fields of a batch that its steps name in ``on=``, or that the first of them takes out of it."""
+        steps = self._steps()
+        paths = steps[0].operation.paths_read if steps else None
+        return (
+            list(paths)
+            if paths is not None
+            else [one for step in steps for one in (step.on if isinstance(step.on, list) else [step.on])]
+        )
+
     @property
     def runs_anywhere(self) -> bool:
         """True if a loader may run it in a thread ahead of its caller."""
@@ -252,7 +265,8 @@ class Transform(Operation):
     @property
     def takes_views(self) -> bool:
         """True if a loader may pass it views of a store's rows: nothing in it writes to them, or hands them on."""
-        return not any(step.operation.of_whole_batches for step in self._steps())
+        operations = [step.operation for step in self._steps()]
+        return not any(one.of_whole_batches and not one.passes_views for one in operations)
 
     def _steps(self) -> list[Step]:
         return [Step(self, self.on, f"{type(self).__name__}.0")]
@@ -300,7 +314,7 @@ class Transform(Operation):
             except TransformError as error:
                 raise TransformError(f"field {field}: {error}") from None
             if on is None and geometries:
-                require_decision(batch, field, given)
+                require_decision(batch, field, given, windows)
             image = opened.close(owned(changed, whole))
             has_lists |= isinstance(image, RaggedList)
             moved = image if whole is field.tensor else image.view(*field.tensor.shape[:2], *image.shape[1:])

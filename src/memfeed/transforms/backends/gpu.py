@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 
-from memfeed.transforms.params.values import Affine
+from memfeed.system.messages import warn
+from memfeed.transforms.params.value_changes import Affine
 
 
 def kernel_for(images: torch.Tensor | list[torch.Tensor]) -> ModuleType | None:
@@ -34,10 +34,9 @@ def gpu_kernel(device: torch.device) -> ModuleType | None:
 
         kernel.launch(torch.zeros(1, 1, 1, 1, device=device), None, Affine(torch.float16), torch.contiguous_format)
     except Exception as error:  # any kind: from Triton, from a compiler that it calls, from the driver
-        warnings.warn(
+        warn(
             f"Triton does not work on {device} ({type(error).__name__}: {error}); expected to compile the kernel of "
-            "memfeed.transforms with it; transforms run there one by one, which is slower; Triton needs a C compiler",
-            stacklevel=2,
+            "memfeed.transforms with it; transforms run there one by one, which is slower; Triton needs a C compiler"
         )
         return None
     return kernel

@@ -17,7 +17,7 @@ from memfeed.transforms.backends import sampling
 from memfeed.transforms.params.box import Erased
 from memfeed.transforms.params.geometry import Fill, Imagewise, filled
 from memfeed.transforms.params.sizes import BySize, Images
-from memfeed.transforms.params.values import Affine, Scaled
+from memfeed.transforms.params.value_changes import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
 COLUMNS = 32  # values side by side in a tile of one program; of usual images a line is a multiple of it

@@ -19,7 +19,7 @@ from memfeed.transforms.backends import sampling_kernels
 from memfeed.transforms.params.geometry import Imagewise, filled
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import BySize, Images
-from memfeed.transforms.params.values import Affine
+from memfeed.transforms.params.value_changes import Affine
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 

@@ -84,14 +84,15 @@ class RandomCrop(ImageTransform):
 class CenterCrop(ImageTransform):
     """Cut a window of `size` from the middle, at the position that torchvision takes.
 
-    Images of several sizes, in a list, become one batch. Volumes [n, c, d, h, w] give boxes.
+    Images smaller than `size` are padded with zeros around the middle; of an odd number of rows or columns, the last
+    side gets one more. Images of several sizes, in a list, become one batch. Volumes [n, c, d, h, w] give boxes.
 
     Args:
         size: (height, width) in pixels, or one int for both. Of volumes: (depth, height, width), or one int for all.
         on: the field, see `Transform`.
 
     Raises:
-        TransformError: a size that is not positive; later, a size larger than the images (torchvision would pad).
+        TransformError: a size that is not positive.
     """
 
     _shown = ("size",)
@@ -102,9 +103,10 @@ class CenterCrop(ImageTransform):
         self.size, self._is_one_side = check_size(size, VOLUME), _is_one_side(size)
 
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Window | VolumeWindow:
-        """Center the window. Half pixels are rounded to the even number, as in torchvision."""
+        """Center the window. As in torchvision, half pixels of a crop are rounded to the even number."""
         sizes = _sizes_for(self.size, shape, is_one_side=self._is_one_side)
-        begin = [round(room / 2) for room in _room(sizes, shape[2:])]
+        rooms = [side - size for side, size in zip(shape[2:], sizes, strict=True)]
+        begin = [round(room / 2) if room > 0 else -(-room // 2) for room in rooms]
         return _window(shape, np.tile(np.array(begin, np.int64), (shape[0], 1)), sizes)
 
 

@@ -11,7 +11,7 @@ from memfeed.errors import TransformError
 from memfeed.transfer.packing import upload
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
-from memfeed.transforms.params.values import Affine
+from memfeed.transforms.params.value_changes import Affine
 from memfeed.transforms.transform import Transform
 
 

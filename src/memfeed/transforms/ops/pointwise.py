@@ -11,7 +11,7 @@ import torch
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
-from memfeed.transforms.params.values import Mapped
+from memfeed.transforms.params.value_changes import Mapped
 from memfeed.transforms.transform import ImageTransform
 
 COMPILED_ON = ("cuda",)

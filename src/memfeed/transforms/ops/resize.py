@@ -17,6 +17,7 @@ from memfeed.transforms.ops.crop import check_size
 from memfeed.transforms.params.resample import Resampled, check_mode
 from memfeed.transforms.transform import ImageTransform
 
+MOST_PIXELS = 1 << 30  # of one image
 TRIES = 10  # of boxes per image, as in torchvision
 
 
@@ -59,6 +60,7 @@ class Resize(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Resampled:
         """Draw nothing."""
         n, _, h, w = shape
+        _require_pixels(h, w)
         if len(self.size) == 2:
             height, width = self.size
         else:
@@ -66,6 +68,11 @@ class Resize(ImageTransform):
             if self.max_size is not None and long > self.max_size:
                 short, long = int(self.max_size * short / long), self.max_size
             height, width = (short, long) if h <= w else (long, short)
+            if height * width > MOST_PIXELS:
+                raise TransformError(
+                    f"images of {h} x {w} pixels become {height:,} x {width:,}; expected at most {MOST_PIXELS:,} "
+                    "pixels: give (height, width), or max_size"
+                )
         zero = np.zeros(n, np.int64)
         return Resampled(zero, zero, zero + h, zero + w, height, width, self.interpolation, self.antialias)
 
@@ -108,18 +115,24 @@ class RandomResizedCrop(ImageTransform):
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Resampled:
         """Draw area, ratio and position. Draw area and ratio again, up to ten times, if the box is too large.
 
-        After that take the largest box with an allowed ratio, as torchvision does.
+        After that take the largest box with an allowed ratio, from the middle, as torchvision does.
         """
         h, w = shape[2:]
+        _require_pixels(h, w)
         drawn = uniform(4)
         box, fits = self._boxes(h, w, drawn[:, 2:])
         (too_large,) = np.nonzero(~fits)
+        middle = too_large[:0]
         if len(too_large):
             tries = uniform(2 + 2 * TRIES, too_large)[:, 4:].reshape(-1, TRIES - 1, 2)
             boxes, fits = self._boxes(h, w, tries)
             first = boxes[np.arange(len(too_large)), fits.argmax(1)]
-            box[too_large] = np.where(np.any(fits, axis=1)[:, None], first, self._largest(h, w))
-        corner = (drawn[:, :2] * ((h, w) - box + 1)).astype(np.int64)
+            is_found = np.any(fits, axis=1)
+            box[too_large] = np.where(is_found[:, None], first, self._largest(h, w))
+            middle = too_large[~is_found]
+        room = (h, w) - box
+        corner = (drawn[:, :2] * (room + 1)).astype(np.int64)
+        corner[middle] = room[middle] // 2
         height, width = self.size
         return Resampled(
             corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], height, width, self.interpolation, self.antialias
@@ -143,6 +156,11 @@ class RandomResizedCrop(ImageTransform):
         if w / h > self.ratio[1]:
             return h, max(1, min(w, round(h * self.ratio[1])))
         return h, w
+
+
+def _require_pixels(h: int, w: int) -> None:
+    if not h or not w:
+        raise TransformError(f"images are {h} x {w} pixels (height x width); expected at least one; filter the store")
 
 
 def _interval(name: str, values: Sequence[float]) -> tuple[float, float]:

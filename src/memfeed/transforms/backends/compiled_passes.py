@@ -22,7 +22,7 @@ from memfeed.transforms.params.jitter import Gray, Jitter
 from memfeed.transforms.params.pixels import borrow
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import GeometryBySize, Images
-from memfeed.transforms.params.values import HALVES, Affine, scale_and_shift
+from memfeed.transforms.params.value_changes import HALVES, Affine, scale_and_shift
 from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 

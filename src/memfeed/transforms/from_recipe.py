@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memfeed import transforms
 from memfeed.errors import TransformError, brief
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.names import Names, Path
-from memfeed.schema.recipe import NAMES, PER_SAMPLE, RecipeStep
+from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
+from memfeed.schema.recipe_arguments import arguments_problem
 from memfeed.transforms.compose import Compose
-from memfeed.transforms.decode import Decode
-from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
-from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
-from memfeed.transforms.ops.erase import RandomErasing
-from memfeed.transforms.ops.normalize import Normalize, ToDtype
-from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
-from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
 from memfeed.transforms.transform import Transform
-
-_CLASSES: dict[str, type[Transform]] = {
-    cls.__name__: cls
-    for cls in (
-        CenterCrop, ColorJitter, Decode, Normalize, RandomAffine, RandomCrop, RandomErasing, RandomGrayscale,
-        RandomHorizontalFlip, RandomResizedCrop, RandomRotation, RandomVerticalFlip, Resize, ToDtype,
-    )
-}  # fmt: skip
-assert _CLASSES.keys() == NAMES
 
 
 def make_transform(step: RecipeStep) -> Transform:
     """Return the transform of a step. Raise TransformError for arguments that its class does not take."""
+    problem = arguments_problem(step.name, step.arguments)
+    if problem:
+        raise TransformError(f"found the transform {step.name} of a store with {problem}")
     arguments = dict(step.arguments)
     if "dtype" in arguments:
         arguments["dtype"] = DTYPES.get(arguments["dtype"])
     try:
-        return _CLASSES[step.name](**arguments, on=on_of(step.on))
+        made: Transform = getattr(transforms, step.name)(**arguments, on=on_of(step.on))
+        return made
     except (TypeError, ValueError, AttributeError) as error:
         raise TransformError(
             f"found the arguments {brief(step.arguments)} of {step.name} in a store: {error}"
