@@ -18,14 +18,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 
 GLOBAL_BATCH = 12
 ORDERS = {
-    "exact": {"shuffle": True, "seed": 0, "uneven": True},
-    "blocks": {"shuffle": "blocks", "seed": 0, "block_rows": 8, "uneven": True},
+    "exact": {"shuffle": True, "seed": 0, "last": "uneven"},
+    "blocks": {"shuffle": Blocks(8), "seed": 0, "last": "uneven"},
 }
-KILLED = {"shuffle": True, "seed": 3, "uneven": True}
+KILLED = {"shuffle": True, "seed": 3, "last": "uneven"}
 KILLED_EPOCH = 4
 
 
@@ -36,7 +36,7 @@ def rows_of(batches: Any) -> list[list[int]]:
 def padded(store: memfeed.Store) -> dict[str, Any]:
     """In lock-step: a rank without a batch would leave the others waiting."""
     rows, shapes, counts = [], set(), []
-    for (_, labels), valid in Loader(store, 5, shuffle=True, seed=0, pad_last=True):
+    for (_, labels), valid in Loader(store, 5, shuffle=True, seed=0, last="pad"):
         count = valid.sum()
         dist.all_reduce(count)
         rows.append(labels[valid].tolist())
@@ -47,7 +47,7 @@ def padded(store: memfeed.Store) -> dict[str, Any]:
 
 def checkpointed(store: memfeed.Store, batch_size: int, at: Path) -> dict[str, Any]:
     """What comes behind a checkpoint, in the loader it was made of and in the one it was loaded into."""
-    loader, other = (Loader(store, batch_size, shuffle=True, seed=0, uneven=True) for _ in range(2))
+    loader, other = (Loader(store, batch_size, shuffle=True, seed=0, last="uneven") for _ in range(2))
     loader.set_epoch(2)
     batches = iter(loader)
     rows_of(next(batches) for _ in range(7))
@@ -81,7 +81,7 @@ def main(path: str, directory: str, resume: str | None = None) -> None:
     write(out / f"pid-{rank}", os.getpid())
     store, batch_size = memfeed.open(path), GLOBAL_BATCH // world_size
     found: dict[str, Any] = {name: rows_of(Loader(store, batch_size, **order)) for name, order in ORDERS.items()}
-    found["given"] = rows_of(Loader(store, 5, rank=1, world_size=3, uneven=True))
+    found["given"] = rows_of(Loader(store, 5, ranks=(1, 3), last="uneven"))
     found["padded"] = padded(store)
     found["checkpointed"] = checkpointed(store, batch_size, out / "checkpoint")
     if resume is not None:

@@ -25,7 +25,7 @@ MISSING_SECONDS = 3.0
 
 
 def sharded_loader(store: memfeed.Store, **options: Any) -> Loader:
-    return Loader(store, 8, shuffle=True, seed=1, placement="sharded", uneven=True, **options)
+    return Loader(store, 8, shuffle=True, seed=1, placement="sharded", last="uneven", **options)
 
 
 def error_of(loader: Loader) -> str:
@@ -47,8 +47,11 @@ def read(path: str, other: str, directory: str, rank: int, world_size: int) -> N
         batches = [(image[:, 0].tolist(), labels.tolist()) for image, labels in loader]
         assert all(image == labels for image, labels in batches)
         epochs.append([labels for _, labels in batches])
-    found: dict[str, Any] = {"epochs": epochs, "kept": loader._reader.plan.placement.columns[0].parts[0].row_count}
-    found["given"] = [label for _, labels in sharded_loader(store, rank=0, world_size=1) for label in labels.tolist()]
+    found: dict[str, Any] = {
+        "epochs": epochs,
+        "kept": loader._epochs.reader.plan.placement.columns[0].parts[0].row_count,
+    }
+    found["given"] = [label for _, labels in sharded_loader(store, ranks=(0, 1)) for label in labels.tolist()]
 
     last = world_size - 1
     found["other store"] = error_of(sharded_loader(memfeed.open(other) if rank == last else store))

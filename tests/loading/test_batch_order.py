@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader, Tokens
 from memfeed.errors import FieldError, LoaderError
 from memfeed.order import buckets
 from support import Made, equal
@@ -41,11 +41,10 @@ def rows(batches):
 
 
 @settings(max_examples=30, deadline=None)
-@given(BUDGETS, st.sampled_from([False, True, "blocks"]), st.integers(0, 3), st.booleans(), st.booleans())
+@given(BUDGETS, st.sampled_from([False, True, Blocks(8)]), st.integers(0, 3), st.booleans(), st.booleans())
 def test_no_batch_has_more_tokens_than_the_budget(store, budget, shuffle, epoch, threaded, drop_last):
-    blocks = {"block_rows": 8} if shuffle == "blocks" else {}
-    loader = Loader(store, batch_tokens=budget, shuffle=shuffle, seed=1, drop_last=drop_last, **blocks, **PAD)
-    loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+    loader = Loader(store, bucket_by=Tokens(budget), shuffle=shuffle, seed=1, drop_last=drop_last, **PAD)
+    loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
     loader.set_epoch(epoch)
     expected = len(loader)
     seen = []
@@ -64,12 +63,12 @@ def test_no_batch_has_more_tokens_than_the_budget(store, budget, shuffle, epoch,
 
 
 def test_padding_is_little_and_every_epoch_has_as_many_batches(store):
-    loader = Loader(store, batch_tokens=200, shuffle=True, seed=0, **PAD)
+    loader = Loader(store, bucket_by=Tokens(200), shuffle=True, seed=0, **PAD)
     padded = sum(batch["tokens"].numel() for batch in loader)
     plain = sum(batch["tokens"].numel() for batch in Loader(store, 10, shuffle=True, seed=0, **PAD))
     assert padded - sum(LENGTHS) < 0.6 * (plain - sum(LENGTHS))
     for seed in range(4):  # trainers and schedules count the batches once
-        other = Loader(store, batch_tokens=200, shuffle=True, seed=seed)
+        other = Loader(store, bucket_by=Tokens(200), shuffle=True, seed=seed)
         assert len(loader) == len(other) == len(list(other)) == len(list(other))
 
 
@@ -86,17 +85,21 @@ def test_batches_of_like_length(store, drop_last):
 
 
 def by_rank(store, world, **options):
-    return [Loader(store, **options, rank=r, world_size=world) for r in range(world)]
+    return [Loader(store, **options, ranks=(r, world)) for r in range(world)]
 
 
-OPTIONS = [{"batch_tokens": 97}, {"batch_tokens": 60, "uneven": True}, {"batch_size": 7, "bucket_by": "tokens"}]
+OPTIONS = [
+    {"bucket_by": Tokens(97)},
+    {"bucket_by": Tokens(60), "last": "uneven"},
+    {"batch_size": 7, "bucket_by": "tokens"},
+]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(OPTIONS), st.integers(1, 5), st.booleans(), st.booleans())
 def test_ranks_get_as_many_batches_and_every_row_once(store, options, world, drop_last, pad_last):
-    last = {"drop_last": True} if drop_last else {"pad_last": True} if pad_last else {}
-    last = {} if "uneven" in options else last
+    last = {"drop_last": True} if drop_last else {"last": "pad"} if pad_last else {}
+    last = {} if "last" in options else last
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         options = {**options, **last, "shuffle": True, "seed": 4}
@@ -104,13 +107,13 @@ def test_ranks_get_as_many_batches_and_every_row_once(store, options, world, dro
     alone = rows(Loader(store, **options))
     lengths = [len(loader) for loader in by_rank(store, world, **options)]
     assert lengths == [len(one) for one in found]
-    assert max(lengths) - min(lengths) <= ("uneven" in options)
+    assert max(lengths) - min(lengths) <= (options.get("last") == "uneven")
     steps = [[one[step] for one in found if step < len(one)] for step in range(max(lengths))]
     together = [batch for step in steps for batch in step]
-    if pad_last and "pad_last" in options:
+    if options.get("last") == "pad":
         assert all(bool(batch["valid"].all()) == bool(batch["valid"].any()) for batch in together)
         together = [batch for batch in together if bool(batch["valid"].any())]
-    elif not drop_last and "uneven" not in options:
+    elif not drop_last and "last" not in options:
         extra = len(together) - len(alone)
         assert 0 <= extra < world
         assert rows(together)[len(alone) :] == (alone * world)[:extra], "the first ones again"
@@ -126,7 +129,7 @@ def test_ranks_get_as_many_batches_and_every_row_once(store, options, world, dro
     st.sampled_from(OPTIONS), st.sampled_from([True, False]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)
 )
 def test_a_resume_at_each_step_on_any_number_of_ranks(store, options, shuffle, world, other_world, steps):
-    options = {**options, "shuffle": shuffle, "seed": 2, "uneven": True}
+    options = {**options, "shuffle": shuffle, "seed": 2, "last": "uneven"}
     alone = Loader(store, **options)
     alone.set_epoch(3)
     expected = rows(alone)
@@ -147,7 +150,7 @@ def test_a_resume_at_each_step_on_any_number_of_ranks(store, options, shuffle, w
 
 
 def test_states_after_the_end_of_another_budget_and_moves(store):
-    options = {"batch_tokens": 80, "shuffle": True, "seed": 0}
+    options = {"bucket_by": Tokens(80), "shuffle": True, "seed": 0}
     loader = Loader(store, **options)
     first, second = rows(loader), rows(loader)
     state = loader.state_dict()
@@ -160,7 +163,7 @@ def test_states_after_the_end_of_another_budget_and_moves(store):
     ended.load_state_dict(loader.state_dict())
     assert rows(ended) == []
     assert rows(ended) == second
-    for other in ({"batch_tokens": 81}, {"bucket_by": "tokens", "batch_size": 4}, {"batch_size": 4}):
+    for other in ({"bucket_by": Tokens(81)}, {"bucket_by": "tokens", "batch_size": 4}, {"batch_size": 4}):
         with pytest.raises(LoaderError, match="found a state with order"):
             Loader(store, shuffle=True, seed=0, **other).load_state_dict(state)
     moved, seen = Loader(store, **options), []
@@ -177,26 +180,28 @@ def test_states_after_the_end_of_another_budget_and_moves(store):
 
 def test_len_does_not_settle_the_seed(store):
     torch.manual_seed(5)
-    late = Loader(store, batch_tokens=70, shuffle=True)
+    late = Loader(store, bucket_by=Tokens(70), shuffle=True)
     len(late)
     torch.manual_seed(3)
-    assert rows(late) == rows(Loader(store, batch_tokens=70, shuffle=True, seed=3))
-    drawn = Loader(store, batch_tokens=70, shuffle=True, generator=torch.Generator().manual_seed(1))
+    found = rows(late)
+    torch.manual_seed(3)
+    assert rows(Loader(store, bucket_by=Tokens(70), shuffle=True)) == found
+    drawn = Loader(store, bucket_by=Tokens(70), shuffle=True, generator=torch.Generator().manual_seed(1))
     assert len(drawn) == len(list(drawn))
-    other = Loader(store, batch_tokens=70, shuffle=True)
+    other = Loader(store, bucket_by=Tokens(70), shuffle=True)
     other.load_state_dict(drawn.state_dict())
     assert rows(other) == rows(drawn)
 
 
 def test_jagged_batches_views_and_pickles(store):
     part = store.subset(list(range(0, N, 3)))
-    loader = Loader(part, batch_tokens=90, shuffle=True, seed=0, return_rows=True)
+    loader = Loader(part, bucket_by=Tokens(90), shuffle=True, seed=0, return_rows=True)
     found = list(pickle.loads(pickle.dumps(loader)))
     assert all(batch["tokens"].is_nested for batch in found)
     assert sorted(sum(rows(found), [])) == list(range(0, N, 3))
     assert all((batch["rows"] * 3 == batch["row"]).all() for batch in found)
     assert rows(loader) == rows(found)
-    numpy = next(iter(Loader(part, batch_tokens=90, as_="numpy", device="cpu", pad={"tokens": 0})))
+    numpy = next(iter(Loader(part, bucket_by=Tokens(90), as_="numpy", device="cpu", pad={"tokens": 0})))
     assert numpy["tokens"].size <= 90
 
 
@@ -205,18 +210,18 @@ def test_several_stores_by_weight(store):
     found = list(loader)
     assert sum(len(batch["row"]) for batch in found) == 2 * N
     assert len(found) == len(loader) == 2 * N // 20
-    with pytest.raises(LoaderError, match="expected bucket_by with batch_size="):
-        Loader([store, store], batch_tokens=120, weights=[0.25, 0.75])
+    with pytest.raises(LoaderError, match="expected the name of a field as bucket_by, and batch_size="):
+        Loader([store, store], bucket_by=Tokens(120), weights=[0.25, 0.75])
 
 
 def test_a_dataloader_of_the_parts_reads_the_same_batches(store):
-    loader = Loader(store, batch_tokens=90, shuffle=True, seed=0, **PAD)
+    loader = Loader(store, bucket_by=Tokens(90), shuffle=True, seed=0, **PAD)
     parts = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
-    expected = Loader(store, batch_tokens=90, shuffle=True, seed=0, **PAD)
+    expected = Loader(store, bucket_by=Tokens(90), shuffle=True, seed=0, **PAD)
     assert len(parts) == len(expected)
     for _ in range(2):
         assert all(equal(a, b) for a, b in zip(parts, expected, strict=True))
-    anew = Loader(store, batch_tokens=90, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn, **PAD)
+    anew = Loader(store, bucket_by=Tokens(90), batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn, **PAD)
     assert rows(anew) == rows(expected)
 
 
@@ -230,51 +235,53 @@ def test_a_batch_sampler_that_a_framework_wraps(store):
                 self.seen += batch
                 yield batch
 
-    loader = Loader(store, batch_tokens=90, **PAD)
+    loader = Loader(store, bucket_by=Tokens(90), **PAD)
     wrapper = Wrapper(loader.batch_sampler)
-    anew = Loader(store, batch_tokens=90, batch_sampler=wrapper, collate_fn=loader.collate_fn, **PAD)
-    assert rows(anew) == rows(Loader(store, batch_tokens=90))
+    anew = Loader(store, bucket_by=Tokens(90), batch_sampler=wrapper, collate_fn=loader.collate_fn, **PAD)
+    assert rows(anew) == rows(Loader(store, bucket_by=Tokens(90)))
     assert sorted(wrapper.seen) == list(range(N))
 
 
 def test_rows_longer_than_the_budget_are_named_at_the_start(store):
-    loader = Loader(store, batch_tokens=30, shuffle=True)
-    message = rf"found \d+ of 230 rows with more tokens in field tokens than batch_tokens=30 \(the longest has {MOST}\)"
+    loader = Loader(store, bucket_by=Tokens(30), shuffle=True)
+    message = rf"found \d+ of 230 rows with more tokens in field tokens than Tokens\(30\) \(the longest has {MOST}\)"
     with pytest.raises(LoaderError, match=message) as error:
         next(iter(loader))
     assert len(str(error.value)) < 400
     with pytest.raises(LoaderError, match=r'store\.subset\(store\.lengths\("tokens"\) <= 30\)'):
         len(loader)
     short = store.subset(store.lengths("tokens") <= 30)
-    assert sum(len(batch["row"]) for batch in Loader(short, batch_tokens=30)) == len(short)
+    assert sum(len(batch["row"]) for batch in Loader(short, bucket_by=Tokens(30))) == len(short)
 
 
 def test_arguments_that_do_not_fit(store):
     for options, message in (
-        ({"batch_size": 4, "batch_tokens": 90}, "expected one of them"),
-        ({"batch_tokens": 0}, "an int of at least 1"),
-        ({"batch_tokens": 90, "sampler": [1, 2]}, "use_distributed_sampler=False"),
-        ({"batch_tokens": 90, "batch_sampler": [[1, 2]]}, "use_distributed_sampler=False"),
+        ({"batch_size": 4, "bucket_by": Tokens(90)}, "expected one of them"),
+        ({"bucket_by": Tokens(0)}, "an int of at least 1"),
+        ({"bucket_by": Tokens(90), "sampler": [1, 2]}, "use_distributed_sampler=False"),
+        ({"bucket_by": Tokens(90), "batch_sampler": [[1, 2]]}, "use_distributed_sampler=False"),
         ({"batch_size": None, "bucket_by": "tokens"}, "expected batches"),
+        ({"bucket_by": Tokens}, r"or memfeed.Tokens\(8192\)"),
+        ({"bucket_by": 8192}, r"found bucket_by=8192; expected the name of a field, or memfeed.Tokens\(8192\)"),
     ):
         with pytest.raises(LoaderError, match=message):
             Loader(store, **options)
     with pytest.raises(FieldError, match=r"bucket_by=.row., which is int64 \[\]"):
         Loader(store, 4, bucket_by="row")
     with pytest.raises(FieldError, match="found 0 fields of varying length"):
-        Loader(store.select("row"), batch_tokens=90)
+        Loader(store.select("row"), bucket_by=Tokens(90))
     with pytest.raises(ValueError, match="should not be set"):
-        Loader(store, batch_tokens=90).batch_tokens = 4
+        Loader(store, bucket_by=Tokens(90)).bucket_by = 4
 
 
 def test_a_store_without_rows_gives_no_batch(store):
-    loader = Loader(store.subset([]), batch_tokens=90, shuffle=True)
+    loader = Loader(store.subset([]), bucket_by=Tokens(90), shuffle=True)
     assert (len(loader), list(loader)) == (0, [])
 
 
 def test_ranks_are_told_about_batches_that_come_again(store):
-    count = len(Loader(store, batch_tokens=90, shuffle=True, seed=0))
-    loader = Loader(store, batch_tokens=90, shuffle=True, seed=0, rank=0, world_size=2 * count + 1)
+    count = len(Loader(store, bucket_by=Tokens(90), shuffle=True, seed=0))
+    loader = Loader(store, bucket_by=Tokens(90), shuffle=True, seed=0, ranks=(0, 2 * count + 1))
     with pytest.warns(UserWarning, match=r"found \d+ batches for \d+ ranks"):
         list(loader)
 

@@ -46,8 +46,8 @@ LOADERS = st.sampled_from(
     [
         {"batch_size": 7},
         {"batch_size": 64, "drop_last": True},
-        {"batch_size": 5, "world_size": 2, "rank": 1},
-        {"batch_tokens": 60},
+        {"batch_size": 5, "ranks": (1, 2)},
+        {"bucket_by": memfeed.Tokens(60)},
     ]
 )
 PASSES = st.lists(st.sampled_from(["whole", "broken off", "resumed", "loaded in the midst"]), min_size=2, max_size=5)
@@ -59,12 +59,12 @@ def test_every_pass_has_its_rows(store, options, passes, share, seed, prefetch):
     chance = random.Random(seed)
 
     def made(**more):
-        loader = memfeed.Loader(store, shuffle=True, seed=seed, **{"prefetch": prefetch, **options, **more})
-        if "prefetch" not in more:
-            loader._run.policy = Changing(chance.random(), share)
+        loader = memfeed.Loader(store, shuffle=True, seed=seed, **{"prefetch_factor": prefetch, **options, **more})
+        if "prefetch_factor" not in more:
+            loader._epochs.policy = Changing(chance.random(), share)
         return loader
 
-    loader, plain = made(), made(prefetch=0)
+    loader, plain = made(), made(prefetch_factor=0)
     for kind in passes:
         epoch = loader.state_dict()["epoch"]
         plain.set_epoch(epoch)

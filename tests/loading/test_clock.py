@@ -41,17 +41,43 @@ def test_the_epoch_after_one_that_is_finished_is_whole():
     assert clock.start(1) == (4, None)
 
 
-def test_seeds():
+def test_a_seed_is_drawn_once():
     assert EpochClock(5).resolve_seed(1) == 5
     torch.manual_seed(9)
-    assert EpochClock(None).resolve_seed(1) == 9
-    assert EpochClock(None).resolve_seed(2) == 0
-    drawn = [EpochClock(None, torch.Generator().manual_seed(1)).resolve_seed(n) for n in (1, 2)]
-    assert drawn[0] == drawn[1]
-    clock = EpochClock(None)
+    expected = [int(torch.empty((), dtype=torch.int64).random_()) for _ in range(2)]
+    torch.manual_seed(9)
+    clocks = [EpochClock(None), EpochClock(None)]
+    assert [clock.resolve_seed(1) for clock in clocks] == expected, "as DataLoader draws its base seed"
+    assert [clock.resolve_seed(1) for clock in clocks] == expected, "a loader keeps its seed"
+
+
+def test_a_generator_that_is_assigned_gives_the_seed_of_the_next_pass_from_the_beginning():
+    def generator():
+        return torch.Generator().manual_seed(1)
+
+    clock = EpochClock(None, generator())
+    before = torch.get_rng_state()
     first = clock.resolve_seed(1)
-    torch.manual_seed(10)
-    assert clock.resolve_seed(1) == first, "a loader keeps its seed"
+    assert torch.equal(torch.get_rng_state(), before)
+    clock.generator = other = torch.Generator().manual_seed(2)
+    clock.move(30)
+    clock.start(1)
+    assert clock.seed == first, "the rest of an epoch has the order of its beginning"
+    clock.start(1)
+    assert clock.generator is other
+    assert clock.seed not in (None, first)
+    assert clock.seed == EpochClock(None, torch.Generator().manual_seed(2)).resolve_seed(1)
+
+
+def test_a_given_seed_shows_a_generator_and_takes_no_other():
+    for seed in (7, -1, 2**70):
+        clock = EpochClock(seed)
+        shown = clock.generator
+        clock.generator = shown
+        assert isinstance(clock.generator, torch.Generator)
+        with pytest.raises(LoaderError, match=f"found a generator for a loader with seed={seed}.*leave seed= out"):
+            clock.generator = torch.Generator()
+        assert clock.resolve_seed(1) == seed
 
 
 def test_a_lent_epoch_is_the_loaders():

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 import memfeed
 import memfeed.transforms as T
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
 from support import Made, equal
 
@@ -65,7 +65,7 @@ def test_every_argument_is_an_attribute_as_it_was_given(store):
     loader = Loader(store, 4, True, seed=3, transform=T.RandomHorizontalFlip(), return_rows=True)
     missing = [name for name in inspect.signature(Loader.__init__).parameters if name not in ("self", *vars(loader))]
     assert missing == ["multiprocessing_context"], "which DataLoader keeps under another name"
-    assert (loader.batch_size, loader.shuffle, loader.seed, loader.rank) == (4, True, 3, None)
+    assert (loader.batch_size, loader.shuffle, loader.seed, loader.ranks) == (4, True, 3, None)
     assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (0, None, False)
     assert isinstance(loader, DataLoader)
     assert len(loader.dataset) == N
@@ -91,14 +91,16 @@ def test_arguments_of_worker_processes_are_accepted_and_named_once(store, capfd)
     [
         {"num_workers": -1},
         {"timeout": -1},
-        {"prefetch_factor": 2},
+        {"prefetch_factor": -1},
         {"persistent_workers": True},
         {"drop_last": 3},
         {"shuffle": "yes"},
+        {"shuffle": "blocks"},
+        {"last": "keep"},
         {"sampler": [1], "shuffle": True},
         {"batch_size": None, "drop_last": True},
         {"as_": "tensorflow"},
-        {"uneven": True, "drop_last": True},
+        {"last": "uneven", "drop_last": True},
     ],
 )
 def test_wrong_arguments_are_value_errors(store, wrong):
@@ -125,7 +127,7 @@ def test_shuffle_none_is_false(store):
 # --- samplers
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {}, {"shuffle": "blocks", "block_rows": 4}])
+@pytest.mark.parametrize("options", [{"shuffle": True}, {}, {"shuffle": Blocks(4)}])
 def test_the_sampler_gives_the_order_that_the_loader_reads(store, options):
     loader, other = Loader(store, 7, seed=5, **options), Loader(store, 7, seed=5, **options)
     for _ in range(3):
@@ -140,13 +142,13 @@ def test_what_frameworks_ask_of_samplers(store):
     assert isinstance(Loader(store, shuffle=True).sampler, RandomSampler)
     assert isinstance(Loader(store).sampler, SequentialSampler)
     assert type(Loader(store, 4).batch_sampler) is BatchSampler
-    blocks = Loader(store, shuffle="blocks").sampler
+    blocks = Loader(store, shuffle=Blocks()).sampler
     assert isinstance(blocks, Sampler)
     assert not isinstance(blocks, RandomSampler), "frameworks throw those away"
 
 
 def test_samplers_know_no_rank(store):
-    loader = Loader(store, 5, shuffle=True, seed=1, rank=1, world_size=2)
+    loader = Loader(store, 5, shuffle=True, seed=1, ranks=(1, 2))
     assert sorted(loader.sampler) == list(range(N))
 
 
@@ -189,6 +191,63 @@ def test_the_users_set_epoch_wins(store):
     assert sampler.called == [5, 5, 2]
 
 
+def test_an_epoch_that_a_sampler_had_before_the_loader_counts(store):
+    def at(epoch):
+        sampler = Driven()
+        sampler.set_epoch(epoch)
+        return sampler
+
+    sampler = at(5)
+    loader = Loader(store, 8, sampler=sampler)
+    assert loader.epoch == 5
+    assert sum(rows(loader), []) == list(at(5))
+    assert sum(rows(loader), []) == list(at(6)), "nobody calls it, so each pass is the next epoch"
+    assert sampler.called == [5, 5, 6]
+
+    sampler = at(5)
+    loader = Loader(store, batch_sampler=BatchSampler(sampler, 8, False))
+    sampler.set_epoch(7)
+    assert sum(rows(loader), []) == list(at(7))
+    assert loader.epoch == 7
+
+    sampler = at(5)
+    loader = Loader(store, 8, sampler=sampler)
+    loader.set_epoch(2)
+    assert sum(rows(loader), []) == list(at(2)), "a call of the user's"
+
+
+def test_a_state_counts_more_than_the_epoch_that_a_sampler_had_before_the_loader(store):
+    sampler = torch.utils.data.DistributedSampler(store, num_replicas=1, rank=0)
+    loader = Loader(store, 8, sampler=sampler)
+    running = iter(loader)
+    next(running)
+    state, left = loader.state_dict(), rows(running)
+    sampler.set_epoch(3)
+    other = Loader(store, 8, sampler=sampler)
+    other.load_state_dict(state)
+    assert rows(other) == left
+    assert sampler.epoch == other.epoch == 0
+
+
+def test_a_sampler_that_hides_its_epoch_is_not_set_to_the_first(store):
+    class Hidden:
+        def __init__(self):
+            self.called = []
+
+        def set_epoch(self, epoch):
+            self.called.append(epoch)
+
+        def __iter__(self):
+            return iter(range(N))
+
+    sampler = Hidden()
+    sampler.set_epoch(1)
+    loader = Loader(store, 8, sampler=sampler)
+    for _ in range(3):
+        list(loader)
+    assert sampler.called == [1, 1, 2]
+
+
 def test_a_sampler_that_nobody_drives_gets_each_epoch(store):
     sampler = Driven()
     loader = Loader(store, 8, sampler=sampler)
@@ -221,7 +280,7 @@ def test_a_loader_made_anew_with_another_sampler_keeps_the_rest(store):
 
 
 def test_a_loader_made_anew_without_changes_is_equal(store):
-    for options in ({"shuffle": True}, {"shuffle": "blocks", "block_rows": 4}, {"drop_last": True}, {"pad_last": True}):
+    for options in ({"shuffle": True}, {"shuffle": Blocks(4)}, {"drop_last": True}, {"last": "pad"}):
         loader = Loader(store, 7, seed=2, **options)
         assert equal(list(rebuild(loader)), list(Loader(store, 7, seed=2, **options)))
 
@@ -234,9 +293,9 @@ def test_a_sampler_that_is_put_in_decides(store, capsys):
 
 
 def test_padding_cannot_be_lost_silently(store):
-    loader = Loader(store, 7, pad_last=True)
+    loader = Loader(store, 7, last="pad")
     theirs = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
-    with pytest.raises(LoaderError, match="found pad_last on a loader whose batches another component draws"):
+    with pytest.raises(LoaderError, match='found last="pad" on a loader whose batches another component draws'):
         next(iter(theirs))
 
 
@@ -284,7 +343,7 @@ def test_a_batch_can_say_its_rows(store):
     part = store.subset([30, 10, 20])
     for (_, labels), found in Loader(part, 2, shuffle=True, seed=0, return_rows=True):
         assert [[30, 10, 20][row] for row in found.tolist()] == labels.tolist()
-    padded = list(Loader(part, 2, pad_last=True, return_rows=True))
+    padded = list(Loader(part, 2, last="pad", return_rows=True))
     assert [len(batch) for batch in padded] == [3, 3]
     assert padded[1][1].tolist() == [True, False]
     named = memfeed.cache({"x": torch.arange(4)}, progress=False)
@@ -302,7 +361,7 @@ def test_numpy_arrays_share_the_memory_of_the_batch(store):
 
 def test_empty_datasets_give_empty_loaders(store):
     for empty in (Subset(store, []), store.subset([]), torch.zeros(0, 3)):
-        for options in ({}, {"shuffle": True}, {"shuffle": "blocks"}, {"drop_last": True}, {"pad_last": True}):
+        for options in ({}, {"shuffle": True}, {"shuffle": Blocks()}, {"drop_last": True}, {"last": "pad"}):
             loader = Loader(empty, 4, **options)
             assert (len(loader), list(loader)) == (0, [])
 
@@ -330,9 +389,76 @@ def test_the_seed_is_taken_when_the_first_batch_is_asked_for(store):
 
 def test_a_generator_seeds(store):
     def order(seed):
-        return rows(Loader(store, 7, shuffle=True, generator=torch.Generator().manual_seed(seed)))
+        before = torch.get_rng_state()
+        found = rows(Loader(store, 7, shuffle=True, generator=torch.Generator().manual_seed(seed)))
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
 
     assert order(1) == order(1) != order(2)
+
+
+def test_loaders_made_one_after_the_other_differ(store):
+    """For each epoch, for each fold of a cross-validation, for each of two domains: orders and crops of their own."""
+    options = {"transform": T.RandomCrop(8, padding=2, on=0)}
+    found = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        loaders = [Loader(store, 40, shuffle=True, **options) for _ in range(2)]
+        found.append([batch for loader in loaders for batch in loader])
+    (first, second), again = found
+    assert first[1].tolist() != second[1].tolist()
+    in_rows = [batch[0][batch[1].argsort()] for batch in (first, second)]
+    assert not torch.equal(*in_rows)
+    for batch, other in zip((first, second), again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+
+
+def test_a_seed_is_drawn_in_the_first_pass_and_only_there(store):
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    loader = Loader(store, 7, shuffle=True)
+    len(loader), repr(loader), loader.state_dict(), iter(loader), loader.skip(0)
+    assert torch.equal(torch.get_rng_state(), before)
+    rows(loader)
+    after = torch.get_rng_state()
+    assert not torch.equal(after, before)
+    first = loader.state_dict()["seed"]
+    torch.manual_seed(4)
+    rows(loader)
+    assert torch.equal(torch.get_rng_state(), before), "a second pass draws nothing"
+    assert loader.state_dict()["seed"] == first
+
+
+@pytest.mark.parametrize("part", ["loader", "sampler"])
+def test_a_generator_that_is_put_in_seeds_the_next_pass(store, part):
+    def order(seed):
+        loader = Loader(store, 7, shuffle=True)
+        first, generator = rows(loader), torch.Generator().manual_seed(seed)
+        (loader if part == "loader" else loader.sampler).generator = generator
+        assert loader.sampler.generator is generator
+        loader.set_epoch(0)
+        before = torch.get_rng_state()
+        found = rows(loader)
+        assert found != first
+        assert torch.equal(torch.get_rng_state(), before)
+        loader.set_epoch(0)
+        assert list(loader.sampler) == sum(found, [])
+        return found
+
+    assert order(1) == order(1) != order(2)
+
+
+def test_a_generator_beside_a_seed_is_refused(store):
+    with pytest.raises(LoaderError, match=r"found a generator for a loader with seed=3.*leave seed= out"):
+        Loader(store, 7, shuffle=True, seed=3).sampler.generator = torch.Generator()
+
+
+@pytest.mark.parametrize("name", ["replacement", "data_source", "_num_samples"])
+def test_what_a_sampler_of_ours_draws_cannot_be_assigned(store, name):
+    sampler = Loader(store, 7, shuffle=True).sampler
+    setattr(sampler, name, getattr(sampler, name))
+    with pytest.raises(LoaderError, match=rf"found {name} assigned to the sampler of a loader; .* sampler=Random"):
+        setattr(sampler, name, 5)
 
 
 def test_a_state_brings_its_seed(store):
@@ -346,7 +472,7 @@ def test_a_state_brings_its_seed(store):
     other = Loader(store, 7, shuffle=True)
     other.load_state_dict(state)
     assert rows(other) == whole
-    with pytest.raises(LoaderError, match="found a state with seed 1; this loader has seed 9"):
+    with pytest.raises(LoaderError, match=r"found a state with seed \d+; this loader has seed 9"):
         Loader(store, 7, shuffle=True, seed=9).load_state_dict(state)
 
 
@@ -416,16 +542,17 @@ def test_ranks_are_read_when_an_epoch_starts(store, monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("memfeed.loading.own_rows.has_own_rows", lambda *_, **__: False)
     assert len(loader) == 4
-    assert rows(loader) == rows(Loader(store, 5, shuffle=True, seed=1, rank=1, world_size=2))
+    assert rows(loader) == rows(Loader(store, 5, shuffle=True, seed=1, ranks=(1, 2)))
     assert Loader(store, 5).state_dict()["seed"] == ""
 
 
 def test_the_launchers_ranks_hold_before_the_process_group(store, monkeypatch, capsys):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    assert rows(Loader(store, 5, seed=1)) == rows(Loader(store, 5, seed=1, rank=1, world_size=2))
-    assert sorted(sum(rows(Loader(store, 5, rank=0, world_size=1)), [])) == list(range(N))
+    assert rows(Loader(store, 5, seed=1)) == rows(Loader(store, 5, seed=1, ranks=(1, 2)))
+    assert sorted(sum(rows(Loader(store, 5, ranks=(0, 1))), [])) == list(range(N))
 
 
 def test_a_loader_that_changes_its_world_size_says_so(store, monkeypatch):
@@ -434,13 +561,14 @@ def test_a_loader_that_changes_its_world_size_says_so(store, monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("memfeed.loading.own_rows.has_own_rows", lambda *_, **__: False)
     with pytest.warns(UserWarning, match="found 2 ranks where this loader gave its last epoch to 1"):
         list(loader)
 
 
 def test_by_default_every_rank_gives_as_many_batches():
-    loaders = [Loader(torch.arange(101), 10, shuffle=True, seed=0, rank=r, world_size=2) for r in range(2)]
-    with pytest.warns(UserWarning, match="found 101 rows for 2 ranks: 1 rows from the beginning .* uneven=True"):
+    loaders = [Loader(torch.arange(101), 10, shuffle=True, seed=0, ranks=(r, 2)) for r in range(2)]
+    with pytest.warns(UserWarning, match="found 101 rows for 2 ranks: 1 rows from the beginning .* last='uneven'"):
         read = [list(loader) for loader in loaders]
     assert [len(batches) for batches in read] == [len(loader) for loader in loaders] == [6, 6]
     assert len(torch.cat(read[0])) == len(torch.cat(read[1])) == 51
@@ -448,7 +576,7 @@ def test_by_default_every_rank_gives_as_many_batches():
     assert read[1][-1].tolist() == order[:1].tolist(), "the first row of the order comes again"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        uneven = [torch.cat(list(Loader(torch.arange(101), 10, rank=r, world_size=2, uneven=True))) for r in range(2)]
+        uneven = [torch.cat(list(Loader(torch.arange(101), 10, ranks=(r, 2), last="uneven"))) for r in range(2)]
     assert sorted(torch.cat(uneven).tolist()) == list(range(101))
 
 
@@ -458,7 +586,13 @@ def test_by_default_every_rank_gives_as_many_batches():
 def test_a_pickle_keeps_the_arguments(store):
     loader = Loader(store, 7, shuffle=True, transform=AUGMENT, return_rows=True, drop_last=True)
     other = pickle.loads(pickle.dumps(loader))
-    assert (other.batch_size, other.drop_last, other.return_rows, other.seed, other.rank) == (7, True, True, None, None)
+    assert (other.batch_size, other.drop_last, other.return_rows, other.seed, other.ranks) == (
+        7,
+        True,
+        True,
+        None,
+        None,
+    )
     joined = pickle.loads(pickle.dumps(Loader([store, store], 7, weights=[0.5, 0.5], seed=1)))
     assert rows(joined) == rows(Loader([store, store], 7, weights=[0.5, 0.5], seed=1))
 

@@ -42,6 +42,49 @@ def test_maps_of_inference_mode_are_ordinary_tensors(tmp_path, samples):
         (torch.ones((), requires_grad=True) * batch["image"]).sum().backward()
 
 
+def is_inference(batch):
+    if isinstance(batch, torch.Tensor):
+        return batch.is_inference()
+    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return any(map(is_inference, parts))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"transform": T.RandomHorizontalFlip(on="image")},
+        {"transform": {"image": lambda image: image.float()}},
+        {"shuffle": True, "return_rows": True, "last": "pad"},
+        {"pad": {"tokens": 0}},
+        {"sampler": range(ROWS)},
+        {"collate_fn": lambda samples: torch.stack([sample["image"] for sample in samples])},
+        {"batch_size": 1},
+    ],
+    ids=lambda options: ",".join(options) or "plain",
+)
+def test_inference_mode_that_is_left_within_an_epoch(tmp_path, samples, options, prefetch):
+    store = memfeed.cache(samples, tmp_path / "s.mf", progress=False)
+    loader = memfeed.Loader(store, **{"batch_size": 4, "prefetch_factor": prefetch, **options})
+    for _ in range(2):
+        batches = iter(loader)
+        with torch.inference_mode():
+            next(batches)
+        assert not any(is_inference(batch) for batch in batches)
+        batches = iter(loader)
+        next(batches)
+        with torch.inference_mode():
+            next(batches)
+            assert torch.is_inference_mode_enabled()
+        with torch.no_grad():
+            next(batches)
+            assert not torch.is_grad_enabled()
+        batch = next(batches)
+        image = batch if isinstance(batch, torch.Tensor) else batch["image"]
+        (torch.ones((), requires_grad=True) * image.float()).sum().backward()
+
+
 STEPS = [
     T.RandomHorizontalFlip(on="image"),
     T.RandomCrop(12, padding=2, on="image"),
@@ -59,7 +102,7 @@ def test_the_default_device_does_not_leak_into_transforms(tmp_path, samples, ste
     store = memfeed.cache(samples, tmp_path / "s.mf", progress=False)
     expected = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
     with torch.device("meta"):  # of this thread alone: it takes the work that other threads might take
-        found = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step, threads=1)]
+        found = [batch["image"] for batch in memfeed.Loader(store, 8, shuffle=True, seed=0, transform=step)]
     assert all(map(torch.equal, found, expected))
 
 

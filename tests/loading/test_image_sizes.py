@@ -75,14 +75,14 @@ def check(found, wanted):
 
 def test_any_batch_size_rank_and_resume(store):
     wanted = expected()
-    for options in ({"batch_size": 4}, {"batch_size": 7, "prefetch": 0}, {"batch_size": 1}, {"batch_size": N}):
+    for options in ({"batch_size": 4}, {"batch_size": 7, "prefetch_factor": 0}, {"batch_size": 1}, {"batch_size": N}):
         loader = memfeed.Loader(store, shuffle=True, seed=0, transform=TRAIN, **options)
         batches = list(loader)
         assert batches[0]["image"].shape == (options["batch_size"], 3, 16, 16)
         check(by_row(batches), wanted)
     assert by_row(loader).keys() == wanted.keys()
     ranks = [
-        memfeed.Loader(store, 3, shuffle=True, seed=0, transform=TRAIN, uneven=True, rank=rank, world_size=2)
+        memfeed.Loader(store, 3, shuffle=True, seed=0, transform=TRAIN, last="uneven", ranks=(rank, 2))
         for rank in range(2)
     ]
     check(by_row([batch for rank in ranks for batch in rank]), wanted)
@@ -151,7 +151,7 @@ def test_a_crop_reads_its_own_pixels(store, monkeypatch):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_who_writes_to_a_batch_never_changes_the_store(store, transform, prefetch):
     kept = []
-    for batch in memfeed.Loader(store, 5, transform=transform, prefetch=prefetch):
+    for batch in memfeed.Loader(store, 5, transform=transform, prefetch_factor=prefetch):
         assert type(batch["image"]) is type(batch["mask"]) is list
         for tensor in [*batch["image"], *batch["mask"]]:
             tensor.fill_(7)
@@ -240,14 +240,14 @@ def test_images_of_which_one_side_varies(tmp_path, prefetch):
 
     stored = memfeed.cache(Made(row, N), tmp_path / "s.mf", progress=False)
     for transform in (RandomResizedCrop(8, on="image"), Resize(12, on="image"), RandomHorizontalFlip(on="image")):
-        for batch in memfeed.Loader(stored, 4, shuffle=True, seed=0, transform=transform, prefetch=prefetch):
+        for batch in memfeed.Loader(stored, 4, shuffle=True, seed=0, transform=transform, prefetch_factor=prefetch):
             for image, i in zip(batch["image"], batch["label"].tolist(), strict=True):
                 alone = transform.apply({"image": row(i)["image"][None]}, Keys(0, 0, torch.tensor([i])))["image"][0]
                 assert torch.equal(image, alone)
             assert isinstance(batch["image"], torch.Tensor) == transform.makes_one_size
             assert batch["clip"].is_nested
     for other in (None, {"label": lambda label: label}, ToDtype(torch.int32, on="pair")):
-        for batch in memfeed.Loader(stored, 4, transform=other, prefetch=prefetch):
+        for batch in memfeed.Loader(stored, 4, transform=other, prefetch_factor=prefetch):
             assert [type(value) for value in batch.values()] == [type(value) for value in stored[:2].values()]
             images, rows = batch["image"], batch["label"].tolist()
             images = images.unbind() if isinstance(images, torch.Tensor) else images

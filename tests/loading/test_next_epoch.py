@@ -24,12 +24,12 @@ def store(tmp_path):
 
 def threaded(store, **options):
     loader = memfeed.Loader(store, SIZE, shuffle=True, **{"seed": 3, **options})
-    loader._run.policy = PrefetchPolicy(allowed=True, always=True)
+    loader._epochs.policy = PrefetchPolicy(allowed=True, always=True)
     return loader
 
 
 def gathered(loader):
-    return loader._reader.plan.maker.gather.bytes
+    return loader._epochs.reader.plan.maker.gather.bytes
 
 
 def wait_until(true, seconds=20):
@@ -40,7 +40,7 @@ def wait_until(true, seconds=20):
 
 
 def expected(store, epoch, **options):
-    loader = memfeed.Loader(store, SIZE, shuffle=True, prefetch=0, **{"seed": 3, **options})
+    loader = memfeed.Loader(store, SIZE, shuffle=True, prefetch_factor=0, **{"seed": 3, **options})
     loader.set_epoch(epoch)
     return list(loader)
 
@@ -54,7 +54,9 @@ def same(found, wanted):
 def one_epoch(loader):
     """Run an epoch, and wait until the thread has made what it makes of the next."""
     batches, before = list(loader), loader.stats()
-    wait_until(lambda: gathered(loader) >= loader._run.gathered_before + EPOCH_BYTES + 2 * SIZE * EPOCH_BYTES // ROWS)
+    wait_until(
+        lambda: gathered(loader) >= loader._epochs.gathered_before + EPOCH_BYTES + 2 * SIZE * EPOCH_BYTES // ROWS
+    )
     assert before["bytes"] == loader.stats()["bytes"] == EPOCH_BYTES
     return batches
 
@@ -64,7 +66,7 @@ def test_batches_are_made_before_the_epoch_begins_and_are_the_right_ones(store):
     threads = set()
     for epoch in range(4):
         same(one_epoch(loader), expected(store, epoch))
-        threads.add(loader._run.handover._held[0].thread._thread)
+        threads.add(loader._epochs.handover._held[0].thread._thread)
         assert loader.state_dict()["epoch"] == epoch + 1
     assert len(threads) == 1  # it goes on from epoch to epoch
 
@@ -84,8 +86,8 @@ def test_the_thread_is_given_back_in_the_midst_of_an_epoch_that_it_began(tmp_pat
     store = memfeed.cache(torch.arange(5000), tmp_path / "many.mf", progress=False)
     loader = threaded(store)
     list(loader)
-    wait_until(lambda: loader._run.handover._held[0].thread.ready)
-    policy, left = loader._run.policy, iter([False] * groups + [True])
+    wait_until(lambda: loader._epochs.handover._held[0].thread.ready)
+    policy, left = loader._epochs.policy, iter([False] * groups + [True])
 
     def note(wait, busy):
         policy.settled = next(left)
@@ -144,7 +146,7 @@ def test_another_number_of_ranks(store, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match="found 2 ranks"):
         found = list(loader)
-    same(found, expected(store, 1, rank=1, world_size=2))
+    same(found, expected(store, 1, ranks=(1, 2)))
 
 
 def test_columns_in_memory_may_change_between_epochs():
@@ -160,7 +162,7 @@ def test_an_epoch_that_is_broken_off_begins_nothing(store):
     loader = threaded(store)
     for _ in loader:
         break
-    assert loader._run.handover._held is None
+    assert loader._epochs.handover._held is None
     same(list(loader), expected(store, 1))
 
 
@@ -168,7 +170,7 @@ def test_batches_that_nobody_takes_are_dropped_after_a_while(store, monkeypatch)
     monkeypatch.setattr(next_epoch, "KEPT_SECONDS", 0.05)
     loader = threaded(store)
     list(loader)
-    source = loader._run.handover._held[0].thread
+    source = loader._epochs.handover._held[0].thread
     wait_until(lambda: not source._thread.is_alive())
     assert source.ready == 0
     same(list(loader), expected(store, 1))
@@ -186,14 +188,14 @@ def test_batches_that_are_taken_are_not_dropped_later(store, monkeypatch):
 
 def test_an_exception_in_a_batch_made_early_is_raised_by_its_epoch(store):
     loader = threaded(store)
-    groups = loader._reader.groups
+    groups = loader._epochs.reader.groups
 
     def broken(epoch, *rest):
         if epoch == 1:
             raise ValueError("epoch 1")
         yield from groups(epoch, *rest)
 
-    loader._reader.groups = broken
+    loader._epochs.reader.groups = broken
     same(list(loader), expected(store, 0))
     with pytest.raises(ValueError, match="epoch 1"):
         list(loader)
@@ -220,7 +222,7 @@ def test_the_thread_ends_with_the_loader_at_once(store, monkeypatch):
     monkeypatch.setattr(background, "PATIENCE_SECONDS", 1000)  # it is woken: it does not look from time to time
     loader = threaded(store)
     one_epoch(loader)
-    thread = loader._run.handover._held[0].thread._thread
+    thread = loader._epochs.handover._held[0].thread._thread
     del loader
     gc.collect()
     thread.join(20)

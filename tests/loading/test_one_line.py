@@ -1,5 +1,7 @@
 """A Loader of any map-style dataset, where a DataLoader stood."""
 
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -10,9 +12,9 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 import memfeed
 from memfeed import Loader
-from memfeed.convert.filler import running
 from memfeed.errors import LoaderError, RandomDataError
 from memfeed.system.messages import say_once
+from memfeed.system.threads import end_all
 from support import Made
 
 N = 50
@@ -26,7 +28,7 @@ def sample(i):
 def quiet(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
-    running.end()  # a store in the traceback of an error lives on, and its workers with it
+    end_all()  # a store in the traceback of an error lives on, and its workers with it
 
 
 def rows(loader):
@@ -99,17 +101,43 @@ def test_a_random_dataset_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_cache_beside_what_needs_no_store(tmp_path):
-    for source in (TensorDataset(torch.arange(3)), memfeed.cache([sample(i) for i in range(3)], progress=False)):
-        with pytest.raises(LoaderError, match="which is read as it is; expected a map-style dataset"):
-            Loader(source, 2, cache=tmp_path / "s.mf")
+def test_cache_beside_columns_in_memory_has_no_effect(tmp_path, capsys):
+    say_once.cache_clear()
+    loader = Loader(TensorDataset(torch.arange(3)), 2, cache=tmp_path / "s.mf")
+    assert [rows.tolist() for (rows,) in loader] == [[0, 1], [2]]
+    assert not list(tmp_path.iterdir())
+    assert "cache= has no effect beside TensorDataset" in capsys.readouterr().err
+    again = Loader(loader.dataset, 2, cache=loader.cache)
+    assert [rows.tolist() for (rows,) in again] == [[0, 1], [2]]
 
+
+def test_cache_beside_another_store_is_an_error(tmp_path):
+    store = memfeed.cache([sample(i) for i in range(3)], tmp_path / "other.mf", progress=False)
+    with pytest.raises(LoaderError, match=r"and a store at .*other\.mf, which is read as it is; .* leave cache= out"):
+        Loader(store, 2, cache=tmp_path / "s.mf")
+
+
+def test_an_iterable_is_written_before_the_first_batch(tmp_path, capsys):
     class Stream(IterableDataset):
         def __iter__(self):
-            return iter(range(3))
+            return iter(range(5))
 
-    with pytest.raises(LoaderError, match=r"found Stream; .*make a store with memfeed\.cache\(dataset, path\) first"):
-        Loader(Stream(), 2, cache=tmp_path / "s.mf")
+    say_once.cache_clear()
+    for _ in range(2):  # the second time the store is there
+        assert [rows.tolist() for rows in Loader(Stream(), 2, cache=tmp_path / "s.mf")] == [[0, 1], [2, 3], [4]]
+    assert "Stream, an IterableDataset, have no numbers: all are written to" in capsys.readouterr().err
+    with pytest.raises(LoaderError, match=r"found Stream; expected a Store"):
+        Loader(Stream(), 2)
+
+
+def test_a_dataset_without_samples_has_no_batches(tmp_path, capsys):
+    say_once.cache_clear()
+    for empty in (Made([]), [], Subset(Made(sample, N), [])):
+        for shuffle in (False, True):
+            loader = Loader(empty, 2, shuffle=shuffle, cache=tmp_path / "s.mf")
+            assert (len(loader), list(loader)) == (0, [])
+    assert not list(tmp_path.iterdir())
+    assert "found an empty dataset (0 samples) of Made: its loader has no batches" in capsys.readouterr().err
 
 
 def test_a_trainer_makes_the_loader_anew(tmp_path):
@@ -126,7 +154,7 @@ def test_a_seed_and_a_position_are_those_of_a_store(tmp_path):
     rest = [labels.tolist() for _, labels in running]
     loader.store.finish()
     other = Loader(Made(sample, N), 8, shuffle=True, seed=5, num_workers=1, cache=Path(tmp_path / "s.mf"))
-    assert other.store.supply is None
+    assert other.store._view.supply is None
     other.load_state_dict(state)
     assert rows(other) == rest
 
@@ -162,10 +190,27 @@ def test_ranks_without_a_path_are_told_that_each_fills_a_store(monkeypatch, caps
     assert "each rank fills a temporary store of its own" in capsys.readouterr().err
 
 
-def test_an_iterable_is_told_what_to_do(tmp_path):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(3))
+ENDS = """
+import memfeed, torch
 
-    with pytest.raises(LoaderError, match=r"found Stream.*memfeed.cache\(dataset, path\) first"):
-        memfeed.Loader(Stream(), 2, cache=tmp_path / "s.mf")
+class Rows:
+    def __len__(self):
+        return 3000
+
+    def __getitem__(self, i):
+        return torch.zeros(3), i
+
+if __name__ == "__main__":
+    batches = iter(memfeed.Loader(Rows(), 8, shuffle=True, num_workers={workers}))
+    next(batches)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_that_lives_when_the_program_ends_says_nothing(tmp_path, workers):
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS.format(workers=workers))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "ignored" not in done.stderr
+    assert done.stderr.count("filled while it is read") == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader, Tokens
 from memfeed.errors import LoaderError
 from memfeed.loading import readahead
 from slow_device import SlowDevice
@@ -38,7 +38,7 @@ def tokens(batches):
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("size", [4, 16])
 def test_every_epoch_has_every_token_once_in_other_blocks(store, size, prefetch):
-    loader = Loader(store.packed("input_ids", size, pad=-1), 3, shuffle=True, seed=0, prefetch=prefetch)
+    loader = Loader(store.packed("input_ids", size, pad=-1), 3, shuffle=True, seed=0, prefetch_factor=prefetch)
     epochs = [list(loader) for _ in range(3)]
     for epoch in epochs:
         assert len(epoch) == len(loader)
@@ -73,7 +73,7 @@ def test_without_shuffle_and_in_blocks_the_documents_keep_their_order(store):
     whole = [view[row] for row in range(len(view))]
     rows = {tuple(row["input_ids"].tolist()) for row in whole}
     assert [row for batch in blocks(Loader(view, 3)) for row in batch] == blocks([view[:]])[0]
-    found = Loader(view, 3, shuffle="blocks", block_rows=2, seed=0)
+    found = Loader(view, 3, shuffle=Blocks(2), seed=0)
     assert {tuple(row) for batch in found for row in batch["input_ids"].tolist()} == rows
 
 
@@ -97,7 +97,7 @@ def test_ranks_and_a_resume_read_the_same_blocks(store, world, other_world, size
     expected = [row for batch in blocks(whole) for row in batch]
 
     def ranks(count):
-        return [Loader(view, 6 // count, **options, rank=r, world_size=count) for r in range(count)]
+        return [Loader(view, 6 // count, **options, ranks=(r, count)) for r in range(count)]
 
     def read(loaders, most=None):
         found = []
@@ -137,7 +137,7 @@ def test_a_loader_pickles_with_its_packed_store(store):
 
 
 def test_two_iterators_of_different_epochs_at_once(store):
-    loader = Loader(store.packed("input_ids", 8), 2, shuffle=True, seed=0, prefetch=0)
+    loader = Loader(store.packed("input_ids", 8), 2, shuffle=True, seed=0, prefetch_factor=0)
     expected = [blocks(loader), blocks(loader)]
     loader.set_epoch(0)
     one = iter(loader)
@@ -177,11 +177,11 @@ def test_labels_and_transforms_over_packed_blocks(store):
     assert batch["rows"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{}, {"placement": "device"}, {"pad_last": True, "prefetch": 0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"placement": "device"}, {"last": "pad", "prefetch_factor": 0}], ids=str)
 def test_on_a_device_with_streams(store, monkeypatch, options):
     view = store.packed("input_ids", 8)
-    budget = {"batch_tokens": 64, "shuffle": True, "seed": 0}
-    wanted = Loader(view, 3, shuffle=True, seed=0, pad_last="pad_last" in options)
+    budget = {"bucket_by": Tokens(64), "shuffle": True, "seed": 0}
+    wanted = Loader(view, 3, shuffle=True, seed=0, last=options.get("last"))
     expected = [blocks(wanted), blocks(wanted)]
     by_length = [batch["doc"].tolist() for batch in Loader(store, **budget)]
     device = SlowDevice()

@@ -49,18 +49,17 @@ PAD = {"tokens": -7, ("inner", "xy"): 0.25}
 
 @pytest.mark.parametrize("threaded", [False, True])
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 12), st.booleans(), st.sampled_from(["keep", "drop_last", "pad_last"]), st.integers(0, 2))
+@given(st.integers(1, 12), st.booleans(), st.sampled_from([None, "drop", "pad"]), st.integers(0, 2))
 def test_batches_are_those_of_pad_sequence(store, threaded, batch_size, shuffle, last, epoch):
-    options = {} if last == "keep" else {last: True}
-    loader = Loader(store, batch_size, shuffle=shuffle, seed=0, pad=PAD, return_rows=True, **options)
-    loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+    loader = Loader(store, batch_size, shuffle=shuffle, seed=0, pad=PAD, return_rows=True, last=last)
+    loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
     loader.set_epoch(epoch)
     kept = list(loader)  # memory that somebody holds is not used again
     assert len(kept) == len(loader)
     for batch in kept:
         rows = batch.pop("rows").tolist()
         valid = batch.pop("valid", None)
-        assert (valid is None) == (last != "pad_last")
+        assert (valid is None) == (last != "pad")
         assert list(batch) == ["tokens", "tokens_mask", "label", "inner"]
         assert list(batch["inner"]) == ["xy", "xy_mask"]
         assert equal(batch, reference(rows, -7, 0.25))

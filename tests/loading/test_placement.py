@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import FieldError, LoaderError
 from memfeed.loading import epoch_reader
 from memfeed.loading.placement import RESERVE, SHARE, ColumnPlacement, FreeMemory, choose, fallback
@@ -109,7 +109,7 @@ def sources(tmp_path_factory):
 
 
 SOURCES = ["store", "rich", "view", "run", "memory", "joined"]
-OPTIONS: list[dict] = [{}, {"shuffle": True, "seed": 0, "pad_last": True}, {"shuffle": "blocks", "seed": 0}]
+OPTIONS: list[dict] = [{}, {"shuffle": True, "seed": 0, "last": "pad"}, {"shuffle": Blocks(), "seed": 0}]
 PLACEMENTS = ["auto", "device", "pinned", "mapped", "mixed"]
 
 
@@ -136,9 +136,9 @@ class TestContract:
             placement = {"image": "device", "label": "pinned"}
         want = list(Loader(sources[source], 7, **options))
         for prefetch in (0, 2):
-            loader = Loader(sources[source], 7, device=device, placement=placement, prefetch=prefetch, **options)
+            loader = Loader(sources[source], 7, device=device, placement=placement, prefetch_factor=prefetch, **options)
             if prefetch:
-                loader._run.policy.settled = loader._run.policy.threaded = True
+                loader._epochs.policy.settled = loader._epochs.policy.threaded = True
             assert [equal(a, b) for a, b in zip(list(loader), want, strict=True)] == [True] * len(want)
 
     def test_resume_and_moves(self, sources, device, placement):
@@ -206,7 +206,7 @@ def test_a_view_takes_memory_for_its_own_rows_only(sources, monkeypatch):
     monkeypatch.setattr(epoch_reader, "streams_of", lambda device: made if device is not None else None)
     loader = Loader(sources["view"], 3, placement="device", device="cpu")
     list(loader)
-    assert len(loader._reader.prepare().placement.tables[0]) == 9, "row 3 is there twice"
+    assert len(loader._epochs.reader.prepare().placement.tables[0]) == 9, "row 3 is there twice"
 
 
 class TestOutOfMemory:
@@ -224,7 +224,7 @@ class TestOutOfMemory:
     def test_in_the_middle_the_columns_fall_back_once_with_a_warning(self, device, sources, threaded):
         want = list(Loader(sources["store"], 8, shuffle=True, seed=0))
         loader = Loader(sources["store"], 8, shuffle=True, seed=0, placement="device", device="cpu")
-        loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+        loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
         device.fails_at = device.selects + 17
         with pytest.warns(
             UserWarning, match="memory ran out in epoch 0: the columns fell back to places that need less, now pinned: "
@@ -250,9 +250,9 @@ class TestOutOfMemory:
 
     def test_the_columns_are_gone_before_others_are_placed(self, device, sources, monkeypatch):
         loader = Loader(sources["store"], 8, shuffle=True, seed=0, placement="device", device="cpu")
-        loader._run.policy.settled = loader._run.policy.threaded = True
+        loader._epochs.policy.settled = loader._epochs.policy.threaded = True
         batches, alive = iter(loader), []
-        loader._reader.prepare()
+        loader._epochs.reader.prepare()
         place = memfeed.loading.placement.place
 
         def placing(*arguments):
@@ -261,7 +261,7 @@ class TestOutOfMemory:
             alive.append(table() is not None)
             return place(*arguments)
 
-        table = weakref.ref(loader._reader.plan.placement.tables[0])
+        table = weakref.ref(loader._epochs.reader.plan.placement.tables[0])
         monkeypatch.setattr("memfeed.loading.plan.place", placing)
         device.fails_at = device.selects + 10  # in the third crossing, while the first two are not used up
         with pytest.warns(UserWarning, match="memory ran out"):
@@ -279,7 +279,7 @@ class TestOutOfMemory:
         monkeypatch.setattr(device, "allocate_page_locked", none_left)
         loader = Loader(sources["store"].select("image"), 8, placement="pinned", device="cpu")
         assert loader.stats()["placement"] == {"image": "no epoch has begun"}
-        loader._reader.prepare()
+        loader._epochs.reader.prepare()
         assert loader.stats()["columns"] == {"image": "mapped"}
         assert loader.stats()["placement"] == {"image": "out of memory as 'pinned'"}
 
@@ -336,7 +336,7 @@ def test_transforms_follow(sources):
 def test_every_stream_that_takes_a_batch_waits_for_it(sources, monkeypatch):
     made = SlowDevice()
     monkeypatch.setattr(epoch_reader, "streams_of", lambda device: made)
-    batches = iter(Loader(sources["store"], 8, device="cpu", prefetch=0))  # all of them cross together
+    batches = iter(Loader(sources["store"], 8, device="cpu", prefetch_factor=0))  # all of them cross together
     for made.stream in (1, 1, 2, 2, 1):
         next(batches)
     assert made.waiting_streams == [1, 2, 1]

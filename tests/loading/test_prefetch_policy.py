@@ -60,7 +60,7 @@ def test_a_loader_finds_out_and_gives_the_same_batches():
     assert seen == list(range(400))
     assert loader.stats()["plan"]["batches"] == "made ahead in a thread"
     assert loader.stats()["wait_share"] < 0.4
-    alone = Loader(torch.arange(400), 4, transform=Slow(), prefetch=0)
+    alone = Loader(torch.arange(400), 4, transform=Slow(), prefetch_factor=0)
     assert torch.cat(list(alone)).tolist() == seen
     assert alone.stats()["plan"]["batches"] == "made when asked for"
     assert 0.9 < alone.stats()["wait_share"] <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from memfeed.loading import presence
 from memfeed.loading.gather_tasks import GatherTask
-from memfeed.store.supply import Reader
+from memfeed.store.row_supply import ReadRequest
 
 
 class Told:
@@ -33,7 +33,8 @@ class Told:
 @pytest.mark.parametrize("has_own_order", [True, False])
 def test_each_task_is_told_once_before_it_is_waited_for(rows, count, has_own_order):
     supply = Told()
-    store = SimpleNamespace(supply=supply, reader=Reader, masks_rows=False)
+    view = SimpleNamespace(supply=supply, reader=ReadRequest)
+    store = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
     tasks = [GatherTask(np.full(rows, at), np.full(rows, at), rows, (at,)) for at in range(count)]
     found = [int(task.ids[0]) for task in presence.present_tasks(iter(tasks), store, has_own_order=has_own_order)]
     assert found == [*range(count)]
@@ -45,7 +46,8 @@ def test_each_task_is_told_once_before_it_is_waited_for(rows, count, has_own_ord
 def test_rows_far_ahead_are_told_together():
     """So that the chunks of a new window of blocks are known at once, and neighbours are fetched by one request."""
     supply = Told()
-    store = SimpleNamespace(supply=supply, reader=Reader, masks_rows=False)
+    view = SimpleNamespace(supply=supply, reader=ReadRequest)
+    store = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
     tasks = (GatherTask(np.full(256, at), np.full(256, at), 256, (at,)) for at in range(1000))
     batches = presence.present_tasks(tasks, store, has_own_order=True)
     told, sizes = 0, []

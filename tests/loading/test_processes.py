@@ -59,19 +59,19 @@ def sums(batches):
 
 def asked_for(loader):
     """The loader, its batches made when they are asked for, whether a thread would be faster or not."""
-    loader._run.policy.threaded, loader._run.policy.settled = False, True
+    loader._epochs.policy.threaded, loader._epochs.policy.settled = False, True
     return loader
 
 
 def ahead(loader):
     """The loader, its batches made ahead in a thread."""
-    loader._run.policy.threaded = loader._run.policy.settled = True
+    loader._epochs.policy.threaded = loader._epochs.policy.settled = True
     return loader
 
 
 def cold(loader):
     """The loader, its rows announced to the disk by a thread."""
-    loader._reader.prepare().reader.begin = lambda ids: True
+    loader._epochs.reader.prepare().reader.begin = lambda ids: True
     return asked_for(loader)
 
 
@@ -110,7 +110,7 @@ def test_pickles_are_small(store):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"rank": 1, "world_size": 3}, {"drop_last": True}, {"pad_last": True, "prefetch": 0}, {"device": "cpu"}],
+    [{}, {"ranks": (1, 3)}, {"drop_last": True}, {"last": "pad", "prefetch_factor": 0}, {"device": "cpu"}],
     ids=str,
 )
 def test_a_pickle_goes_on_at_the_same_place(store, options):
@@ -243,12 +243,12 @@ EXIT = """
             return batch
 
     def running(loader):
-        loader._run.policy.threaded = loader._run.policy.settled = True
+        loader._epochs.policy.threaded = loader._epochs.policy.settled = True
         batches = iter(loader)
         next(batches)
         return batches
 
-    transforms = running(Loader(torch.arange(1000), 2, transform=Busy(), prefetch=500))
+    transforms = running(Loader(torch.arange(1000), 2, transform=Busy(), prefetch_factor=500))
     draws = running(Loader(torch.zeros(3_000_000, dtype=torch.uint8), 10, shuffle=True, seed=0))
 """
 

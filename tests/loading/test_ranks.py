@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import memfeed
 import rank_worker
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
 from rank_worker import GLOBAL_BATCH, KILLED, KILLED_EPOCH, ORDERS, rows_of
 from support import Made
@@ -89,6 +89,19 @@ def together(ranks):
     return [sum(step, []) for step in zip_longest(*ranks, fillvalue=[])]
 
 
+@pytest.mark.parametrize("most", [2**31, 2**63, 2**70, 10**400])
+def test_numbers_beyond_all_measure_are_refused(most):
+    columns = torch.arange(12)
+    with pytest.raises(LoaderError, match=r"found Blocks.rows=\d+.*; expected at most 16,777,216"):
+        memfeed.Loader(columns, 4, shuffle=Blocks(most))
+    with pytest.raises(LoaderError, match=r"found ranks\[1\]=\d+.*; expected at most 2,147,483,647"):
+        memfeed.Loader(columns, 4, ranks=(0, most))
+    with pytest.raises(LoaderError, match=r"found epoch \d+.*; expected 0 to 2\*\*63 - 1"):
+        memfeed.Loader(columns, 4).set_epoch(most**3)
+    largest = memfeed.Loader(columns, 4, shuffle=Blocks(1 << 24))
+    assert sorted(torch.cat(list(largest)).tolist()) == list(range(12))
+
+
 @pytest.mark.parametrize("name", ORDERS)
 def test_ranks_of_torch_distributed_read_what_one_would(store, run, name):
     steps = together([found[name] for found in run.found])
@@ -98,7 +111,7 @@ def test_ranks_of_torch_distributed_read_what_one_would(store, run, name):
 
 
 def test_given_ranks_win_over_torch_distributed(store, run):
-    assert all(found["given"] == rows_of(Loader(store, 5, rank=1, world_size=3, uneven=True)) for found in run.found)
+    assert all(found["given"] == rows_of(Loader(store, 5, ranks=(1, 3), last="uneven")) for found in run.found)
 
 
 def test_padded_ranks_stay_in_step(run):
@@ -154,11 +167,11 @@ def test_a_checkpoint_of_one_process_goes_on_at_the_same_place(store, tmp_path):
     assert (other.epoch, other.state_dict()["epoch"]) == (0, 1)
 
 
-dealt = st.tuples(st.integers(1, 120), st.integers(1, 9), st.integers(1, 6), st.sampled_from([False, True, "blocks"]))
+dealt = st.tuples(st.integers(1, 120), st.integers(1, 9), st.integers(1, 6), st.sampled_from([False, True, Blocks()]))
 
 
 def ranks(n, batch_size, world_size, shuffle, **options):
-    each = [{"rank": rank, "world_size": world_size, "seed": 0} for rank in range(world_size)]
+    each = [{"ranks": (rank, world_size), "seed": 0} for rank in range(world_size)]
     return [Loader(torch.arange(n), batch_size, shuffle=shuffle, **one, **options) for one in each]
 
 
@@ -167,7 +180,7 @@ def ranks(n, batch_size, world_size, shuffle, **options):
 def test_ranks_share_each_step_of_one_rank(drawn):
     n, batch_size, world_size, shuffle = drawn
     n = max(n, world_size)
-    loaders = ranks(n, batch_size, world_size, shuffle, uneven=True)
+    loaders = ranks(n, batch_size, world_size, shuffle, last="uneven")
     read = [[batch.tolist() for batch in loader] for loader in loaders]
     alone = [batch.tolist() for batch in Loader(torch.arange(n), batch_size * world_size, shuffle=shuffle, seed=0)]
     assert together(read) == alone
@@ -193,7 +206,7 @@ def test_dropping_the_last_leaves_out_less_than_a_global_batch(drawn):
 @given(dealt)
 def test_padding_the_last_gives_every_rank_as_much(drawn):
     n, batch_size, world_size, shuffle = drawn
-    loaders = ranks(n, batch_size, world_size, shuffle, pad_last=True)
+    loaders = ranks(n, batch_size, world_size, shuffle, last="pad")
     read = [list(loader) for loader in loaders]
     assert {len(batches) for batches in read} == {len(loaders[0])} == {-(-n // (batch_size * world_size))}
     assert {len(part) for batches in read for batch in batches for part in batch} == {batch_size}
@@ -201,7 +214,7 @@ def test_padding_the_last_gives_every_rank_as_much(drawn):
 
 
 def test_zipped_ranks_are_one(store):
-    loaders = [Loader(store, 5, shuffle=True, seed=0, rank=rank, world_size=3, uneven=True) for rank in range(3)]
+    loaders = [Loader(store, 5, shuffle=True, seed=0, ranks=(rank, 3), last="uneven") for rank in range(3)]
     alone = Loader(store, 15, shuffle=True, seed=0)
     for parts, whole in zip(zip(*loaders, strict=True), alone, strict=True):
         assert torch.equal(torch.cat([images for images, _ in parts]), whole[0])
@@ -211,13 +224,14 @@ def test_zipped_ranks_are_one(store):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 1}, "found rank without world_size; expected both, or neither"),
-        ({"world_size": 2}, "found world_size without rank; expected both, or neither"),
-        ({"rank": 2, "world_size": 2}, "found rank=2; expected 0 to 1 for world_size=2"),
-        ({"rank": -1, "world_size": 2}, "found rank=-1; expected 0 to 1 for world_size=2"),
-        ({"rank": 0, "world_size": 0}, "found world_size=0; expected an int of at least 1"),
-        ({"rank": 0, "world_size": 2, "sampler": [1]}, "found a sampler and rank; .* leave rank out"),
-        ({"rank": 0, "world_size": 2, "batch_sampler": [[1]]}, "found a sampler and rank; .* leave rank out"),
+        ({"ranks": 1}, r"found ranks=1; expected \(rank, world_size\), for example ranks=\(0, 2\)"),
+        ({"ranks": (1, 2, 3)}, r"found ranks=\(1, 2, 3\); expected \(rank, world_size\)"),
+        ({"ranks": (2, 2)}, r"found ranks=\(2, 2\); expected a rank of 0 to 1 for this world size"),
+        ({"ranks": (-1, 2)}, r"found ranks=\(-1, 2\); expected a rank of 0 to 1 for this world size"),
+        ({"ranks": (0, 0)}, r"found ranks\[1\]=0; expected an int of at least 1"),
+        ({"ranks": ("a", 2)}, r"found ranks\[0\]='a'; expected an int"),
+        ({"ranks": (0, 2), "sampler": [1]}, "found a sampler and ranks; .* leave ranks out"),
+        ({"ranks": (0, 2), "batch_sampler": [[1]]}, "found a sampler and ranks; .* leave ranks out"),
     ],
 )
 def test_ranks_that_do_not_fit(options, message):

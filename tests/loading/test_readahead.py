@@ -1,6 +1,7 @@
 import gc
 import mmap
 import os
+import shutil
 import threading
 
 import numpy as np
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 import memfeed
 from measure import drop_pages
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.loading import readahead
 from memfeed.loading.readahead import ReadAhead, merged
-from memfeed.order.orders import Blocks
+from memfeed.order.orders import BlockOrder
 from memfeed.system import machine, page_cache
 from support import Made, skip_without_disk
 
@@ -60,7 +61,7 @@ def test_cold_rows_are_found_and_warm_ones_too(images):
     every, store = np.arange(300), chill(images)
     address = store.column(0).data_ptr()
     assert not page_cache.in_page_cache(address)
-    reader = ReadAhead(store.columns, order_covers=False)
+    reader = ReadAhead(store._view.columns, order_covers=False)
     assert reader.begin(every)
     assert reader.announce(every) == 300 * (3 * 64 * 64 + 8)
     assert len(store[:][1]) == 300
@@ -80,9 +81,9 @@ def test_columns_in_memory_are_never_cold():
     "options",
     [
         {"shuffle": True, "seed": 0},
-        {"shuffle": "blocks", "seed": 0, "block_rows": 8},
+        {"shuffle": Blocks(8), "seed": 0},
         {},
-        {"shuffle": True, "seed": 0, "prefetch": 0},
+        {"shuffle": True, "seed": 0, "prefetch_factor": 0},
         {"sampler": list(range(0, 300, 3))},
         {"batch_sampler": [[1, 2, 3], [299, 4]]},
     ],
@@ -112,6 +113,18 @@ def test_a_cold_epoch_of_ragged_rows(path):
         assert mine["t"] == other["t"]
         assert all(torch.equal(a, b) for a, b in zip(mine["x"].unbind(), other["x"].unbind(), strict=True))
     assert loader.stats()["cold"] is True
+
+
+def test_a_store_that_was_removed_while_it_is_read(path):
+    samples = [{"x": torch.full((i * 50,), i, dtype=torch.int32), "t": f"text {i}"} for i in range(50)]
+    loader = Loader(memfeed.cache(Made(samples), path, progress=False), 8)
+    before = [batch["t"] for batch in loader]
+    readers = [ReadAhead(loader.store._view.columns, order_covers=covers) for covers in (False, True)]
+    shutil.rmtree(path)
+    assert [batch["t"] for batch in loader] == before
+    for reader in readers:
+        reader._plan()
+        reader.announce(np.arange(50))
 
 
 @pytest.mark.usefixtures("never_cached")
@@ -163,7 +176,7 @@ def test_what_an_order_has_passed_leaves_the_page_cache(images, monkeypatch):
     dropped = []
     page_out = page_cache.page_out
     monkeypatch.setattr(readahead, "page_out", lambda address, size: (dropped.append(size), page_out(address, size)))
-    for options in ({}, {"shuffle": "blocks", "seed": 0, "block_rows": 8}):
+    for options in ({}, {"shuffle": Blocks(8), "seed": 0}):
         dropped.clear()
         batches = list(Loader(memfeed.open(images), 16, **options))
         assert sum(len(b[1]) for b in batches) == 300
@@ -180,7 +193,7 @@ def test_pages_really_leave_and_private_changes_stay(images):
     column.sum()
     for _ in range(8):
         page_cache.page_out(column.data_ptr(), column.nbytes)
-        if ReadAhead(store.select(0).columns, order_covers=False).begin(np.arange(100, 300)):
+        if ReadAhead(store.select(0)._view.columns, order_covers=False).begin(np.arange(100, 300)):
             break
     else:
         raise AssertionError("the pages never left")
@@ -188,4 +201,4 @@ def test_pages_really_leave_and_private_changes_stay(images):
 
 
 def test_blocks_say_what_has_passed_in_rows_of_the_store():
-    assert Blocks(10, 0, 0, 4).passed(0, 10) == [(0, 4), (4, 8), (8, 10)]
+    assert BlockOrder(10, 0, 0, 4).passed(0, 10) == [(0, 4), (4, 8), (8, 10)]

@@ -2,20 +2,23 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
+from support import cache, equal
 
 N = 53
 ROWS = torch.arange(N)
@@ -32,9 +35,9 @@ def through_json(state):
 ORDERS = [
     {},
     {"shuffle": True, "seed": 7},
-    {"shuffle": "blocks", "seed": 7, "block_rows": 4},
+    {"shuffle": Blocks(4), "seed": 7},
     {"shuffle": True, "seed": 7, "drop_last": True},
-    {"shuffle": True, "seed": 7, "prefetch": 0},
+    {"shuffle": True, "seed": 7, "prefetch_factor": 0},
 ]
 
 
@@ -45,7 +48,7 @@ def test_a_restored_loader_gives_what_was_left(options, batch_size, taken, epoch
     loader.set_epoch(epoch)
     whole = rows(loader)
     loader.set_epoch(epoch)
-    loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+    loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
     running = iter(loader)
     taken = min(taken, len(whole))
     for _ in range(taken):
@@ -97,14 +100,14 @@ def test_a_state_before_the_first_and_between_epochs():
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(0, 10))
 def test_elastic(batch_size, world, other_world, steps):
     """Some ranks read a while; others, of another number and batch size, go on; together that is the epoch."""
-    options = {"shuffle": True, "seed": 0, "uneven": True}
-    before = [Loader(ROWS, batch_size, **options, rank=r, world_size=world) for r in range(world)]
+    options = {"shuffle": True, "seed": 0, "last": "uneven"}
+    before = [Loader(ROWS, batch_size, **options, ranks=(r, world)) for r in range(world)]
     running = [iter(loader) for loader in before]
     steps = min(steps, *(len(loader) for loader in before))
     read = sum((next(one).tolist() for _ in range(steps) for one in running), [])
     states = [loader.state_dict() for loader in before]
     assert all(state == states[0] for state in states)
-    after = [Loader(ROWS, batch_size, **options, rank=r, world_size=other_world) for r in range(other_world)]
+    after = [Loader(ROWS, batch_size, **options, ranks=(r, other_world)) for r in range(other_world)]
     for loader in after:
         loader.load_state_dict(through_json(states[0]))
     rest = sum((sum(rows(loader), []) for loader in after), [])
@@ -133,7 +136,7 @@ def test_skip_and_rewind_within_the_loop():
 def test_moves_with_batches_made_ahead(threaded):
     whole = rows(Loader(ROWS, 5))
     loader = Loader(ROWS, 5)
-    loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+    loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
     running = iter(loader)
     assert next(running).tolist() == whole[0]
     loader.skip(2)
@@ -273,8 +276,8 @@ def test_moves_under_a_sampler():
             "found a state with order 'shuffle=True'; this loader has order 'shuffle=False'",
         ),
         (
-            lambda: Loader(ROWS, 5, shuffle="blocks", seed=0, block_rows=2),
-            "this loader has order \"shuffle='blocks', block_rows=2\"",
+            lambda: Loader(ROWS, 5, shuffle=Blocks(2), seed=0),
+            "this loader has order 'shuffle=Blocks\\(rows=2\\)'",
         ),
     ],
 )
@@ -293,6 +296,72 @@ def test_a_state_of_another_store_or_view(tmp_path):
         with pytest.raises(LoaderError, match="found a state with store '"):
             Loader(other, 5).load_state_dict(state)
     Loader(memfeed.open(tmp_path / "a.mf"), 9).load_state_dict(state)
+
+
+class Words(Dataset):
+    def __init__(self, bad=()):
+        self.bad = bad
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if i in self.bad:
+            raise ValueError(i)
+        return {"i": i, "text": "word " * (i % 7), "tokens": torch.arange(i % 5 * 3)}
+
+
+def converted_in_two_orders(dataset, folder, **options):
+    """Return two stores of a dataset whose bytes are in other places, as those of several workers are."""
+    one = cache(dataset, folder / "a.mf", workers=0, **options)
+    two = cache(dataset, folder / "b.mf", workers=0, lazily=True, **options)
+    list(Loader(two, 8, shuffle=True, seed=1))
+    two.finish()
+    two = memfeed.open(folder / "b.mf")
+    assert one.digest != two.digest
+    return one, two
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda store: store,
+        lambda store: store.subset(range(40, 3, -1)),
+        lambda store: store.packed("tokens", 8),
+        lambda store: store.windows({"i": [-1, 0]}, within=None),
+        lambda store: [store, store.subset(range(9))],
+    ],
+    ids=["store", "subset", "packed", "windows", "several"],
+)
+def test_a_state_fits_every_conversion_of_the_dataset(tmp_path, view):
+    one, two = (view(store) for store in converted_in_two_orders(Words(), tmp_path))
+    loader, other = (Loader(source, 5, shuffle=True, seed=2) for source in (one, two))
+    running = iter(loader)
+    next(running)
+    state = through_json(loader.state_dict())
+    other.load_state_dict(state)
+    assert equal(list(other), list(running))
+    assert other.state_dict() == loader.state_dict()
+    digest = one.digest if isinstance(one, memfeed.Store) else state["store"]
+    loader.load_state_dict(state | {"store": digest})  # as states had it before
+
+
+def test_a_state_fits_a_conversion_only_with_its_rows(tmp_path):
+    _, two = converted_in_two_orders(Words(), tmp_path)
+    state = Loader(two, 5).state_dict()
+    stores = [two.subset(range(N)[::-1]), [two, two.subset(range(9))], two.packed("tokens", 8)]
+    for name, bad in (("one.mf", [20]), ("other.mf", [21]), ("same.mf", [21])):
+        stores.append(cache(Words(bad), tmp_path / name, workers=0, on_error="skip"))
+    for other in stores:
+        with pytest.raises(LoaderError, match="found a state"):
+            Loader(other, 5).load_state_dict(state)
+    *_, one, other, same = stores
+    skipped = Loader(other, 5).state_dict()
+    Loader(same, 5).load_state_dict(skipped)
+    with pytest.raises(LoaderError, match="found a state with store"):
+        Loader(one, 5).load_state_dict(skipped)
+    with pytest.raises(LoaderError, match="found a state with store"):
+        Loader([two, one], 5).load_state_dict(Loader([two, other], 5).state_dict())
 
 
 @pytest.mark.parametrize(
@@ -338,3 +407,9 @@ def test_weights_resume_too():
     assert [batch[0].tolist() for batch in other] == whole[3:]
     with pytest.raises(LoaderError, match="found a state with order"):
         Loader(sources, 7, shuffle=True, seed=0, weights=[0.5, 0.5]).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [1, np.True_])
+def test_what_equals_true_is_the_same_order(shuffle):
+    state = Loader(torch.arange(9), 2, shuffle=shuffle, seed=0).state_dict()
+    Loader(torch.arange(9), 2, shuffle=True, seed=0).load_state_dict(state)

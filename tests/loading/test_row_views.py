@@ -56,7 +56,7 @@ def store(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("options", [{}, {"threads": 2}, {"device": "cpu"}, {"rank": 1, "world_size": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"ranks": (1, 2)}], ids=str)
 def test_batches_are_those_of_gathered_rows(store, name, options):
     transform = TRANSFORMS[name]
     loader = Loader(store, 8, shuffle=True, seed=4, transform=transform, **options)

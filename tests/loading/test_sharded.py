@@ -10,7 +10,7 @@ from torch.utils.data import SequentialSampler
 
 import memfeed
 import slow_device
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import FieldError, LoaderError
 from memfeed.loading import epoch_reader
 from memfeed.store.columns import RowSubsetColumn
@@ -18,7 +18,7 @@ from support import Made
 
 N = 403  # neither 2, 3 nor 4 ranks divide it
 pytestmark = pytest.mark.filterwarnings("ignore:found .* are repeated at the end:UserWarning")
-LAST = [{}, {"drop_last": True}, {"pad_last": True}, {"uneven": True}]
+LAST = [{}, {"drop_last": True}, {"last": "pad"}, {"last": "uneven"}]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def store(tmp_path_factory):
 
 def loaders(source, world_size, batch_size=8, **options):
     options = {"placement": "sharded", "shuffle": True, "seed": 3, "return_rows": True, **options}
-    return [Loader(source, batch_size, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    return [Loader(source, batch_size, ranks=(rank, world_size), **options) for rank in range(world_size)]
 
 
 def rows_of(batches):
@@ -48,7 +48,7 @@ def flat(batches):
 
 
 @pytest.mark.parametrize("last", LAST, ids=str)
-@pytest.mark.parametrize("shuffle", [True, "blocks", False])
+@pytest.mark.parametrize("shuffle", [True, Blocks(), False])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_row_comes_once_over_all_ranks_and_each_keeps_its_piece(store, world_size, shuffle, last):
     ranks = loaders(store, world_size, shuffle=shuffle, **last)
@@ -64,7 +64,7 @@ def test_every_row_comes_once_over_all_ranks_and_each_keeps_its_piece(store, wor
         if "uneven" not in last:
             assert {len(batches) for batches in read} == {len(ranks[0])}
         for loader in ranks:
-            kept = loader._reader.plan.placement.columns[0]
+            kept = loader._epochs.reader.plan.placement.columns[0]
             assert isinstance(kept, RowSubsetColumn)
             assert kept.parts[0].row_count <= N // world_size + 1 + 8
             assert loader.stats()["columns"] == {"image": "device", "text": "mapped"}
@@ -76,7 +76,7 @@ def test_the_pieces_move_on_between_epochs(store):
     first, second = ({*flat(rows_of(one))} for _ in range(2))
     assert 0.3 * N / 2 < len(first & second) < 0.7 * N / 2
     unshuffled = loaders(store, 2, shuffle=False)[0]
-    kept = [unshuffled._reader.plan for _ in range(2) if list(unshuffled)]
+    kept = [unshuffled._epochs.reader.plan for _ in range(2) if list(unshuffled)]
     assert kept[0] is kept[1], "rows that stay are not loaded again"
 
 
@@ -92,7 +92,7 @@ def test_the_rows_of_another_epoch_are_freed_before_the_next_are_loaded(store, m
     loader, alive = loaders(store, 2)[0], []
     list(loader)
     place = memfeed.loading.placement.place
-    before = weakref.ref(loader._reader.plan.placement.columns[0].parts[0].data)
+    before = weakref.ref(loader._epochs.reader.plan.placement.columns[0].parts[0].data)
 
     def placing(*arguments):
         gc.collect()
@@ -104,8 +104,8 @@ def test_the_rows_of_another_epoch_are_freed_before_the_next_are_loaded(store, m
     assert alive == [False]
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks", False])
-@pytest.mark.parametrize("last", [{}, {"uneven": True}], ids=str)
+@pytest.mark.parametrize("shuffle", [True, Blocks(), False])
+@pytest.mark.parametrize("last", [{}, {"last": "uneven"}], ids=str)
 def test_a_state_resumes_exactly(store, shuffle, last):
     options = {"shuffle": shuffle, **last}
     for rank in range(3):
@@ -121,10 +121,10 @@ def test_a_state_resumes_exactly(store, shuffle, last):
         assert rows_of(other) == rows_of(loader), "the epoch after it"
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks", False])
+@pytest.mark.parametrize("shuffle", [True, Blocks(), False])
 @pytest.mark.parametrize("ranks", [(2, 3), (4, 1), (1, 4), (3, 2)])
 def test_other_ranks_go_on_in_the_middle_of_an_epoch(store, ranks, shuffle):
-    before, after = (loaders(store, count, shuffle=shuffle, uneven=True) for count in ranks)
+    before, after = (loaders(store, count, shuffle=shuffle, last="uneven") for count in ranks)
     seen, states = [], []
     for loader in before:
         loader.set_epoch(1)
@@ -138,7 +138,7 @@ def test_other_ranks_go_on_in_the_middle_of_an_epoch(store, ranks, shuffle):
         seen += flat(rows_of(next(rest) for _ in range(5)))
         states.append(loader.state_dict())
     assert states[-1]["pieces"] == f"{ranks[0]}x8", "the epoch stays as it was cut"
-    for loader in loaders(store, 2, batch_size=5, shuffle=shuffle, uneven=True):
+    for loader in loaders(store, 2, batch_size=5, shuffle=shuffle, last="uneven"):
         loader.load_state_dict(states[-1])
         seen += flat(rows_of(loader))
         assert len(flat(rows_of(loader))) in (N // 2, N // 2 + 1), "the next epoch is cut anew"
@@ -176,18 +176,18 @@ def test_a_rewind_behind_the_place_where_other_ranks_went_on(store):
 
 def test_views_windows_and_joined_stores(store):
     view = store.subset([*range(0, N, 2), 0, 2])
-    read = [flat(batch["rows"].tolist() for batch in one) for one in loaders(view, 3, uneven=True)]
+    read = [flat(batch["rows"].tolist() for batch in one) for one in loaders(view, 3, last="uneven")]
     assert sorted(flat(read)) == [*range(len(view))]
-    joined = loaders([store, store], 2, uneven=True)
+    joined = loaders([store, store], 2, last="uneven")
     images = [batch["image"][:, 0, 0].tolist() for one in joined for batch in one]
     assert sorted(flat(images)) == sorted([*range(N)] * 2)
     columns = {"frame": torch.arange(300), "episode": torch.arange(300) // 30}
-    memory = loaders(columns, 3, uneven=True)
+    memory = loaders(columns, 3, last="uneven")
     assert sorted(flat(batch["frame"].tolist() for one in memory for batch in one)) == [*range(300)]
 
 
 def test_fewer_rows_than_ranks():
-    ranks = loaders({"x": torch.arange(3)}, 5, uneven=True)
+    ranks = loaders({"x": torch.arange(3)}, 5, last="uneven")
     read = [[batch["x"].tolist() for batch in one] for one in ranks]
     assert sorted(flat(map(flat, read))) == [0, 1, 2]
     again = [[batch["x"].tolist() for batch in one] for one in loaders({"x": torch.arange(3)}, 5)]
@@ -251,7 +251,7 @@ def test_a_state_of_another_kind_of_placement_or_of_no_pieces(store):
     next(batches)
     state = loader.state_dict()
     with pytest.raises(LoaderError, match="expected a state of the same store"):
-        Loader(store, 8, shuffle=True, seed=3, rank=0, world_size=2).load_state_dict(state)
+        Loader(store, 8, shuffle=True, seed=3, ranks=(0, 2)).load_state_dict(state)
     for pieces in ("", "2x", "0x8", 7, None):
         other = loaders(store, 2)[0]
         if pieces == "":
@@ -266,9 +266,9 @@ def test_on_a_device_each_epoch_has_its_table_and_falls_back_for_good(store, mon
     monkeypatch.setattr(epoch_reader, "streams_of", lambda device: made if device is not None else None)
     want = [rows_of(one) for one in loaders(store, 3)]
     loader = loaders(store, 3, device="cpu")[1]
-    loader._run.policy.settled, loader._run.policy.threaded = True, threaded
+    loader._epochs.policy.settled, loader._epochs.policy.threaded = True, threaded
     assert rows_of(loader) == want[1]
-    assert len(loader._reader.plan.placement.tables[0]) <= N // 3 + 1 + 8
+    assert len(loader._epochs.reader.plan.placement.tables[0]) <= N // 3 + 1 + 8
     made.fails_at = made.selects + 7
     with pytest.warns(UserWarning, match="memory ran out in epoch 1"):
         second = rows_of(loader)

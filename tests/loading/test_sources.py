@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
+from memfeed.loading import sources
 from memfeed.random import Keys
 from memfeed.transforms import Transform
 from support import Made, equal, rich_sample
@@ -29,7 +30,7 @@ def whole(tmp_path_factory):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 13), st.sampled_from([False, True, "blocks"]))
+@given(st.integers(1, 13), st.sampled_from([False, True, Blocks()]))
 def test_several_stores_are_read_as_one(three, whole, batch_size, shuffle):
     ours = list(Loader(three, batch_size, shuffle=shuffle, seed=2))
     theirs = list(Loader(whole, batch_size, shuffle=shuffle, seed=2))
@@ -48,6 +49,14 @@ def test_views_of_several_stores(three, whole):
     labels = [batch["label"].tolist() for batch in Loader(parts, 4)]
     assert labels == [[3, 1, 31, 32], [33, 34, 35, 36], [37, 38, 39]]
     assert [b["label"].tolist() for b in Loader([p.select("label") for p in three], 40)] == [list(range(40))]
+
+
+def test_a_view_of_joined_stores_is_joined_again(three, whole):
+    joined = sources.join([sources.join(three[:2]).subset(range(4, 31)), three[2]])
+    for ours, theirs in zip(Loader(joined, 7), Loader(whole.subset(range(4, 40)), 7), strict=True):
+        for key in JAGGED:
+            assert equal(ours.pop(key).unbind(), theirs.pop(key).unbind())
+        assert equal(ours, theirs)
 
 
 def test_weights_mix_and_every_epoch_is_as_long_as_the_stores(three):
@@ -76,17 +85,42 @@ def test_rows_that_come_twice_in_an_epoch_are_transformed_differently(three):
 def test_stores_that_differ_are_refused(three, tmp_path):
     other = memfeed.cache(Made([(torch.zeros(3), i) for i in range(4)]), tmp_path / "o.mf", progress=False)
     wide = memfeed.cache(Made([(torch.zeros(4), i) for i in range(4)]), tmp_path / "w.mf", progress=False)
-    with pytest.raises(LoaderError, match=r"found field 0 float32 \[4\] in .*w.mf where .*o.mf has float32 \[3\]"):
+    with pytest.raises(
+        LoaderError, match=r"w.mf: .* of .*o.mf: field 0: found float32 \[4\], expected float32 \[3\]\. A"
+    ):
         Loader([other, wide], 2)
-    with pytest.raises(LoaderError, match=r"found field image missing in .*expected stores of one schema"):
+    with pytest.raises(LoaderError, match=r"found the fields 0, 1; expected .*image.* of one schema: select\(\) the"):
         Loader([three[0], other], 2)
     nested = memfeed.cache(Made([[torch.zeros(3), i] for i in range(4)]), tmp_path / "n.mf", progress=False)
-    with pytest.raises(LoaderError, match="nested in another way"):
+    with pytest.raises(LoaderError, match="found other containers around the same fields"):
         Loader([other, nested], 2)
     with pytest.raises(LoaderError, match="found 2 weights for 1 stores"):
         Loader(other, 2, weights=[0.5, 0.5])
     with pytest.raises(LoaderError, match="found a sampler and weights"):
         Loader([other, other], 2, weights=[0.5, 0.5], sampler=[1])
+
+
+def test_stores_whose_rows_may_be_none_and_others(tmp_path):
+    samples = [("a", torch.zeros(1, 2)), (None, None)], [("b", torch.ones(2, 1)), ("c", torch.ones(3, 2))]
+    none, some = (memfeed.cache(Made(given), tmp_path / f"{i}.mf", progress=False) for i, given in enumerate(samples))
+    assert [field.optional for field in (*none.schema, *some.schema)] == [True, True, False, False]
+    for stores in ([none, some], [some, none]):
+        texts, values = next(iter(Loader(stores, 4)))
+        assert texts == [sample[0] for store in stores for sample in store]
+        assert equal(values, [sample[1] for store in stores for sample in store])
+
+
+def test_lengths_that_are_equal_in_one_store_alone(tmp_path):
+    def store(name, more):
+        samples = [{"a": torch.arange(i % 3), "b": torch.arange(i % 3 + more * (i == 5))} for i in range(6)]
+        return memfeed.cache(Made(samples), tmp_path / name, progress=False)
+
+    equal_lengths, other_lengths = store("one.mf", 0), store("other.mf", 1)
+    assert [field.lengths_of for field in sources.join([equal_lengths, equal_lengths]).schema] == [0, 0]
+    for stores in ([equal_lengths, other_lengths], [other_lengths, equal_lengths]):
+        assert len({field.lengths_of for field in sources.join(stores).schema}) == 2
+        batch = next(iter(Loader(stores, 12)))
+        assert [len(row) for row in batch["b"].unbind()] == [len(row["b"]) for one in stores for row in one]
 
 
 def test_columns_in_memory_and_a_tuple_of_them_are_no_list_of_stores():

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
-from memfeed.loading import epoch_reader
+from memfeed.loading import epoch_reader, sources
 from memfeed.loading.readahead import ReadAhead
 from slow_device import SlowDevice
 from support import equal
@@ -50,7 +50,7 @@ def views(store):
 
 
 NAMES = st.sampled_from(["padded", "complete", "subset", "of a subset", "one sequence"])
-SHUFFLES = st.sampled_from([False, True, "blocks"])
+SHUFFLES = st.sampled_from([False, True, Blocks()])
 
 
 def together(batches):
@@ -61,10 +61,10 @@ def together(batches):
 @given(NAMES, SHUFFLES, st.integers(1, 30), st.integers(1, 3), st.integers(0, 2))
 def test_the_ranks_read_each_window_once(views, name, shuffle, batch_size, world_size, epoch):
     view = views[name]
-    options = {"shuffle": shuffle, "seed": 3, "uneven": True, "world_size": world_size, "return_rows": True}
+    options = {"shuffle": shuffle, "seed": 3, "last": "uneven", "return_rows": True}
     seen = []
     for rank in range(world_size):
-        loader = Loader(view, batch_size, rank=rank, **options)
+        loader = Loader(view, batch_size, ranks=(rank, world_size), **options)
         loader.set_epoch(epoch)
         for batch in loader:
             rows = batch.pop("rows")
@@ -100,7 +100,7 @@ def test_a_state_is_not_that_of_other_windows(store, views):
 
 
 def test_pad_last_and_return_rows(views):
-    loader = Loader(views["padded"], 32, pad_last=True, return_rows=True)
+    loader = Loader(views["padded"], 32, last="pad", return_rows=True)
     *_, last = loader
     assert last["valid"].sum() == N % 32
     assert last["image"].shape == (32, 2, 3, 6, 7)
@@ -159,7 +159,7 @@ class TestPlacement:
     def test_each_row_is_placed_once(self, views, device):
         loader = Loader(views["subset"], 7, device=device, placement="device")
         list(loader)
-        placement = loader._reader.prepare().placement
+        placement = loader._epochs.reader.prepare().placement
         at = views["subset"].schema.field_index("image")
         # rows 3 to 39 are in the first five episodes
         assert placement.placements[at].nbytes == sum(LENGTHS[:5]) * 3 * 6 * 7
@@ -169,7 +169,7 @@ class TestPlacement:
 
 def test_the_rows_of_a_window_are_announced(views, store):
     view = views["complete"].select("image", "action")
-    reader = ReadAhead(view.columns, order_covers=False)
+    reader = ReadAhead(view._view.columns, order_covers=False)
     ids = np.array([9, 10, 11])
     image, action = reader._columns
     assert image.within(ids).tolist() == [8, 9, 10, 11]
@@ -177,7 +177,15 @@ def test_the_rows_of_a_window_are_announced(views, store):
     assert reader.announce(ids) == 4 * 3 * 6 * 7 + 6 * 2 * 4
     assert reader.nbytes == store.select("image", "action").nbytes
     reader.drop(ids, [(0, 8)])  # keeps what other windows read
-    assert torch.equal(view[:3]["image"][:, 1], store.column("image")[view.base_rows(np.arange(3))])
+    assert torch.equal(view[:3]["image"][:, 1], store.column("image")[view._view.base_rows(np.arange(3))])
+
+
+def test_the_rows_of_windows_in_several_stores_are_announced(store):
+    parts = [store.windows({"action": [0, 1]}, within=one).select("action") for one in ("episode", None)]
+    view = sources.join(parts)
+    first, second = ReadAhead(view._view.columns, order_covers=False)._columns
+    ids = np.array([3, len(store) + 5])
+    assert [part.within(ids).tolist() for part in (first, second)] == [[3, 4], [5, 6]]
 
 
 def test_cold_rows_are_the_same(views, monkeypatch):

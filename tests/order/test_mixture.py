@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memfeed.errors import LoaderError
-from memfeed.order.choice import mixed_orders
+from memfeed.order.choice import Blocks, mixed_orders
 from memfeed.order.mixture import WINDOW, shares
 
-KINDS = [False, True, "blocks"]
+KINDS = [False, True, Blocks()]
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(1, 10_000))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.order import orders
-from memfeed.order.orders import WINDOW_BLOCKS, Blocks, Sequential, Shuffled, permutation
+from memfeed.order.orders import WINDOW_BLOCKS, BlockOrder, Sequential, Shuffled, permutation
 
 PINNED = [
     [5, 0, 7, 4, 8, 9, 6, 2, 3, 1],
@@ -29,17 +29,19 @@ def test_literal_permutations_are_pinned():
     assert permutation(10, 1, 0).tolist() == PINNED[2]
     assert permutation(20_000, 0, 0)[:8].tolist() == PINNED_LONG
     assert sorted(permutation(20_000, 0, 0)) == list(range(20_000))
-    assert Blocks(12, 0, 0, 2)(0, 12).tolist() == PINNED_BLOCKS
+    assert BlockOrder(12, 0, 0, 2)(0, 12).tolist() == PINNED_BLOCKS
 
 
 def test_seed_and_epoch_do_not_alias():
     drawn = {tuple(permutation(50, seed, epoch)) for seed in range(20) for epoch in range(20)}
     assert len(drawn) == 400
-    mixed = {tuple(Blocks(50, seed, epoch, 4)(0, 50)) for seed in range(20) for epoch in range(20)}
+    mixed = {tuple(BlockOrder(50, seed, epoch, 4)(0, 50)) for seed in range(20) for epoch in range(20)}
     assert len(mixed) == 400
 
 
-@pytest.mark.parametrize("draw", [lambda epoch: permutation(8, 3, epoch), lambda epoch: Blocks(8, 3, epoch, 2)(0, 8)])
+@pytest.mark.parametrize(
+    "draw", [lambda epoch: permutation(8, 3, epoch), lambda epoch: BlockOrder(8, 3, epoch, 2)(0, 8)]
+)
 def test_uniform_over_positions(draw):
     n, draws = 8, 4000
     counts = np.zeros((n, n))
@@ -60,7 +62,7 @@ def test_a_long_permutation_takes_half_the_memory(monkeypatch):
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(0, 3000), max_size=6))
 def test_any_part_of_an_order_is_that_part_of_the_whole(n, block_rows, epoch, cuts):
-    for made in (Sequential(n), Shuffled(n, 1, epoch), Blocks(n, 1, epoch, block_rows)):
+    for made in (Sequential(n), Shuffled(n, 1, epoch), BlockOrder(n, 1, epoch, block_rows)):
         whole = made(0, n)
         assert sorted(whole) == list(range(n))
         edges = sorted({0, n, *(min(cut, n) for cut in cuts)})
@@ -74,7 +76,7 @@ def test_any_part_of_an_order_is_that_part_of_the_whole(n, block_rows, epoch, cu
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 20), st.integers(1, 700))
 def test_what_has_passed_was_read_before_and_is_in_the_end_everything(n, block_rows, step):
-    made = Blocks(n, 0, 0, block_rows)
+    made = BlockOrder(n, 0, 0, block_rows)
     read, passed = set(), set()
     for start in range(0, n, step):
         read |= set(made(start, min(start + step, n)).tolist())
@@ -86,7 +88,7 @@ def test_what_has_passed_was_read_before_and_is_in_the_end_everything(n, block_r
 
 def test_blocks_mix_within_a_window_and_are_uniform_if_one_window_holds_all():
     n, block_rows = 100_000, 16
-    rows = Blocks(n, 0, 0, block_rows)(0, n)
+    rows = BlockOrder(n, 0, 0, block_rows)(0, n)
     window = WINDOW_BLOCKS * block_rows
     at = np.empty(n, np.int64)
     at[rows] = np.arange(n)
@@ -106,7 +108,7 @@ def test_blocks_mix_within_a_window_and_are_uniform_if_one_window_holds_all():
 
 
 def test_ten_billion_rows_start_at_once():
-    made = Blocks(10**10, 0, 0, 1024)
+    made = BlockOrder(10**10, 0, 0, 1024)
     rows = made(10**10 - 600, 10**10)
     assert len(set(rows.tolist())) == 600
     assert made._held[1].nbytes <= made.window_rows * 8 == 1 << 20

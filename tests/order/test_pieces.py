@@ -4,17 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfeed.order import pieces
-from memfeed.order.choice import piece_orders
+from memfeed.order.choice import Blocks, piece_orders
 from memfeed.order.orders import Shuffled
-from memfeed.order.pieces import Cut, Pieces
+from memfeed.order.pieces import RankCut, RankPieces
 from memfeed.order.shards import RankShards
 
-ways = st.sampled_from([True, False, "blocks"])
+ways = st.sampled_from([True, False, Blocks()])
 PINNED = [6, 7, 10, 4, 11, 9, 5, 1, 2, 3, 8, 0]
 
 
 def made(n, cut, *, shuffle=True, epoch=0, block_rows=4, seed=0):
-    return Pieces(n, seed, epoch, shuffle=shuffle, block_rows=block_rows, cut=Cut(*cut))
+    in_blocks = isinstance(shuffle, Blocks)
+    return RankPieces(
+        n, seed, epoch, shuffle=bool(shuffle), in_blocks=in_blocks, block_rows=block_rows, cut=RankCut(*cut)
+    )
 
 
 def rows_of_rank(order, rank):
@@ -54,11 +57,11 @@ def test_pieces_are_others_in_each_epoch_and_for_each_seed():
 
 
 def test_one_piece_is_the_order_without_pieces():
-    one = piece_orders(100, True, 7, 4, Cut(1, 8))(3)
+    one = piece_orders(100, True, 7, 4, RankCut(1, 8))(3)
     assert one(0, 100).tolist() == Shuffled(100, 7, 3)(0, 100).tolist()
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
+@pytest.mark.parametrize("shuffle", [True, Blocks()])
 def test_a_rank_draws_its_own_piece_only(shuffle, monkeypatch):
     order = made(40_000, (4, 10), shuffle=shuffle)
     order.at(np.arange(10))

@@ -21,6 +21,22 @@ from memfeed.store.lengths import jagged_field, row_lengths
 from memfeed.store.store import Store
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Cut batches by their tokens: `Loader(bucket_by=Tokens(4096))`, in place of a ``batch_size``.
+
+    Args:
+        per_batch: rows times the longest row of a batch is at most this, so that a padded batch never has more.
+        field: the field of varying length whose lengths count; None for the only one.
+    """
+
+    per_batch: int
+    field: Any = None
+
+    def __repr__(self) -> str:
+        return f"Tokens({self.per_batch!r})" if self.field is None else f"Tokens({self.per_batch!r}, {self.field!r})"
+
+
 @dataclass(eq=False)
 class BatchOrder:
     """The batches of rows of like length, for every seed and epoch.
@@ -44,20 +60,24 @@ class BatchOrder:
     @property
     def name(self) -> str:
         """The settings that make the batches, as text for messages and states."""
-        cut = f"batch_size={self.batch_size}" if self.batch_tokens is None else f"batch_tokens={self.batch_tokens}"
-        return f"{cut}, bucket_by={self.store.schema.fields[self.field_index].name!r}"
+        name = self.store.schema.fields[self.field_index].name
+        if self.batch_tokens is None:
+            return f"batch_size={self.batch_size}, bucket_by={name!r}"
+        return f"bucket_by={Tokens(self.batch_tokens, name)}"
 
     @cached_property
     def _lengths(self) -> Int64Array:
         """The length of each row. Raises LoaderError if a row is longer than a batch may be."""
-        lengths = row_lengths(self.store.columns[self.field_index], self.store.base_rows(np.arange(len(self.store))))
+        lengths = row_lengths(
+            self.store._view.columns[self.field_index], self.store._view.base_rows(np.arange(len(self.store)))
+        )
         most, budget = int(lengths.max(initial=0)), self.batch_tokens
         if budget is not None and most > budget:
             name, count = self.store.schema.fields[self.field_index].name, int((lengths > budget).sum())
             raise LoaderError(
                 f"found {count:,} of {len(lengths):,} rows with more tokens in field {name} than "
-                f"batch_tokens={budget} (the longest has {most:,}); expected rows that fit into a batch: pass "
-                f'batch_tokens={most}, or leave them out: store.subset(store.lengths("{name}") <= {budget})'
+                f"Tokens({budget}) (the longest has {most:,}); expected rows that fit into a batch: pass "
+                f'bucket_by=Tokens({most}), or leave them out: store.subset(store.lengths("{name}") <= {budget})'
             )
         return lengths
 
@@ -117,12 +137,18 @@ class LengthBatchSampler(RowSampler, Sampler[Any]):
         return self._batches.count
 
 
-def batch_order(
-    store: Store, rows: RowOrder, batch_size: int | None, batch_tokens: int | None, bucket_by: Any, drop_last: bool
-) -> BatchOrder:
-    """Return the batches that ``batch_tokens`` and ``bucket_by`` of a loader ask for.
+def batch_order(store: Store, rows: RowOrder, batch_size: int | None, bucket_by: Any, *, drop_last: bool) -> BatchOrder:
+    """Return the batches that ``bucket_by`` of a loader asks for: a field, or `Tokens`.
 
-    Raises FieldError where they name no field of varying length.
+    Raises FieldError where it names no field of varying length.
     """
-    field_index = jagged_field(store.schema, bucket_by, "bucket_by")
-    return BatchOrder(store, rows, field_index, batch_size or 1, batch_tokens, bool(drop_last))
+    if isinstance(bucket_by, type) or (isinstance(bucket_by, int) and bucket_by >= len(store.schema)):
+        raise LoaderError(
+            f"found bucket_by={bucket_by!r}; expected the name of a field, or memfeed.Tokens(8192) for batches of so "
+            "many tokens"
+        )
+    if not isinstance(bucket_by, Tokens):
+        field_index = jagged_field(store.schema, bucket_by, "bucket_by")
+        return BatchOrder(store, rows, field_index, batch_size or 1, None, drop_last)
+    field_index = jagged_field(store.schema, bucket_by.field, "Tokens.field")
+    return BatchOrder(store, rows, field_index, 1, int(bucket_by.per_batch), drop_last)

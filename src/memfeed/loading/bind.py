@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import TypeIs
 
-from memfeed.errors import LoaderError, TransformError, brief
+from memfeed.errors import FieldError, LoaderError, TransformError, brief
 from memfeed.schema.fields import Schema, display
 from memfeed.system.buffers import Allocator
 
 if TYPE_CHECKING:
     from memfeed.store.store import Store
     from memfeed.transforms import Transform
-    from memfeed.transforms.batch_fields import On, Windows
+    from memfeed.transforms.batch_fields import Windows
 
 UserTransform = Callable[[Any], Any] | Mapping[Any, Callable[[torch.Tensor], torch.Tensor]] | None
 Bound = Callable[[Any, Any], Any]
@@ -92,10 +92,9 @@ def transform_of(given: UserTransform, store: Store) -> UserTransform:
     transform = store.transform if given is None else None
     if transform is None:
         return given
-    paths = [field.path for field in store.schema]
-    named = [one for step in transform._steps() for one in _listed(step.on)]
-    kept = [any(path[: len(name)] == name for path in paths) for name in named]
-    if not any(kept):
+    named = transform.fields_read()
+    kept = [_has_field(store.schema, one) for one in named]
+    if named and not any(kept):
         return None
     if not all(kept):
         raise LoaderError(
@@ -105,22 +104,34 @@ def transform_of(given: UserTransform, store: Store) -> UserTransform:
     return transform
 
 
-def _listed(on: On) -> list[Any]:
-    return on if isinstance(on, list) else [on]
+def _has_field(schema: Schema, name: Any) -> bool:
+    """Return True if a view has the field that a step names; a step without a name finds its field itself."""
+    try:
+        return name is None or bool(schema.field_indices(name))
+    except FieldError:
+        return False
+
+
+def followed_images(transform: Transform, schema: Schema) -> dict[int, int]:
+    """Return the index of the images that each field follows through a transform, by the index of that field."""
+    steps = transform._steps()
+    if steps and steps[0].operation.paths_read is not None:  # they name fields that it makes of those of the store
+        return {}
+    return {
+        index: schema.field_indices(step.on[0])[0]  # type: ignore[arg-type]  # a step's fields are names here
+        for step in steps
+        if isinstance(step.on, list)
+        for name in step.on[1:]
+        for index in schema.field_indices(name)  # type: ignore[arg-type]
+    }
 
 
 def _require_corners(transform: Transform, schema: Schema) -> None:
     """Raise TransformError if `transform` would move boxes whose format, which the store keeps, is not XYXY."""
-    others = {
-        index
-        for step in transform._steps()
-        if isinstance(step.on, list)
-        for name in step.on[1:]
-        for index in schema.field_indices(name)  # type: ignore[arg-type]  # a step's fields are names here
-    }
+    followers = followed_images(transform, schema)
     for path, node in schema.structure.tv_tensors():
         box_format = (node.value or {}).get("format", "XYXY")
-        if box_format != "XYXY" and any(schema.fields[index].path[: len(path)] == path for index in others):
+        if box_format != "XYXY" and any(schema.fields[index].path[: len(path)] == path for index in followers):
             raise TransformError(
                 f"field {display(path)} has boxes of the format {box_format}; expected XYXY, which transforms move: in "
                 "the dataset, write boxes = v2.functional.convert_bounding_box_format(boxes, new_format='XYXY')"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 
 import torch
-import torch.distributed
 
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, brief
+from memfeed.loading.drawn_seed import LoaderName, draw_seed, seed_of_ranks
 from memfeed.loading.position import Position
 from memfeed.system.buffers import shared_number
+from memfeed.system.messages import say_once
 
 
 class EpochClock:
@@ -20,34 +21,43 @@ class EpochClock:
 
     Args:
         seed: the seed of order and keyed transforms; None draws one when the first pass starts.
-        generator: where a missing seed is drawn from; None takes the seed of torch's default generator.
+        generator: where a missing seed is drawn from; None is torch's default generator.
+        name: names a missing seed where several ranks share it.
     """
 
-    def __init__(self, seed: int | None, generator: torch.Generator | None = None) -> None:
-        self.seed, self.generator = seed, generator
+    def __init__(
+        self, seed: int | None, generator: torch.Generator | None = None, name: LoaderName | None = None
+    ) -> None:
+        self.seed, self._given, self._generator, self._name = seed, seed, generator, name or LoaderName("", 0)
+        self._draws, self._is_outdated = 0, False  # the seed is to be drawn anew: it has another generator now
         self.epoch = 0  # of the newest pass, or what set_epoch was given after it started
-        self.was_set = False  # whether set_epoch named the next epoch
+        self.was_set = self.was_loaded = False  # whether set_epoch, or a state, named the next epoch
         self._next = 0
         self._resume: tuple[int, Position | None] | None = None
-        self._just_loaded, self._at_end, self._offset, self._is_lent = False, False, 0, False
+        self._at_end, self._offset, self._is_lent = False, 0, False
         self._shared: torch.Tensor | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass at the beginning of ``epoch``. A position loaded for the same epoch is kept.
 
-        Raises LoaderError for a negative number.
+        Raises LoaderError for a negative number, and for one that needs more than 63 bits.
         """
-        if epoch < 0:
-            raise LoaderError(f"found epoch {epoch}; expected 0 or more")
+        if not 0 <= epoch < 1 << 63:
+            raise LoaderError(f"found epoch {brief(epoch)}; expected 0 to 2**63 - 1")
         if self._resume is None or self._resume[0] != epoch:
             self._resume = None
         self._next = self.epoch = epoch
-        self._just_loaded, self.was_set = False, True
+        self.was_loaded, self.was_set = False, True
+        self._share(epoch)
+
+    def begin_at(self, epoch: int) -> None:
+        """Start the first pass at ``epoch``, unless somebody sets another one before it."""
+        self._next = self.epoch = epoch
         self._share(epoch)
 
     def set_sampler_epoch(self, epoch: int) -> None:
         """Do the same for a framework that calls the sampler, and may count epochs in its own way after a resume."""
-        resume = self._resume if self._just_loaded else None
+        resume = self._resume if self.was_loaded else None
         if resume is not None and epoch != resume[0] and not (self._at_end and epoch > resume[0]):
             self._offset = resume[0] - epoch
             print(
@@ -60,7 +70,30 @@ class EpochClock:
     def load(self, epoch: int, position: Position | None, *, at_end: bool) -> None:
         """Continue ``epoch`` after ``position`` in the next pass; ``at_end`` says that nothing is left of the epoch."""
         self._resume, self._next, self.epoch = (epoch, position), epoch, epoch
-        self._just_loaded, self._at_end, self._offset = True, at_end, 0
+        self.was_loaded, self._at_end, self._offset = True, at_end, 0
+
+    def load_seed(self, seed: int | None) -> None:
+        """Go on with the seed of a state; None if it was not drawn yet."""
+        self.seed, self._is_outdated = seed, False
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Where the seed is drawn from; one that was seeded with the seed, if the loader was given that."""
+        if self._generator is None and self._given is not None:
+            # not None, because Accelerate would put a generator of its own there
+            self._generator = torch.Generator(device="cpu").manual_seed(self._given % 2**63)
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        if generator is self._generator:
+            return
+        if self._given is not None:
+            raise LoaderError(
+                f"found a generator for a loader with seed={self._given}, which decides its order; expected one of "
+                "them: leave seed= out, and the seed is drawn from the generator"
+            )
+        self._generator, self._is_outdated = generator, True
 
     @property
     def next(self) -> tuple[int, Position | None]:
@@ -73,10 +106,17 @@ class EpochClock:
 
     def start(self, world_size: int) -> tuple[int, Position | None]:
         """Start a pass: return its epoch and position, and draw the seed if there is none yet."""
+        epoch, position = self.next
+        if self._is_outdated and position is None:
+            self.seed, self._is_outdated = None, False
+        if self.seed is None and self.was_set and epoch > 1:
+            say_once(
+                f"memfeed: the first epoch of a loader without seed= is {epoch}: its order is not that of an earlier "
+                "run; to go on with one, pass the same seed= in both, or call load_state_dict"
+            )
         self.resolve_seed(world_size)
-        (epoch, position), self._resume = self.next, None
-        self.epoch, self._next = epoch, epoch + 1
-        self._just_loaded = self.was_set = False
+        self._resume, self.epoch, self._next = None, epoch, epoch + 1
+        self.was_loaded = self.was_set = False
         self._share(epoch)
         return epoch, position
 
@@ -92,19 +132,11 @@ class EpochClock:
         self._is_lent = True
 
     def resolve_seed(self, world_size: int) -> int:
-        """Return the seed. A missing one is drawn from the generator, or is that of torch's default generator.
-
-        With several ranks and no generator it is 0, the same on all ranks. The seed of the default generator is what
-        `torch.manual_seed` set. No number is drawn from it, so that a program that is started again, restores torch's
-        random state and skips the batches it has seen, finds the same order.
-        """
+        """Return the seed. A missing one is drawn, by `seed_of_ranks` if there are several ranks, and kept."""
         if self.seed is None:
-            if self.generator is not None:
-                self.seed = int(
-                    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self.generator).item()
-                )
-            else:
-                self.seed = 0 if world_size > 1 else torch.initial_seed()
+            own = self._generator
+            self.seed = draw_seed(own) if world_size == 1 else seed_of_ranks(self._name, self._draws, own)
+            self._draws += 1
         return self.seed
 
     def share(self) -> torch.Tensor:
@@ -116,9 +148,3 @@ class EpochClock:
     def _share(self, epoch: int) -> None:
         if self._shared is not None:
             self._shared.fill_(epoch)
-
-
-def joined_world_size() -> int:
-    """Return the number of ranks of torch.distributed; 1 where it is not initialised."""
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if ready else 1

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from memfeed.errors import LoaderError
 from memfeed.loading.arrays import converter
-from memfeed.loading.bind import UserTransform, bind
-from memfeed.loading.clock import EpochClock, joined_world_size
-from memfeed.loading.padding import PaddedField, pad_batch, padded_fields
+from memfeed.loading.bind import Bound, UserTransform, bind, transform_of
+from memfeed.loading.clock import EpochClock
+from memfeed.loading.one_row import one_row_batches, plain_before_or_after, same
+from memfeed.loading.padding import PaddedField, pad_batch, padded_fields, padding_beside_collate
+from memfeed.loading.sample_lists import CollateSamples, collate_finished, giving_samples
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
 from memfeed.schema.fields import Schema
-from memfeed.store.store import Samples
+from memfeed.store.read_samples import ReadSamples
+from memfeed.store.store import Store
 from memfeed.system.buffers import shared_number
+from memfeed.system.messages import say_once
 from memfeed.transfer.devices import check_device
 from memfeed.transfer.to_device import to_device
 
@@ -35,6 +39,11 @@ class Collate:
         device: as for ``Loader``; a CUDA device only with ``num_workers=0``.
         seed: of keyed transforms.
         pad: as for ``Loader``.
+        collate_fn: as for ``Loader``: it gets samples that the store's own transform has finished; a ``transform`` of
+            yours takes what it returns.
+
+    Raises:
+        LoaderError: ``pad`` and ``collate_fn``; later, samples that are not those of a store.
     """
 
     def __init__(
@@ -43,11 +52,17 @@ class Collate:
         device: torch.device | str | None = None,
         seed: int = 0,
         pad: Mapping[Any, float] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.transform, self.device, self.seed, self.pad = transform, device, seed, pad
+        self.transform, self.device, self.seed, self.pad, self.collate_fn = transform, device, seed, pad, collate_fn
+        self._has_own_transform = transform is None
+        if pad and collate_fn is not None:
+            raise padding_beside_collate()
         self._bound = bind(transform)  # raises for what is no transform
+        self._finish: CollateSamples | None = None
+        self._plain: Callable[[Any], Any] = same
         self._padded: Sequence[PaddedField] = ()
-        self._schema: Schema | None = None  # that of the samples that both are for
+        self._store: Store | None = None  # that of the samples that all of these are for
         self._epoch = shared_number(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -56,57 +71,113 @@ class Collate:
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples, on the device, transformed."""
-        if not isinstance(samples, Samples):
+        if not isinstance(samples, ReadSamples):
             raise LoaderError(
                 f"found a {type(samples).__name__} of samples; expected those of a memfeed store: pass the store "
                 "itself (or a Subset of it) to DataLoader, with automatic batching"
             )
-        if samples.schema is not self._schema:
-            transform = samples.transform() if self.transform is None else self.transform
-            self._bound = bind(transform, samples.schema, windows=samples.windows)
-            self._schema = samples.schema
-            self._padded = padded_fields(self.pad, samples.schema)
-        batch, device = pad_batch(samples.batch, self._padded), check_device(self.device)
+        if samples.store is not self._store:
+            self._plan(samples.store)
+        keys, device = Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)), check_device(self.device)
+        bound: Bound = self._bound or _as_it_is
+        if self._finish is not None:
+            batch = self._finish(bound(samples.batch, keys), samples.canvases)
+        elif self.collate_fn is not None:
+            batch = self.collate_fn(samples)
+        else:
+            batch = self._plain(pad_batch(samples.batch, self._padded))
         if device is not None:
             batch = to_device(batch, device, non_blocking=False)
-        if self._bound is not None:
-            batch = self._bound(batch, Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)))
-        return batch
+        return batch if self._finish is not None else bound(batch, keys)
+
+    def _plan(self, store: Store) -> None:
+        """Prepare for samples of a store."""
+        transform = transform_of(None, store) if self._has_own_transform else self.transform
+        is_finishing = self.collate_fn is not None and self._has_own_transform and transform is not None
+        bound = bind(
+            giving_samples(transform) if is_finishing else transform, store.schema, windows=store._view.window_paths
+        )
+        one_row = None if self.collate_fn is not None else self._one_row(store.schema)
+        self._plain, self._bound = plain_before_or_after(one_row, bound, transform)
+        self._finish = None
+        if self.collate_fn is not None and is_finishing:
+            self._finish = collate_finished(self.collate_fn, transform, store, single=False)
+        self._padded = padded_fields(self.pad, store.schema)
+        self._store = store
+
+    def _one_row(self, schema: Schema) -> Callable[[Any], Any] | None:
+        """Return what makes batches of one row plain; None where it is not known that each has one."""
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": None, "_schema": None}
+        return {**self.__dict__, "_bound": None, "_plain": None, "_finish": None, "_store": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
 
+def _as_it_is(batch: Any, _: object) -> Any:
+    return batch
+
+
 class LoaderCollate(Collate):
     """The ``collate_fn`` of a loader, for frameworks that make a DataLoader of its parts.
 
-    It carries what such a DataLoader would lose: transform, device, seed, epoch. A loader that is given one of another
-    loader, as Lightning does when it makes a loader anew, takes the clock of that loader.
+    It carries what such a DataLoader would lose: transform, device, seed, epoch, beside the user's collate_fn, if there
+    is one. A loader that is given one of another loader, as Lightning does when it makes a loader anew, takes the clock
+    of that loader.
     """
 
     def __init__(self, settings: Settings, clock: EpochClock) -> None:
-        super().__init__(settings.transform, settings.device, pad={one.path: one.value for one in settings.padded})
+        pad = {one.path: one.value for one in settings.padded}
+        super().__init__(settings.transform, settings.device, pad=pad, collate_fn=settings.collate_fn)
+        self._has_own_transform = settings.has_own_transform
         self.settings, self.clock = settings, clock
         self._epoch = clock.share()
+
+    def _one_row(self, schema: Schema) -> Callable[[Any], Any] | None:
+        return one_row_batches(schema, self.settings)
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples, as the loader itself would give it."""
         settings = self.settings
         if settings.last == "pad":
             raise LoaderError(
-                "found pad_last on a loader whose batches another component draws, without saying which rows fill up "
-                "a batch: leave pad_last out there"
+                'found last="pad" on a loader whose batches another component draws, without saying which rows fill up '
+                'a batch: leave last="pad" out there'
             )
-        if not isinstance(samples, Samples):
+        if settings.batch_size is None:  # one sample, or what the store gives for a list of rows
+            if bind(self.transform) or self.device or settings.returns_rows or self.pad or settings.as_ != "torch":
+                raise LoaderError(
+                    "found batch_size=None on a loader whose rows another component draws, and a transform, device, "
+                    "pad=, return_rows or as_; expected batches beside them: pass batch_size= or batch_sampler="
+                )
+            return default_convert(samples)  # type: ignore[no-untyped-call]
+        if not isinstance(samples, ReadSamples):
             if self.transform is None and not settings.returns_rows and not self.pad:
-                return default_collate(samples)
+                return (self.collate_fn or default_collate)(samples)
             return super().__call__(samples)  # raises
-        self.seed = self.clock.resolve_seed(joined_world_size())
+        worker = get_worker_info()
+        if worker is None or self.clock.seed is not None:
+            self.seed = self.clock.resolve_seed(1)  # ranks share a seed where they share an order of ours
+        else:
+            self.seed = worker.seed - worker.id  # the base seed that DataLoader has drawn: the same in all workers
         batch = super().__call__(samples)
         if settings.returns_rows:
             batch = with_extras(batch, {"rows": torch.from_numpy(samples.rows.astype("int64"))})
         convert = converter(settings.as_)
         return batch if convert is None else convert(batch)
+
+
+def user_collate(collate_fn: Any) -> Any:
+    """Return the user's collate_fn; None where there is none beside ours. Raises LoaderError for a `Collate`."""
+    if isinstance(collate_fn, LoaderCollate):
+        return collate_fn.settings.collate_fn
+    if isinstance(collate_fn, Collate):
+        raise LoaderError(
+            "found a Collate as the collate_fn of a Loader; expected its arguments: Loader(dataset, transform=..., "
+            "collate_fn=...); a Collate is for torch's DataLoader"
+        )
+    if collate_fn is not None:
+        say_once("memfeed: a collate_fn makes a batch from a list of samples, which is slow; a transform takes batches")
+    return collate_fn

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memfeed.errors import LoaderError
-from memfeed.order.pieces import Cut
+from memfeed.order.pieces import RankCut
 
 
 @dataclass
@@ -18,15 +18,15 @@ class Cuts:
     """
 
     batch_size: int
-    _held: tuple[int, Cut] | None = field(default=None, repr=False)
+    _held: tuple[int, RankCut] | None = field(default=None, repr=False)
 
-    def begin(self, epoch: int, row: int, world_size: int) -> Cut:
+    def begin(self, epoch: int, row: int, world_size: int) -> RankCut:
         """Return the cut of an epoch that begins at ``row``: the one it was begun with, else one for these ranks."""
         if self._held is None or self._held[0] != epoch or not row:
-            self._held = epoch, Cut(world_size, self.batch_size)
+            self._held = epoch, RankCut(world_size, self.batch_size)
         return self._held[1]
 
-    def of(self, epoch: int, world_size: int) -> Cut:
+    def of(self, epoch: int, world_size: int) -> RankCut:
         """Return the cut of an epoch that was begun."""
         return self.begin(epoch, 1, world_size)
 
@@ -44,4 +44,4 @@ class Cuts:
         numbers = saved.split("x") if isinstance(saved, str) else []
         if len(numbers) != 2 or not all(one.isdecimal() and int(one) for one in numbers):
             raise LoaderError(f"found a state with pieces {saved!r}; expected those that state_dict() gave")
-        self._held = epoch, Cut(int(numbers[0]), int(numbers[1]))
+        self._held = epoch, RankCut(int(numbers[0]), int(numbers[1]))

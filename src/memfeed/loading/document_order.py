@@ -9,8 +9,7 @@ from memfeed.order.choice import Shuffle
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import Shuffled
 from memfeed.random import derive
-from memfeed.store.columns import Column
-from memfeed.store.packed import PackedColumn, in_order
+from memfeed.store.column import Column
 from memfeed.store.store import Store
 
 
@@ -18,12 +17,12 @@ class DocumentOrder:
     """Lays out a packed store anew in every epoch, if ``shuffle`` is True and the store has all of its blocks.
 
     A view of some blocks keeps the stored order of the documents: in another order its blocks would hold tokens of the
-    blocks that were left out. So does ``shuffle="blocks"``, which is for reading a disk in long runs.
+    blocks that were left out. So does ``shuffle=Blocks()``, which is for reading a disk in long runs.
     """
 
     def __init__(self, store: Store, shuffle: Shuffle) -> None:
-        packed = [column for column in store.columns if isinstance(column, PackedColumn)]
-        self._count = packed[0].packing.document_count if packed and shuffle is True and store.has_all_rows else 0
+        packed = [column.packing for column in store._view.columns if column.packing is not None]
+        self._count = packed[0].document_count if packed and shuffle is True and store._view.has_all_rows else 0
         self._made: tuple[int, EpochOrders] | None = None
 
     def orders(self, seed: int) -> list[EpochOrders]:
@@ -38,5 +37,7 @@ class DocumentOrder:
     def columns(self, columns: Sequence[Column], epoch: int, seed: int) -> list[Column] | None:
         """Return ``columns`` as they are in an epoch; None where they are the same in every epoch."""
         for orders in self.orders(seed):
+            from memfeed.store.packed import in_order  # most stores have no documents
+
             return in_order(columns, orders(epoch)(0, self._count))
         return None

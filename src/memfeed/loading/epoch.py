@@ -7,12 +7,15 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import torch
+
 from memfeed.loading.background import Background
 from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.next_epoch import BegunEarly, Handover, Made, NextEpoch, joined
+from memfeed.loading.next_epoch import BegunEarly, Made, NextEpoch, PrefetchSlot, joined
 from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -96,7 +99,7 @@ def run_epoch(
     policy_now: Callable[[], PrefetchPolicy],
     prefetch: int,
     pause: Pause,
-    handover: Handover,
+    handover: PrefetchSlot,
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
@@ -125,7 +128,7 @@ def run_epoch(
         early = None
         while True:
             entered = perf_counter()
-            for group in source:
+            for group in iter(partial(_next_made, source), None):
                 if isinstance(group, NextEpoch):
                     progress.finished, progress.gathered = True, group.gathered_before
                     if isinstance(source, Background) and policy.threaded:
@@ -159,6 +162,17 @@ def run_epoch(
             if progress.moved or progress.finished:
                 break
             source = _ahead(groups, prefetch, pause)
+
+
+def _next_made(source: Iterator[Made]) -> Made | None:
+    """Return what comes next; None at the end.
+
+    It may hold several batches, of which the caller takes the last ones after it has left its inference mode.
+    """
+    if not torch.is_inference_mode_enabled():
+        return next(source, None)
+    with torch.inference_mode(False), torch.no_grad():
+        return next(source, None)
 
 
 def _ahead(groups: Iterator[Made], prefetch: int, pause: Pause) -> Iterator[Made]:

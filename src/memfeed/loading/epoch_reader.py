@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +23,15 @@ from memfeed.loading.settings import Settings
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.choice import mixed_rows
 from memfeed.order.epoch_orders import EpochOrders
-from memfeed.order.orders import Blocks, Order, Sequential
+from memfeed.order.orders import BlockOrder, Order, Sequential
 from memfeed.order.shards import RankShards
-from memfeed.store.packed import PackedColumn
 from memfeed.store.store import Store
+from memfeed.system.messages import warn
 from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams, streams_of
 
 if TYPE_CHECKING:
-    from memfeed.loading.sharded import Piece  # imported where columns are sharded
+    from memfeed.loading.sharded import RankRows  # imported where columns are sharded
 
 COLD_PROBES = 64  # rows from which those are chosen that tell whether a store is in the page cache
 CAPTURED = (
@@ -59,13 +58,13 @@ class EpochReader:
         self._plan: LoadPlan | None = None
         self._planned_for_filling = False
         self._fell_back = False
-        self._piece: Piece | None = None  # what is placed, with placement="sharded"
+        self._piece: RankRows | None = None  # what is placed, with placement="sharded"
         self._piece_placements: Sequence[ColumnPlacement] | None = None
         self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
 
     def use(self, settings: Settings) -> bool:
         """Read with these settings from now on. Return True if they, or the store, differ from those before."""
-        has_settled = self._planned_for_filling and self._store.supply is None
+        has_settled = self._planned_for_filling and self._store._view.supply is None
         if has_settled:  # the finished store has its columns placed, read ahead, and gathered several batches at once
             self._plan, self._planned_for_filling = None, False
         if settings is self._settings:
@@ -84,9 +83,8 @@ class EpochReader:
         """Return how batches are made. Places the columns at the first call."""
         if self._plan is None:
             # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
-            staged = self._settings.collate_fn is None
-            self._streams = streams_of(self._settings.device) if staged else None
-            self._planned_for_filling = self._store.supply is not None
+            self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
+            self._planned_for_filling = self._store._view.supply is not None
             self._plan = self._make_plan(choose_placements(self._store, self._settings, self._streams))
         return self._plan
 
@@ -106,12 +104,12 @@ class EpochReader:
         cut = cuts.of(epoch, shards.world_size)
         if shards.world_size == 1 and cut.pieces == 1:
             return self.prepare()
-        from memfeed.loading.sharded import Piece
+        from memfeed.loading.sharded import RankRows
 
-        piece = Piece(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
+        piece = RankRows(epoch if self._rows.shuffle else 0, seed, shards, cut, row)
         if self._plan is not None and self._piece is not None and self._piece.covers(piece):
             return self._plan
-        self._streams = streams_of(self._settings.device) if self._settings.collate_fn is None else None
+        self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
         if self._piece_placements is None:
             self._piece_placements = self._agreed(
                 shards, {"order": order_name, "seed": seed, "epoch": epoch, "row": row, "pieces": cut.pieces}
@@ -185,10 +183,9 @@ class EpochReader:
             self._plan = self._make_plan(placements)
             if self._piece is not None:
                 self._piece_placements = self._plan.placement.placements
-            warnings.warn(
+            warn(
                 f"memory ran out in epoch {epoch}: the columns fell back to places that need less, now "
-                f"{self.describe_placements()}; leave more room with placement=, or a smaller batch",
-                stacklevel=2,
+                f"{self.describe_placements()}; leave more room with placement=, or a smaller batch"
             )
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
@@ -200,7 +197,7 @@ class EpochReader:
             return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
         cuts, begin = self._rows.cuts, rows_before(position)
         orders = self._rows.orders(seed, None if cuts is None else cuts.of(epoch, shards.world_size))
-        base_rows = None if self._store.has_all_rows else self._store.base_rows
+        base_rows = None if self._store._view.has_all_rows else self._store._view.base_rows
         repeats = self._settings.has_repeats
         if self._batches is not None:
             drawn_batches = self._batches(epoch, seed)
@@ -216,12 +213,12 @@ class EpochReader:
 
     def _present(self, tasks: Iterator[GatherTask]) -> Iterator[GatherTask]:
         """Yield ``tasks``; of a store that is being filled, once their rows are there."""
-        if self._store.supply is None and not self._store.masks_rows:
+        if self._store._view.supply is None and not self._store._backing.masks_rows:
             return tasks
         has_own_order = self._settings.has_own_order
         shuffle = self._rows.shuffle if has_own_order else True
-        spread = mixed_rows(shuffle, len(self._store), self._rows.block_rows, self._store.chunk_rows)
-        return present_tasks(tasks, self._store, has_own_order=has_own_order, spread=spread)
+        shuffle_span = mixed_rows(shuffle, len(self._store), self._rows.block_rows, self._store._backing.chunk_rows)
+        return present_tasks(tasks, self._store, has_own_order=has_own_order, shuffle_span=shuffle_span)
 
     def begins_early(self) -> bool:
         """Return True if the first batches of an epoch may be made before the one before it has ended.
@@ -229,9 +226,11 @@ class EpochReader:
         What is no committed store may change between epochs, a packed store is laid out anew in each, and rows that
         come from the disk are announced when an epoch begins.
         """
-        was_filled = self._planned_for_filling or self._store.supply is not None or self._store.masks_rows
-        is_final = self._store.manifest is not None and not was_filled
-        is_packed = any(isinstance(column, PackedColumn) for column in self._store.columns)
+        was_filled = (
+            self._planned_for_filling or self._store._view.supply is not None or self._store._backing.masks_rows
+        )
+        is_final = self._store._view.manifest is not None and not was_filled
+        is_packed = any(column.packing is not None for column in self._store._view.columns)
         on_cpu = self._streams is None  # the memory of a GPU is left to who uses it between epochs
         if self._piece is not None:  # the rows of the next epoch take the place of those of this one
             return False
@@ -242,9 +241,9 @@ class EpochReader:
         last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"
         begin = position if isinstance(position, SamplerPosition) else None
         if settings.sampler is not None:
-            return tasks_of_sampler(settings.sampler, settings.rows_a_batch, last, begin, self._store.base_rows)
+            return tasks_of_sampler(settings.sampler, settings.rows_a_batch, last, begin, self._store._view.base_rows)
         assert settings.batch_sampler is not None
-        return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store.base_rows)
+        return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store._view.base_rows)
 
     def _read_ahead(
         self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int
@@ -254,14 +253,16 @@ class EpochReader:
             return tasks
         reader, row_count = plan.reader, len(self._store)
         probes = np.arange(0, row_count, max(1, -(-row_count // COLD_PROBES)))
-        self.is_cold = bool(reader.nbytes) and reader.begin(self._store.base_rows(probes))
+        self.is_cold = bool(reader.nbytes) and reader.begin(self._store._view.base_rows(probes))
         if not self.is_cold:
             return tasks
         threaded = order is not None and self._settings.prefetch > 0
         tasks = (announce_in_thread if threaded else announce_in_caller)(tasks, reader)
         if reader.beyond_memory and order is not None and not self._settings.has_repeats:
             # the runs that an order has passed are rows of the store only where the store is whole
-            passed = order.passed if isinstance(order, Blocks | Sequential) and self._store.has_all_rows else None
+            passed = (
+                order.passed if isinstance(order, BlockOrder | Sequential) and self._store._view.has_all_rows else None
+            )
             tasks = drop_after_use(tasks, reader, begin, passed)
         return tasks
 

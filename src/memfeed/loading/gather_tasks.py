@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from memfeed.errors import LoaderError, RowError
+from memfeed.errors import LoaderError, RowError, brief
 from memfeed.loading.position import Position, SamplerPosition
-from memfeed.loading.samplers import Generators
+from memfeed.loading.samplers import SamplerGenerators
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.orders import Order, Rows
-from memfeed.order.pieces import Pieces
+from memfeed.order.pieces import RankPieces
 from memfeed.order.shards import RankShards, StepRun
 from memfeed.schema.codec import Int64Array
 
@@ -98,7 +98,7 @@ def rows_of_run(order: Order, run: StepRun, places: Int64Array) -> Rows:
 
     What is held meanwhile does not grow with the number of ranks.
     """
-    if isinstance(order, Pieces):
+    if isinstance(order, RankPieces):
         return order.at(places % order.n)
     stop = run.start + (run.steps - 1) * run.stride + run.size
     if stop <= order.n and stop - run.row <= SPAN_ROWS:
@@ -126,7 +126,7 @@ def tasks_of_sampler(
     A last batch that is smaller is kept, dropped, or filled up with its own rows. Raises LoaderError if the sampler,
     started again from the saved random states, draws other rows than before; RowError for what is no row number.
     """
-    generators, hasher = Generators(sampler), hashlib.blake2b(digest_size=8)
+    generators, hasher = SamplerGenerators(sampler), hashlib.blake2b(digest_size=8)
     # ranks share one state, and each draws rows of its own
     hashes = not any(isinstance(one, DistributedSampler) for one in (sampler, getattr(sampler, "sampler", None)))
     if begin is None:
@@ -151,7 +151,7 @@ def tasks_of_sampler(
 
 
 def _redrawn(
-    sampler: Iterable[Any], size: int | None, begin: SamplerPosition, generators: Generators, hasher: Any
+    sampler: Iterable[Any], size: int | None, begin: SamplerPosition, generators: SamplerGenerators, hasher: Any
 ) -> tuple[Iterator[Any], int]:
     """Draw again what was drawn before ``begin``. Return the sampler's iterator there, and the rows it gave."""
     with generators.in_states(begin.generators):
@@ -187,4 +187,7 @@ def _row_numbers(rows: Any) -> Int64Array:
     try:
         return np.array([operator.index(row) for row in rows], np.int64)
     except (TypeError, OverflowError) as error:
-        raise RowError(f"found {rows!r} from a sampler; expected row numbers ({error})") from None
+        raise RowError(
+            f"found {brief(rows)} from a sampler; expected row numbers ({error}): lists of rows are batches, pass what "
+            "draws them as batch_sampler=, without batch_size"
+        ) from None

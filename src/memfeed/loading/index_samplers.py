@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from memfeed.loading.clock import EpochClock, joined_world_size
+from memfeed.errors import LoaderError
+from memfeed.loading.clock import EpochClock
 from memfeed.loading.cuts import Cuts
+from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.position import Position, rows_before
-from memfeed.order.choice import Shuffle, mixed_orders, orders_of, piece_orders
+from memfeed.order.choice import Blocks, Shuffle, mixed_orders, orders_of, piece_orders
 from memfeed.order.epoch_orders import EpochOrders
-from memfeed.order.pieces import Cut
+from memfeed.order.pieces import RankCut
 
 CHUNK_ROWS = 4096  # rows that a sampler takes from the order at once
+FIXED = ("data_source", "replacement", "_num_samples")  # attributes of torch's samplers that say what they draw
 
 
 @dataclass
@@ -30,7 +33,7 @@ class RowOrder:
         sizes: rows of each store.
         counts: rows of each store in an epoch, where stores are mixed by weight; else None.
         shuffle: as in `Loader`.
-        block_rows: rows of a block with ``shuffle="blocks"``.
+        block_rows: rows of a block with ``shuffle=Blocks()``.
         cuts: how epochs are cut into pieces, one for each rank; None where they are not.
     """
 
@@ -39,14 +42,14 @@ class RowOrder:
     shuffle: Shuffle
     block_rows: int
     cuts: Cuts | None = None
-    _made: tuple[tuple[int, Cut | None], EpochOrders] | None = field(default=None, repr=False, compare=False)
+    _made: tuple[tuple[int, RankCut | None], EpochOrders] | None = field(default=None, repr=False, compare=False)
 
     @property
     def row_count(self) -> int:
         """The number of rows in an epoch."""
         return sum(self.sizes)
 
-    def orders(self, seed: int, cut: Cut | None = None) -> EpochOrders:
+    def orders(self, seed: int, cut: RankCut | None = None) -> EpochOrders:
         """Return the order of each epoch under ``seed``, cut into pieces if need be."""
         if self._made is None or self._made[0] != (seed, cut):
             if cut is not None:
@@ -63,12 +66,32 @@ class RowOrder:
 
 
 class RowSampler:
-    """Iteration and epochs that all samplers of a loader share."""
+    """Iteration and epochs that all samplers of a loader share.
+
+    A ``generator`` that is assigned gives the seed of the next pass, and so the order of the loader. What else torch's
+    samplers read at each pass cannot be changed: assigning it raises LoaderError.
+    """
 
     data_source: Any
-    generator: torch.Generator | None = None
     _rows: RowOrder
     _clock: EpochClock
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and self.__dict__.get(name, value) is not value:
+            raise LoaderError(
+                f"found {name} assigned to the sampler of a loader; expected it as it was made, because the loader "
+                "reads in an order of its own: pass a sampler, memfeed.Loader(..., sampler=RandomSampler(store, ...))"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator from which the seed is drawn. Raises LoaderError if set beside ``seed=`` of the loader."""
+        return self._clock.generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        self._clock.generator = generator
 
     def __iter__(self) -> Iterator[int]:
         # a generator: the pass starts with the first row that is drawn, after the frameworks have set the epoch
@@ -81,8 +104,6 @@ class RowSampler:
 
     def _begin_pass(self) -> tuple[int, Position | None]:
         """Return the epoch and the position of a pass that starts now."""
-        if self._clock.generator is None:
-            self._clock.generator = self.generator  # a framework that synchronises ranks puts one here
         return self._clock.start_sampler(joined_world_size())
 
     def __len__(self) -> int:
@@ -104,7 +125,7 @@ class ShuffledSampler(RowSampler, RandomSampler):
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
         # not RandomSampler's own: it refuses a dataset without rows
         self.data_source, self.replacement, self._num_samples = data_source, False, None
-        self.generator, self._rows, self._clock = clock.generator, rows, clock
+        self._rows, self._clock = rows, clock
 
 
 class OrderedSampler(RowSampler, SequentialSampler):
@@ -115,7 +136,7 @@ class OrderedSampler(RowSampler, SequentialSampler):
 
 
 class MixedSampler(RowSampler, Sampler[int]):
-    """The order of ``shuffle="blocks"``, of ``weights`` and of ``placement="sharded"``.
+    """The order of ``shuffle=Blocks()``, of ``weights`` and of ``placement="sharded"``.
 
     It is no RandomSampler: frameworks replace that by an order of their own, which would lose blocks, weights, pieces.
     """
@@ -126,7 +147,7 @@ class MixedSampler(RowSampler, Sampler[int]):
 
 def make_sampler(data_source: Any, rows: RowOrder, clock: EpochClock) -> Sampler[int]:
     """Return the sampler that gives the order of ``rows``."""
-    if rows.counts is not None or rows.shuffle == "blocks" or rows.cuts is not None:
+    if rows.counts is not None or isinstance(rows.shuffle, Blocks) or rows.cuts is not None:
         return MixedSampler(data_source, rows, clock)
     return (ShuffledSampler if rows.shuffle else OrderedSampler)(data_source, rows, clock)
 

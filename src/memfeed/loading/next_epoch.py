@@ -68,7 +68,7 @@ class BegunEarly(NamedTuple):
     groups: Iterator[Made]
 
 
-class Handover:
+class PrefetchSlot:
     """Keeps the thread that has begun the next epoch, until that begins or its batches are given up."""
 
     def __init__(self) -> None:

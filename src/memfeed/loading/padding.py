@@ -12,7 +12,7 @@ from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Node, Path, Schema
 from memfeed.schema.jagged import ragged_dim_of
 from memfeed.store.lengths import fill_value, is_jagged
-from memfeed.store.padding import pad_rows
+from memfeed.store.pad_rows import pad_rows
 from memfeed.system.buffers import Fresh
 
 
@@ -78,6 +78,14 @@ def _not_in_a_dict(what: str) -> LoaderError:
     return LoaderError(
         f"found pad= for {what}; expected a field of a dict or TensorDict, where its mask gets a key: make the store "
         'of samples like {"tokens": tokens, "label": label}'
+    )
+
+
+def padding_beside_collate() -> LoaderError:
+    """Return the error for padded fields where there are no gathered batches to pad."""
+    return LoaderError(
+        "found pad= and a collate_fn, or batch_size=None; expected batches of the loader's own: leave pad= out, or "
+        "make the batches with batch_size= and change them with transform="
     )
 
 

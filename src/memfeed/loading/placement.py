@@ -13,16 +13,8 @@ from memfeed.errors import LoaderError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store.bulk import copy_rows
-from memfeed.store.columns import (
-    Column,
-    ComputedColumn,
-    FixedColumn,
-    InMemoryColumn,
-    RowSubsetColumn,
-)
-from memfeed.store.packed import PackedColumn
-from memfeed.store.separate_rows import SeparateRowsColumn
-from memfeed.store.windows import MaskColumn, WindowColumn
+from memfeed.store.column import Column
+from memfeed.store.columns import InMemoryColumn, RowSubsetColumn
 from memfeed.system import machine
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
@@ -195,35 +187,21 @@ class Placement:
         plain: torch.Tensor | None = None  # for all fields without windows: it is sent once
         for field_index in self.tables:
             column, kept = self.columns[field_index], self.kept.get(field_index)
-            if isinstance(column, WindowColumn):
-                rows = column.base_rows(ids)
-            elif plain is not None:
-                found[field_index] = plain
-                continue
+            rows = column.base_rows(ids)
+            if rows is not ids:
+                found[field_index] = _table_rows(rows, kept)
             else:
-                rows = ids
-            found[field_index] = torch.from_numpy(rows if kept is None else np.searchsorted(kept, rows))
-            plain = plain if isinstance(column, WindowColumn) else found[field_index]
+                plain = found[field_index] = _table_rows(rows, kept) if plain is None else plain
         return found or None
+
+
+def _table_rows(rows: Int64Array, kept: Int64Array | None) -> torch.Tensor:
+    return torch.from_numpy(rows if kept is None else np.searchsorted(kept, rows))
 
 
 def column_sizes(columns: Sequence[Column], rows: Int64Array | None) -> list[int | None]:
     """Return the bytes that each column takes where it is placed for ``rows`` (None: all); None if it cannot be."""
-    return [_size(column, rows) for column in columns]
-
-
-def _size(column: Column, rows: Int64Array | None) -> int | None:
-    if isinstance(column, WindowColumn):
-        return _size(column.base, None if rows is None else column.episodes.rows_with(rows))
-    if isinstance(column, FixedColumn | ComputedColumn | SeparateRowsColumn) and column.field.kind == "fixed":
-        row_count = column.row_count or 0 if rows is None else len(rows)
-        return None if isinstance(column, MaskColumn | PackedColumn) else row_count * column.field.row_bytes or None
-    return None
-
-
-def _placed(column: Column, rows: Int64Array) -> tuple[Column, Int64Array]:
-    """Return the column that is placed so that ``rows`` can be read, and its rows: each once, also with windows."""
-    return (column.base, column.episodes.rows_with(rows)) if isinstance(column, WindowColumn) else (column, rows)
+    return [column.placed_bytes(rows) for column in columns]
 
 
 def place(
@@ -245,7 +223,7 @@ def place(
     ):
         for field_index, column in enumerate(columns):
             while placements[field_index].where != "mapped":
-                placed, here = _placed(column, rows)
+                placed, here = column.base, column.rows_needed(rows)
                 is_whole = len(here) == placed.row_count
                 try:
                     copy, table = _load(
@@ -262,7 +240,7 @@ def place(
                         raise
             else:
                 continue
-            there[field_index] = column.over(copy) if isinstance(column, WindowColumn) else copy
+            there[field_index] = column.over(copy)
             if table is not None:
                 tables[field_index] = table
                 if not is_whole:

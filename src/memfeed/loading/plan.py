@@ -14,18 +14,18 @@ from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import Bound, bind, is_keyed
 from memfeed.loading.host_labels import host_labels
+from memfeed.loading.one_row import one_row_batches, plain_before_or_after, same
 from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
+from memfeed.loading.sample_lists import CollateSamples, collate_finished, collate_stored, giving_samples
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
-from memfeed.store.columns import Column, FixedColumn, RaggedColumn
+from memfeed.store.column import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
-from memfeed.store.packed import PackedColumn
-from memfeed.store.store import Samples, Store
-from memfeed.store.windows import MaskColumn
+from memfeed.store.store import Store
 from memfeed.system.buffers import Pool
 from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
@@ -69,20 +69,16 @@ def choose_placements(
 
     Raises LoaderError where a requested placement does not fit.
     """
-    if store.supply is not None:
-        return [ColumnPlacement("mapped", "the store is being filled")] * len(store.columns)
+    if store._view.supply is not None:
+        return [ColumnPlacement("mapped", "the store is being filled")] * len(store._view.columns)
     requests = settings.placement_requests
     has_places = streams is not None or not {*requests} <= {"auto", "mapped"}
     if rows is None and has_places:
         rows = _rows_read(store)
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
-    placements = choose([field.name for field in store.schema], column_sizes(store.columns, rows), requests, free)
-    # a packed store is laid out anew in every epoch
-    why = {MaskColumn: "made of row numbers", PackedColumn: "packed for each batch"}
-    return [
-        next((one._replace(why=text) for kind, text in why.items() if isinstance(column, kind)), one)
-        for column, one in zip(store.columns, placements, strict=True)
-    ]
+    placements = choose([field.name for field in store.schema], column_sizes(store._view.columns, rows), requests, free)
+    pairs = zip(store._view.columns, placements, strict=True)
+    return [one._replace(why=column.why_mapped) if column.why_mapped else one for column, one in pairs]
 
 
 def make_plan(
@@ -94,9 +90,9 @@ def make_plan(
 ) -> LoadPlan:
     """Load the columns that are to be placed, ``rows`` of them (None: all), and plan how batches are made."""
     if any(one.where != "mapped" for one in placements):
-        placement = place(store.columns, placements, _rows_read(store) if rows is None else rows, streams)
+        placement = place(store._view.columns, placements, _rows_read(store) if rows is None else rows, streams)
     else:
-        placement = Placement(placements, store.columns, {}, {})
+        placement = Placement(placements, store._view.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     pad = {one.field_index: one.value for one in settings.padded}
     row_bytes = [
@@ -104,13 +100,13 @@ def make_plan(
         for index, column in enumerate(placement.columns)
     ]
     allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
-    keeps_rows = store.supply is None or store.supply.keeps_rows
+    keeps_rows = store._view.supply is None or store._view.supply.keeps_rows
     may_view = streams is None and keeps_rows
     views = _columns_as_views(placement.columns, settings, store.schema.structure) if may_view else ()
     on_device = settings.device is not None and settings.device.type != "cpu"
-    threads = Threads(settings.threads)
+    threads = Threads()
     gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)
-    is_filling = store.supply is not None  # then no batch waits for the rows of the next ones
+    is_filling = store._view.supply is not None  # then no batch waits for the rows of the next ones
     at_once = (
         1
         if settings.by_length or is_filling
@@ -154,7 +150,7 @@ def with_columns(plan: LoadPlan, store: Store, columns: Sequence[Column]) -> Loa
 def _reader(store: Store, placement: Placement, warm_at: float = -math.inf) -> ReadAhead:
     pairs = zip(placement.columns, placement.placements, strict=True)
     mapped = [column for column, one in pairs if one.where == "mapped"]
-    return ReadAhead(mapped, order_covers=2 * len(store) >= store.base_length, warm_at=warm_at)
+    return ReadAhead(mapped, order_covers=2 * len(store) >= store._view.base_length, warm_at=warm_at)
 
 
 def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: Node) -> list[int]:
@@ -162,39 +158,47 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
 
     A crop then reads its own pixels only. Columns that the transform does not replace are copied after it.
     """
-    transform, is_batch = settings.transform, settings.batch_size is not None or settings.batch_sampler is not None
-    on_cpu = settings.device is None or settings.device.type == "cpu"
-    if not is_keyed(transform) or not transform.takes_views or settings.collate_fn is not None:
+    transform = settings.transform
+    on_cpu = settings.device is None or settings.device.type == "cpu" or settings.finishes_samples
+    if not is_keyed(transform) or not transform.takes_views:
         return []
-    if not is_batch or not on_cpu or holds(structure, "tensordict", "tensorclass", "graph"):
+    takes_batches = settings.finishes_samples or not (settings.collates_samples or settings.gives_samples)
+    if not takes_batches or not on_cpu or holds(structure, "tensordict", "tensorclass", "graph"):
         return []
     return [index for index, column in enumerate(columns) if _may_hold_images(column)]
 
 
 def _may_hold_images(column: Column) -> bool:
     field = column.field
-    if isinstance(column, FixedColumn):
+    if not column.gives_views:
+        return False
+    if field.kind == "fixed":
         is_image = len(field.shape) == 3 and field.form == "tensor" and 1 <= field.row_shape[0] <= 4
         return is_image and field.row_bytes >= VIEWED_BYTES
-    return isinstance(column, RaggedColumn) and (field.kind, len(field.shape)) in IMAGE_COLUMNS and not field.optional
+    return (field.kind, len(field.shape)) in IMAGE_COLUMNS and not field.optional
 
 
 def _rows_read(store: Store) -> Int64Array:
     """Return the rows of the base store that a loader of this store reads, ascending."""
-    rows = store.base_rows(np.arange(len(store)))
-    return rows if store.has_all_rows else np.unique(rows)
+    rows = store._view.base_rows(np.arange(len(store)))
+    return rows if store._view.has_all_rows else np.unique(rows)
 
 
 def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool) -> UserStages:
-    transform = settings.transform
+    is_finishing = settings.finishes_samples and not settings.takes_lists
+    transform = giving_samples(settings.transform) if is_finishing else settings.transform
     keyed = transform if is_keyed(transform) else None
+    bound = bind(transform, store.schema, Pool(), store._view.window_paths, views)
+    _, bound = plain_before_or_after(one_row_batches(store.schema, settings), bound, transform)
     return UserStages(
-        keyed=_with_threads(bind(keyed, store.schema, Pool(), store.window_paths, views), threads),
+        keyed=_with_threads(bound if keyed is not None else None, threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
-        plain=bind(None if keyed is not None else transform, store.schema),
-        pads=settings.last == "pad" or store.masks_rows,
+        plain=bound if keyed is None else None,
+        pads=settings.last == "pad" or store._backing.masks_rows,
         returns_rows=settings.returns_rows,
         collate=_collate(store, settings),
+        finishes_samples=settings.finishes_samples,
+        canvases=store._view.sample_maker.canvases if settings.finishes_samples else None,
         convert=converter(settings.as_),
     )
 
@@ -211,36 +215,30 @@ def _with_threads(keyed: Bound | None, threads: Threads) -> Bound | None:
     return transform
 
 
-def _collate(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any] | None:
-    """Return what calls the user's collate_fn with the samples of a batch, or with the sample; None without one."""
-    collate_fn = settings.collate_fn
-    if collate_fn is None:
+def _collate(store: Store, settings: Settings) -> CollateSamples | None:
+    """Return what gives the samples of a batch to the user's collate_fn; None where batches stay whole."""
+    if not settings.collates_samples:
         return None
-    if settings.batch_size is None and settings.batch_sampler is None:
-        return lambda leaves: collate_fn(next(store.samples_of(leaves)))
-    if store.schema.structure.kind in ("tensordict", "tensorclass"):
-        nothing = np.empty(0, np.int64)
-        # as tensordict's own datasets give them: a list that also is the batch
-        return lambda leaves: collate_fn(
-            Samples(
-                store.samples_of(leaves),
-                store.assemble_batch(leaves),
-                nothing,
-                nothing,
-                store.schema,
-                store.window_paths,
-            )
-        )
-    return lambda leaves: collate_fn(list(store.samples_of(leaves)))
+    collate_fn = settings.collate_fn or default_convert
+    if settings.takes_lists:  # the batch is what the dataset gives for a list of rows
+        if settings.has_own_transform:
+            return lambda batch, _: collate_fn(batch)
+        return lambda leaves, _: collate_fn(store._view.assemble_batch(leaves))
+    if settings.has_own_transform:
+        return collate_finished(collate_fn, settings.transform, store, single=settings.gives_samples)
+    return collate_stored(collate_fn, store, single=settings.gives_samples)
 
 
 def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any]:
     """Return what puts leaves together, as a batch, or as the one sample that ``batch_size=None`` gives."""
-    if settings.batch_size is None and settings.batch_sampler is None:
-        return lambda leaves: default_convert(next(store.samples_of(leaves)))  # type: ignore[no-untyped-call]
+    if settings.gives_samples and not settings.has_own_transform:
+        return lambda leaves: default_convert(next(store._view.sample_maker.samples_of_leaves(leaves)))  # type: ignore[no-untyped-call]
+    assemble: Callable[[Sequence[Any]], Any] = store._view.assemble_batch
     if settings.padded:
-        return masked_assembler(store.schema.structure, store.types, settings.padded)
-    return store.assemble_batch
+        assemble = masked_assembler(store.schema.structure, store._view.types, settings.padded)
+    transform = settings.transform
+    plain, _ = plain_before_or_after(one_row_batches(store.schema, settings), bind(transform), transform)
+    return assemble if plain is same else lambda leaves: plain(assemble(leaves))
 
 
 def _batches_a_copy(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 
@@ -9,8 +10,8 @@ import numpy as np
 import torch
 
 from memfeed.loading.gather_tasks import GatherTask
+from memfeed.store.row_supply import ReadRequest, RowSupply
 from memfeed.store.store import Store
-from memfeed.store.supply import Reader, RowSupply
 
 ROWS_AHEAD = 1 << 16  # rows of the order that the filling processes are told ahead of the loader
 ROWS_AT_ONCE = 1 << 13  # that they are told at once, far ahead: neighbours among them are fetched by one request
@@ -18,19 +19,20 @@ SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the calle
 
 
 def present_tasks(
-    tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool, spread: int = 0
+    tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool, shuffle_span: int = 0
 ) -> Iterator[GatherTask]:
     """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead.
 
-    ``spread`` is among how many rows the order mixes: see ``Reader``.
+    ``shuffle_span`` is among how many rows the order mixes: see ``ReadRequest``.
 
     If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
     """
-    supply, reader, held = store.supply, store.reader(spread=spread), deque[GatherTask]()
+    supply, reader, held = store._view.supply, store._view.reader(shuffle_span=shuffle_span), deque[GatherTask]()
     if supply is None:
         yield from map(_all_valid, tasks)
         return
     rows_held, untold = 0, list[GatherTask]()
+    is_finalizing = sys.is_finalizing  # an iterator that lives on ends after the modules have lost their names
     try:
         for task in tasks:
             held.append(task)
@@ -41,25 +43,26 @@ def present_tasks(
                 _tell(untold, supply, reader)
             while held and (rows_held > ROWS_AHEAD or (not has_own_order and len(held) > SAMPLER_BATCHES_AHEAD)):
                 rows_held -= len(held[0].ids)
-                yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
+                yield _present(held.popleft(), supply, reader, masks=store._backing.masks_rows)
         _tell(untold, supply, reader)
         while held:
-            yield _present(held.popleft(), supply, reader, masks=store.masks_rows)
+            yield _present(held.popleft(), supply, reader, masks=store._backing.masks_rows)
     finally:
-        supply.forget(reader)
+        if not is_finalizing():
+            supply.forget(reader)
 
 
-def _tell(untold: list[GatherTask], supply: RowSupply, reader: Reader) -> None:
+def _tell(untold: list[GatherTask], supply: RowSupply, reader: ReadRequest) -> None:
     for task in untold:
         supply.want(reader, task.ids)
     untold.clear()
 
 
-def _present(task: GatherTask, supply: RowSupply, reader: Reader, *, masks: bool) -> GatherTask:
+def _present(task: GatherTask, supply: RowSupply, reader: ReadRequest, *, masks: bool) -> GatherTask:
     """Return a task whose rows are all there."""
     present = supply.wait(reader, task.ids)
     if present is not None:
-        task = task._replace(ids=np.where(present, task.ids, supply.stand_in()))
+        task = task._replace(ids=np.where(present, task.ids, supply.substitute_row()))
     if not masks:
         return task
     task = _all_valid(task)

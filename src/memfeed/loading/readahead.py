@@ -6,28 +6,20 @@ announced (`posix_fadvise(POSIX_FADV_WILLNEED)`), and the disk reads many of the
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import mmap
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from memfeed.schema.codec import Int64Array
-from memfeed.store.columns import (
-    Column,
-    ConcatFixedColumn,
-    ConcatRaggedColumn,
-    FixedColumn,
-    RaggedColumn,
-)
-from memfeed.store.packed import TokenColumn
-from memfeed.store.windows import WindowColumn
+from memfeed.store.column import Column, FileRows
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
 from memfeed.system.page_cache import in_page_cache, page_out
@@ -53,7 +45,7 @@ class ReadAhead:
 
     def __init__(self, columns: Sequence[Column], order_covers: bool, warm_at: float = -math.inf) -> None:
         self._open = FileHandles(write=False)
-        self._columns = [part for column in columns for part in _on_disk(column)] if SUPPORTED else []
+        self._columns = [part for column in columns for part in column.files()] if SUPPORTED else []
         self._order_covers = order_covers
         self._by_row = self._columns
         self._sweep: Iterator[tuple[Path, int, int]] = iter(())
@@ -64,7 +56,7 @@ class ReadAhead:
     @property
     def nbytes(self) -> int:
         """The bytes of the columns that can be read ahead."""
-        return sum(part.nbytes for part in self._columns)
+        return sum(part.column.nbytes for part in self._columns)
 
     def begin(self, ids: Int64Array) -> bool:
         """Start an epoch. Return True if some of these rows are not in the page cache, so that reading ahead pays.
@@ -85,10 +77,10 @@ class ReadAhead:
 
     def has_arrived(self, ids: Int64Array) -> bool:
         """Return True if the last of these rows is in the page cache. Checks the largest column only."""
-        largest = max(self._columns, key=lambda part: part.nbytes)
+        largest = max(self._columns, key=lambda part: part.column.nbytes)
         return self._is_cached(largest, largest.within(ids[-1:]))
 
-    def _is_cached(self, part: _OnDisk, rows: Int64Array) -> bool:
+    def _is_cached(self, part: FileRows, rows: Int64Array) -> bool:
         """Return True if the first of these rows is in the page cache. Two checks, because neither is always right.
 
         mincore says yes for files that we may not write. A read that does not wait starts a real read, and a fast disk
@@ -99,15 +91,16 @@ class ReadAhead:
         start, length = (int(found[0]) if len(found) else 0 for found in part.places(rows[:1]))
         if length <= 0:  # the row is empty, or None
             return True
-        fd, byte, address = self._open(part.path), bytearray(1), part.address
+        byte, address = bytearray(1), part.column.address
         try:
+            fd = self._open(part.column.path)
             for at in (int(start), int(start + length) - 1):
-                place = part.offset + at
+                place = part.column.offset + at
                 if not in_page_cache(address + at) or os.preadv(fd, [byte], place, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
-        except OSError:  # a file system in memory, or one without this call
+        except OSError:  # a file system in memory, or one without this call; a file that was removed, whose map stays
             return True
         return True
 
@@ -115,15 +108,20 @@ class ReadAhead:
         """Ask the kernel to read these rows of all columns. Return their bytes."""
         total = 0
         for path, start, size in itertools.islice(self._sweep, self._sweeps):
-            os.posix_fadvise(self._open(path), start, size, os.POSIX_FADV_WILLNEED)
+            self._advise(path, [(start, start + size)])
         self._sweeps = NEXT_SWEEP
         for part in self._by_row:
             starts, lengths = part.places(part.within(ids))
             total += int(np.maximum(lengths, 0).sum())
-            fd = self._open(part.path)
-            for start, stop in merged(starts, lengths):
-                os.posix_fadvise(fd, part.offset + start, stop - start, os.POSIX_FADV_WILLNEED)
+            self._advise(part.column.path, merged(part.column.offset + starts, lengths))
         return total
+
+    def _advise(self, path: Path, places: Iterable[tuple[int, int]]) -> None:
+        """Ask the kernel to read the bytes [start, stop) of a file; not of one that was removed, whose map stays."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = self._open(path)
+            for start, stop in places:
+                os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_WILLNEED)
 
     def _plan(self) -> None:
         """Decide which columns are read whole and which row by row, and how far ahead."""
@@ -132,15 +130,15 @@ class ReadAhead:
         self.most_ahead = min(MOST_AHEAD, limit // 8)
         room, swept = limit // 2, []
         for part in self._columns:
-            if self._order_covers and part.nbytes <= room and part.row_bytes < SWEEP_BELOW:
-                room -= part.nbytes
+            if self._order_covers and part.column.nbytes <= room and part.row_bytes < SWEEP_BELOW:
+                room -= part.column.nbytes
                 swept.append(part)
         self._by_row = [part for part in self._columns if part not in swept]
         self._sweeps = FIRST_SWEEP
         self._sweep = (
-            (part.path, part.offset + start, min(SWEEP_BYTES, part.nbytes - start))
+            (part.column.path, part.column.offset + start, min(SWEEP_BYTES, part.column.nbytes - start))
             for part in swept
-            for start in range(0, part.nbytes, SWEEP_BYTES)
+            for start in range(0, part.column.nbytes, SWEEP_BYTES)
         )
 
     def drop(self, ids: Int64Array, runs: Sequence[tuple[int, int]]) -> None:
@@ -150,97 +148,19 @@ class ReadAhead:
         maps stay, and so do pages that this process has changed through ``Store.column``.
         """
         for part in self._columns:
-            if part.windows is not None or isinstance(part.column, TokenColumn):  # rows share pages with other rows
+            if part.shares_pages:
                 continue
             if part.row_bytes >= DROP_ROWS_ABOVE:
                 starts, lengths = part.places(part.within(ids))
                 places = merged(starts, lengths)
-            elif isinstance(part.column, FixedColumn) and runs:
+            elif part.column.layout == "dense" and runs:
                 size = part.column.field.row_bytes
                 places = ((start * size, stop * size) for start, stop in runs)
             else:
                 continue
-            base = part.address
+            base = part.column.address
             for start, stop in places:
                 page_out(base + start, stop - start)
-
-
-@dataclass(frozen=True)
-class _OnDisk:
-    """A column in one file, whose first row is row ``begin`` of the loader's rows.
-
-    Places are counted from ``offset``, where the column begins in the file. With ``windows`` a row of the loader
-    is made of several rows of the column.
-    """
-
-    column: FixedColumn | RaggedColumn | TokenColumn
-    begin: int
-    windows: WindowColumn | None = None
-
-    @property
-    def _file(self) -> FixedColumn | RaggedColumn:
-        """The column that has the file."""
-        if isinstance(self.column, TokenColumn):
-            assert isinstance(self.column.source, RaggedColumn)
-            return self.column.source
-        return self.column
-
-    @property
-    def path(self) -> Path:
-        return self._file.path if isinstance(self._file, FixedColumn) else self._file.heap_path
-
-    @property
-    def offset(self) -> int:
-        """The byte at which the column begins in the file."""
-        return self._file.offset
-
-    @property
-    def nbytes(self) -> int:
-        if isinstance(self._file, RaggedColumn):
-            return self._file.heap_bytes
-        return (self._file.row_count or 0) * self._file.field.row_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """The average bytes of a row."""
-        return self.nbytes // max(self.column.row_count or 0, 1)
-
-    @property
-    def address(self) -> int:
-        """The address at which the file is mapped."""
-        return (self._file.data if isinstance(self._file, FixedColumn) else self._file.heap).data_ptr()
-
-    def within(self, ids: Int64Array) -> Int64Array:
-        """Return the rows of the file that these rows of the loader need; with windows, each once."""
-        rows = ids.astype(np.int64) - self.begin
-        rows = rows[(rows >= 0) & (rows < (self.column.row_count or 0))]
-        return rows if self.windows is None else np.unique(self.windows.base_rows(rows))
-
-    def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where rows start in the file, and how long they are, both in bytes."""
-        if isinstance(self.column, RaggedColumn):
-            located = self.column.locate(rows)
-            return located.starts, located.lengths
-        if isinstance(self.column, TokenColumn):
-            return self.column.places(self.column.packing.cut(rows))
-        size = self.column.field.row_bytes
-        return rows * size, np.full(len(rows), size)
-
-
-def _on_disk(column: Column, begin: int = 0) -> Iterator[_OnDisk]:
-    """Yield the files of a column that can be read ahead. Leaves out columns in memory, or with a file for each row."""
-    if isinstance(column, WindowColumn):
-        yield from (replace(part, windows=column) for part in _on_disk(column.base, begin))
-    elif isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
-        for part, first in zip(column.parts, column.begins.tolist(), strict=False):
-            yield from _on_disk(part, first)
-    elif isinstance(column, TokenColumn):
-        if isinstance(column.source, RaggedColumn) and column.source.heap_bytes:
-            yield _OnDisk(column, begin)
-    elif isinstance(column, RaggedColumn | FixedColumn) and not column.in_memory:
-        part = _OnDisk(column, begin)
-        if part.nbytes:
-            yield part
 
 
 def merged(starts: Int64Array, lengths: Int64Array) -> Iterator[tuple[int, int]]:

@@ -19,17 +19,28 @@ class FollowedSampler:
 
     def __init__(self, sampler: Any) -> None:
         self._sampler, self._seen, self._is_driven = sampler, _counters(sampler), False
+        # a sampler that does not show its epoch is not set to the first one: it may have had another before
+        self._least = 1 if self.epoch is None else self.epoch
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the sampler; None if it does not show it."""
+        epoch = getattr(self._sampler, "epoch", None)
+        return epoch if isinstance(epoch, int) else None
 
     def driven_epoch(self) -> int | None:
         """Return the epoch that somebody else has set; None where nobody has, or the sampler does not show it."""
         self._is_driven = self._is_driven or _counters(self._sampler) != self._seen
-        epoch = getattr(self._sampler, "epoch", None)
-        return epoch if self._is_driven and isinstance(epoch, int) else None
+        return self.epoch if self._is_driven else None
 
     def set_epoch(self, epoch: int, *, was_set: bool) -> None:
-        """Set the epoch of the sampler, if the loader's ``set_epoch`` was called, or nobody calls the sampler's."""
-        if was_set or not self._is_driven:
+        """Set the epoch of the sampler, if somebody has set that of the loader, or nobody calls the sampler's.
+
+        In the latter case the sampler is never set to an epoch before its own.
+        """
+        if was_set or (not self._is_driven and epoch >= self._least):
             self._sampler.set_epoch(epoch)
+            self._least = epoch
             self.note()
 
     def note(self) -> None:
@@ -46,7 +57,7 @@ def _counters(sampler: Any) -> dict[str, int]:
     return {name: value for name, value in getattr(sampler, "__dict__", {}).items() if type(value) is int}
 
 
-class Generators:
+class SamplerGenerators:
     """The global generators of torch (CPU), numpy and Python, and the sampler's own ``generator`` if it has one."""
 
     def __init__(self, sampler: Any) -> None:

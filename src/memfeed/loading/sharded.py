@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed
 
 from memfeed.errors import LoaderError
+from memfeed.loading.exchange import GRACE_SECONDS, verdict_of_ranks
 from memfeed.loading.gather_tasks import rows_of_run
 from memfeed.loading.settings import Settings
 from memfeed.order.orders import Order
-from memfeed.order.pieces import Cut, Pieces
+from memfeed.order.pieces import RankCut, RankPieces
 from memfeed.order.shards import RankShards
 from memfeed.schema.codec import Int64Array
 from memfeed.store.store import Store
@@ -24,19 +23,18 @@ from memfeed.system import machine
 from memfeed.system.units import format_bytes
 
 ANSWER_SECONDS = 600.0  # that a rank waits for the others to begin their first epoch
-GRACE_SECONDS = 30.0  # in which the verdict of rank 0 about missing ranks reaches the others
 RUN_STEPS = 64  # steps of a rank whose rows are found together
 
 _asked = itertools.count()  # how often the ranks were asked: the same on each
 
 
-class Piece(NamedTuple):
+class RankRows(NamedTuple):
     """The rows that a rank keeps: those it reads in an epoch from ``row`` on."""
 
     epoch: int
     seed: int
     shards: RankShards
-    cut: Cut
+    cut: RankCut
     row: int
 
     @property
@@ -45,36 +43,36 @@ class Piece(NamedTuple):
         own = self.cut.pieces == self.shards.world_size and self.cut.batch_size == self.shards.batch_size
         return own and not self.row % self.shards.stride
 
-    def whole(self) -> Piece:
+    def whole(self) -> RankRows:
         """Return the piece from the beginning of the epoch, if it is one of the epoch's; else as it is."""
         return self._replace(row=0) if self.is_own else self
 
-    def covers(self, other: Piece) -> bool:
+    def covers(self, other: RankRows) -> bool:
         """Return True if all rows of ``other`` are kept with this one."""
         is_later = other.row >= self.row and not (other.row - self.row) % self.shards.stride
         return is_later and other._replace(row=self.row) == self
 
 
-def rows_of_rank(order: Order, piece: Piece, store: Store) -> Int64Array:
+def rows_of_rank(order: Order, piece: RankRows, store: Store) -> Int64Array:
     """Return the rows of the base store that a rank reads, ascending, each once."""
     shards, rows = piece.shards, []
     begin = piece.row
-    if piece.is_own and isinstance(order, Pieces):
+    if piece.is_own and isinstance(order, RankPieces):
         rows.append(order.rows_of(shards.rank))
         begin = shards.rows - shards.rows % shards.stride  # the rows that make no whole step may be of other pieces
     for run in shards.runs(begin, RUN_STEPS):
         starts = run.start + run.stride * np.arange(run.steps)
         rows.append(rows_of_run(order, run, (starts[:, None] + np.arange(run.size)).ravel()))
     found = np.concatenate([np.empty(0, np.int64), *rows])
-    if len(rows) != 1 or not piece.is_own or not store.has_all_rows:
-        found = np.unique(found if store.has_all_rows else store.base_rows(found))
+    if len(rows) != 1 or not piece.is_own or not store._view.has_all_rows:
+        found = np.unique(found if store._view.has_all_rows else store._view.base_rows(found))
     return found
 
 
 def sample_of_piece(store: Store, shards: RankShards) -> Int64Array:
     """Return as many rows as a rank keeps at most, to find their bytes."""
     most = -(-len(store) // shards.world_size) + shards.batch_size
-    return store.base_rows(np.arange(min(most, len(store))))
+    return store._view.base_rows(np.arange(min(most, len(store))))
 
 
 def agree(
@@ -88,57 +86,36 @@ def agree(
     """Raise LoaderError on every rank if one of them failed, if they read different things, or if one is missing.
 
     ``reads`` says what this rank reads, ``ram`` the bytes of memory that it will keep. Ranks that were given as
-    ``rank=`` and ``world_size=``, or by the launcher alone, are not asked.
+    ``ranks=``, or by the launcher alone, are not asked.
     """
     joined = settings.rank is None and torch.distributed.is_available() and torch.distributed.is_initialized()
     if joined and shards.world_size > 1:
         fields = ", ".join(f"{field.name} {field.describe()}" for field in store.schema)
         own = {"store": store.digest, "rows": len(store), "fields": fields, "batch_size": shards.batch_size, **reads}
-        verdict = _verdict_of_all(
-            {
-                "reads": {**own, "last rows": shards.last},
-                "failure": "" if failure is None else str(failure),
-                "host": machine.host_name(),
-                "ram": ram,
-                "free": machine.memory_limit(),
-            },
-            shards.rank,
-            shards.world_size,
-        )
+        answer = {
+            "reads": {**own, "last rows": shards.last},
+            "failure": "" if failure is None else str(failure),
+            "host": machine.host_name(),
+            "ram": ram,
+            "free": machine.memory_limit(),
+        }
+        prefix, longest = f"memfeed/sharded/{next(_asked)}", ANSWER_SECONDS + GRACE_SECONDS
+        try:
+            verdict = verdict_of_ranks(prefix, answer, _verdict, ANSWER_SECONDS, longest)
+        except RuntimeError as error:  # the store of the group is gone, with its rank
+            raise LoaderError(f"{_missing([0])} ({str(error)[:100]})") from error
+        if verdict is None:
+            verdict = _missing([0])
         if verdict and failure is None:
             raise LoaderError(verdict)
     if failure is not None:
         raise failure
 
 
-def _verdict_of_all(answer: dict[str, Any], rank: int, world_size: int) -> str:
-    """Return why the ranks cannot begin, the same text on each; empty if they can.
-
-    It goes through the store of the job's process group: that needs no device, and no other group. Raises LoaderError
-    where no verdict comes.
-    """
-    shared = torch.distributed.distributed_c10d._get_default_store()
-    prefix = f"memfeed/sharded/{next(_asked)}"
-    keys = [f"{prefix}/{one}" for one in range(world_size)]
-    shared.set(keys[rank], json.dumps(answer))
-    if rank == 0:
-        verdict = _verdict(shared, keys)
-        shared.set(f"{prefix}/verdict", verdict)
-        return verdict
-    try:
-        shared.wait([f"{prefix}/verdict"], timedelta(seconds=ANSWER_SECONDS + GRACE_SECONDS))
-        return str(shared.get(f"{prefix}/verdict").decode())
-    except RuntimeError as error:
-        raise LoaderError(f"{_missing([0])} ({str(error)[:100]})") from error
-
-
-def _verdict(shared: Any, keys: Sequence[str]) -> str:
-    try:
-        shared.wait(list(keys), timedelta(seconds=ANSWER_SECONDS))
-    except RuntimeError:
-        if missing := [rank for rank, key in enumerate(keys) if not shared.check([key])]:
-            return _missing(missing)
-    answers = [json.loads(shared.get(key)) for key in keys]
+def _verdict(answers: Sequence[Any]) -> str:
+    """Return why the ranks cannot begin; empty if they can."""
+    if missing := [rank for rank, answer in enumerate(answers) if answer is None]:
+        return _missing(missing)
     for rank, answer in enumerate(answers):
         if answer["failure"]:
             return f"rank {rank} cannot begin: {answer['failure']}"
@@ -166,5 +143,5 @@ def _missing(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return (
         f'found no epoch with placement="sharded" begun on rank {named} within {ANSWER_SECONDS:g} s; expected it on '
-        "every rank of the process group: look for the first error in their logs, or pass rank= and world_size="
+        "every rank of the process group: look for the first error in their logs, or pass ranks=(rank, world_size)"
     )

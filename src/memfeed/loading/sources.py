@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, SchemaError
 from memfeed.loading.settings import present_ranks
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.compare import common_schema
+from memfeed.schema.fields import Schema
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.backing import Backing
-from memfeed.store.columns import (
-    Column,
-    ComputedColumn,
-    ConcatFixedColumn,
-    ConcatRaggedColumn,
-    JsonColumn,
-    RaggedColumn,
-)
-from memfeed.store.columns import FixedColumn as Fixed
+from memfeed.store.column import Column
 from memfeed.store.format import resolve
-from memfeed.store.separate_rows import SeparateRowsColumn
 from memfeed.store.store import Store
-from memfeed.store.windows import join_windows, offsets_of
+from memfeed.store.view import View
 from memfeed.system.messages import say_once
 
 if TYPE_CHECKING:
@@ -68,6 +60,12 @@ def filled_store(
 
     Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
     """
+    if not len(dataset):  # as in DataLoader, no batch comes of it
+        say_once(
+            f"memfeed: found an empty dataset (0 samples) of {type(dataset).__name__}: its loader has no batches; "
+            "check the folder, the split or the filter that it was made with"
+        )
+        return as_stores(torch.empty(0, device="cpu"))[0]
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
 
     if path is None and present_ranks()[1] > 1:
@@ -76,7 +74,7 @@ def filled_store(
             "ranks of a machine fill one together"
         )
     store = cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
-    if multiprocessing_context is not None and worker_count and store.supply is not None:
+    if multiprocessing_context is not None and worker_count and store._view.supply is not None:
         method = getattr(multiprocessing_context, "get_start_method", lambda: multiprocessing_context)()
         used = torch.multiprocessing.get_start_method()
         if method != used:
@@ -87,14 +85,30 @@ def filled_store(
     return store
 
 
-def check_cache(source: Any, path: str | os.PathLike[str]) -> None:
-    """Raise LoaderError for ``cache=`` beside what needs no store, unless it is the path of the store itself."""
-    if not isinstance(source, Store) or source.path != resolve(path):  # a trainer makes a loader of another one's parts
-        as_stores(source)  # raises for what no loader reads, an iterable for example
+def beside_cache(source: Any, path: str | os.PathLike[str], worker_count: int, worker_init_fn: Any) -> Any:
+    """Return what is read in place of a source that is not filled, beside ``cache=``.
+
+    A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
+    a store at another path.
+    """
+    if isinstance(source, IterableDataset):
+        from memfeed.convert.cache import cache
+
+        say_once(
+            f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
+            f"{path} before the first batch"
+        )
+        return cache(source, path, workers=worker_count, worker_init_fn=worker_init_fn)
+    as_stores(source)  # raises for what no loader reads
+    is_on_disk = isinstance(source, Store) and source.path.is_absolute()
+    if not is_on_disk:
+        say_once(f"memfeed: cache= has no effect beside {type(source).__name__}, which is read in place")
+    elif source.path != resolve(path):  # not of a trainer that makes a loader of another one's parts
         raise LoaderError(
-            f"found cache={str(path)!r} and {type(source).__name__}, which is read as it is; expected a map-style "
+            f"found cache={str(path)!r} and a store at {source.path}, which is read as it is; expected a map-style "
             "dataset beside it: leave cache= out"
         )
+    return source
 
 
 def as_stores(source: Any) -> list[Store]:
@@ -138,7 +152,7 @@ def _as_store(source: Any) -> Store:
 
         contents, types = tensordict_memory.read(source)
         backing = Backing(None, contents.schema, contents.row_count, "", contents.columns.__getitem__)
-        return Store(backing, types=types)
+        return Store(View(backing, types))
     from memfeed.store import in_memory  # it imports all that tables need
 
     columns = in_memory.as_columns(source)
@@ -149,7 +163,7 @@ def _as_store(source: Any) -> Store:
             "memfeed.cache(dataset, path) first"
         )
     schema, held = columns.in_memory()
-    return Store(Backing(None, schema, len(columns), "", held.__getitem__), types=columns.types)
+    return Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types))
 
 
 def join(stores: Sequence[Store]) -> Store:
@@ -160,68 +174,55 @@ def join(stores: Sequence[Store]) -> Store:
     if len(stores) == 1:
         return stores[0]
     first = stores[0]
+    try:
+        schema = common_schema([(store.path, store.schema) for store in stores])
+    except SchemaError as error:
+        raise LoaderError(f"{error}. A loader reads stores of one schema: select() the fields they share") from None
     for store in stores[1:]:
-        _check_same(first, store)
-    begins = [0, *accumulate(store.base_length for store in stores)]
+        _require_equal_windows(first, store)
+    views = [store._view for store in stores]
+    backing = _joined_backing(schema, views)
     # views of whole stores need no list of rows
     rows: Int64Array | None = None
-    if not all(store.has_all_rows for store in stores):
-        rows = np.concatenate(
-            [begin + store.base_rows(np.arange(len(store))) for begin, store in zip(begins, stores, strict=False)]
-        )
-    parts = list(zip(*(store.columns for store in stores), strict=True))
-    digest = "+".join(store.digest for store in stores)
-    backing = Backing(None, first.schema, begins[-1], digest, _maker(parts), owner=list(stores))
-    joined = JoinedStore(backing, types=first.types, rows=rows)
+    if not all(view.has_all_rows for view in views):
+        begins = np.cumsum([0, *(view.base_length for view in views)])
+        rows = np.concatenate([begin + view.all_rows() for begin, view in zip(begins, views, strict=False)])
+    joined = JoinedStore(View(backing, views[0].types, rows=rows))
     joined.parts = list(stores)
     return joined
 
 
-def _maker(parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
+def _joined_backing(schema: Schema, views: Sequence[View]) -> Backing:
+    def check_dataset(_: Backing) -> None:
+        for view in views:
+            view.check_dataset()
+
+    digest = hashlib.blake2b("+".join(view.source_digest() for view in views).encode(), digest_size=8).hexdigest()
+    parts = list(zip(*(view.columns for view in views), strict=True))
+    return Backing(
+        None, schema, sum(view.base_length for view in views), digest, _maker(schema, parts), owner=list(views),
+        remake=(_joined_backing, (schema, views)), check_dataset=check_dataset,
+    )  # fmt: skip
+
+
+def _maker(schema: Schema, parts: Sequence[tuple[Column, ...]]) -> Callable[[int], Column]:
     def make(field_index: int) -> Column:
-        columns = parts[field_index]
-        field = columns[0].field
-        made = join_windows(columns)
-        if made is not None:
-            return made
-        fixed = [column for column in columns if isinstance(column, Fixed | ComputedColumn)]
-        values = [column for column in columns if isinstance(column, JsonColumn)]
-        ragged = [column for column in columns if isinstance(column, RaggedColumn | SeparateRowsColumn)]
-        if len(fixed) == len(columns):
-            return ConcatFixedColumn(field, fixed)
-        if len(values) == len(columns):
-            return JsonColumn(field, [value for column in values for value in column.values])
-        if len(ragged) < len(columns):
+        field, columns = schema.fields[field_index], parts[field_index]
+        if len({column.layout for column in columns}) > 1:
             raise LoaderError(
                 f"found field {field.name} kept in different ways ({', '.join(type(c).__name__ for c in columns)}); "
-                "expected stores saved in one way: memfeed.cache(..., copy_existing=True) makes one of each"
+                "expected stores saved in one way: memfeed.cache(..., allow='copy') makes one of each"
             )
-        return ConcatRaggedColumn(field, ragged)
+        return columns[0].joined(field, columns)
 
     return make
 
 
-def _check_same(one: Store, other: Store) -> None:
-    def parts(store: Store) -> dict[str, Any]:
-        kept = (msgspec.structs.replace(field, stem="", lengths_of=None) for field in store.schema)
-        return {field.name: field for field in kept}
-
-    mine, theirs = parts(one), parts(other)
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
-            found = theirs[name].describe() if name in theirs else "missing"
-            expected = mine[name].describe() if name in mine else "no such field"
+def _require_equal_windows(one: Store, other: Store) -> None:
+    for mine, theirs in zip(one._view.columns, other._view.columns, strict=True):
+        found = [None if column.offsets is None else column.offsets.tolist() for column in (mine, theirs)]
+        if found[0] != found[1]:
             raise LoaderError(
-                f"found field {name} {found} in {other.path} where {one.path} has {expected}; expected stores of one "
-                "schema: select() the fields they share"
-            )
-    if one.schema.structure != other.schema.structure:
-        raise LoaderError(
-            f"found samples of {other.path} nested in another way than those of {one.path}; expected one schema"
-        )
-    for mine_at, theirs_at in zip(one.columns, other.columns, strict=True):
-        if offsets_of(mine_at) != offsets_of(theirs_at):
-            raise LoaderError(
-                f"found windows of {mine_at.field.name} at other offsets in {other.path} than in {one.path}; expected "
+                f"found windows of {mine.field.name} at other offsets in {other.path} than in {one.path}; expected "
                 "the same: call windows(...) of each store with the same offsets"
             )

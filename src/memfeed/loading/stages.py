@@ -1,25 +1,28 @@
 """The stages of a batch between the gather and the caller: a list, built once per plan.
 
-assemble (or the user's collate_fn), place on the device, transform of ours, record an event, wait for the transfer, the
-user's transform, add mask and rows, convert to NumPy or JAX. A stage is in the list only where the plan needs it. Each
-says whether it must run in the caller's thread; the
-first one that must, and all after it, run there. The stages before it run wherever batches are made: in a thread, and
-on a GPU within the side stream.
+assemble, place on the device, transform of ours, record an event, wait for the transfer, the user's transform, add mask
+and rows, convert to NumPy or JAX. A user's collate_fn takes the place of "assemble", or comes after the transform where
+that is the store's own. A stage is in the list only where the plan needs it. Each says whether it must run in the
+caller's thread; the first one that must, and all after it, run there. The stages before it run wherever batches are
+made: in a thread, and on a GPU within the side stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from memfeed.errors import LoaderError
 from memfeed.loading.bind import Bound
 from memfeed.loading.host_labels import BatchLabels
+from memfeed.loading.sample_lists import CollateSamples
 from memfeed.random import Keys
 from memfeed.schema.fields import Node
+from memfeed.schema.samples import Canvases
 from memfeed.schema.tensordicts import is_a
 from memfeed.transfer.streams import Event
 from memfeed.transfer.to_device import to_device
@@ -58,9 +61,10 @@ class Draft:
         arrival: the transfer that brings it; None where there is none.
         note_taken: called when the caller takes it; see `memfeed.transfer.lag`. None where there is no transfer.
         labels: its labels as the CPU has them; None where no transform asks for them.
+        canvases: the leaves that its samples have and the batch has not, where it is taken apart.
     """
 
-    __slots__ = ("arrival", "keys", "labels", "note_taken", "rows", "valid", "value")
+    __slots__ = ("arrival", "canvases", "keys", "labels", "note_taken", "rows", "valid", "value")
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Draft:
         self.value, self.keys, self.valid, self.rows, self.arrival = value, keys, valid, rows, arrival
         self.note_taken = note_taken
         self.labels: BatchLabels | None = None
+        self.canvases: Canvases = {}
 
 
 class Stage(NamedTuple):
@@ -129,7 +134,10 @@ class UserStages:
         plain: the user's callable, which runs in the caller's thread.
         pads: batches get a mask of the rows that count.
         returns_rows: batches get their row numbers.
-        collate: leaves to a batch by the user's collate_fn, in the caller's thread; None without one.
+        collate: leaves, or a finished batch, to what the user's collate_fn makes of its samples, in the caller's
+            thread; None without one.
+        finishes_samples: the keyed transform is the store's own: it runs before ``collate``, on the CPU.
+        canvases: returns those of the leaves that ``collate`` needs beside a finished batch.
         convert: a batch of tensors to arrays of another library; None leaves tensors.
     """
 
@@ -138,21 +146,29 @@ class UserStages:
     plain: Bound | None = None
     pads: bool = False
     returns_rows: bool = False
-    collate: Callable[[Any], Any] | None = None
+    collate: CollateSamples | None = None
+    finishes_samples: bool = False
+    canvases: Callable[[Sequence[Any]], Canvases] | None = None
     convert: Callable[[Any], Any] | None = None
 
 
 def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Transfer, structure: Node) -> Stages:
     """Return the stages of batches of ``structure``, which ``assemble`` puts together from their leaves."""
     keyed, streams, has_extras = user.keyed, transfer.is_staged, user.pads or user.returns_rows
-    keyed_ahead = keyed is not None and user.runs_anywhere and transfer.can_transform_ahead
+    keyed_ahead = keyed is not None and user.runs_anywhere and (transfer.can_transform_ahead or user.finishes_samples)
     has_tensordicts = holds(structure, "tensordict", "tensorclass")
     place = [] if transfer.device is None else [Stage("place on the device", False, _place(transfer.device))]
     place_ahead = streams and (has_extras or (keyed_ahead and has_tensordicts))
-    if user.collate is None:
-        stages = [Stage("assemble", False, _assemble(assemble))]
+    collate = [] if user.collate is None else [Stage("the user's collate_fn", True, _collate(user.collate))]
+    if user.finishes_samples and keyed is not None:
+        stages = [
+            Stage("assemble", False, _assemble(assemble, user.canvases)),
+            Stage("transform", not keyed_ahead, _transform(keyed)),
+            *collate,
+        ]
+        keyed = None
     else:
-        stages = [Stage("the user's collate_fn", True, _assemble(user.collate))]
+        stages = collate or [Stage("assemble", False, _assemble(assemble))]
     if place_ahead:
         stages += place
     if keyed is not None and keyed_ahead:
@@ -178,15 +194,26 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
     return Stages(
         ahead=tuple(stages[:split]),
         in_caller=tuple(stages[split:]),
-        needs_keys=keyed is not None,
+        needs_keys=user.keyed is not None,
         needs_rows=user.returns_rows,
-        is_plain=keyed is None and user.plain is None and not has_extras,
+        is_plain=user.keyed is None and user.plain is None and not has_extras,
     )
 
 
-def _assemble(make: Callable[[Any], Any]) -> Callable[[Draft], None]:
+def _assemble(
+    make: Callable[[Any], Any], canvases: Callable[[Sequence[Any]], Canvases] | None = None
+) -> Callable[[Draft], None]:
     def run(draft: Draft) -> None:
+        if canvases is not None:
+            draft.canvases = canvases(draft.value)
         draft.value = make(draft.value)
+
+    return run
+
+
+def _collate(collate: CollateSamples) -> Callable[[Draft], None]:
+    def run(draft: Draft) -> None:
+        draft.value = collate(draft.value, draft.canvases)
 
     return run
 
@@ -246,8 +273,16 @@ def _add_extras(draft: Draft) -> None:
 
 
 def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
-    """Return a dict or TensorDict with these keys, any other batch as (batch, *extras); each is [k]."""
+    """Return a dict or TensorDict with these keys, any other batch as (batch, *extras); each is [k].
+
+    Raises LoaderError where a dict has one of the keys: a collate_fn or a transform may have put it there.
+    """
     if isinstance(batch, dict):
+        if taken := sorted(batch.keys() & extras.keys()):
+            raise LoaderError(
+                f'found a batch with the key "{taken[0]}", which last="pad" ("valid") or return_rows ("rows") adds; '
+                "expected another name for it"
+            )
         return {**batch, **extras}
     if is_a(batch, "TensorDictBase"):
         return batch.update(extras)

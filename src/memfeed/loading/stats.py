@@ -8,14 +8,7 @@ from memfeed.loading.epoch import EpochProgress
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.store.columns import (
-    Column,
-    ConcatFixedColumn,
-    ConcatRaggedColumn,
-)
-from memfeed.store.separate_rows import FilePerRowColumn
 from memfeed.store.store import Store
-from memfeed.store.windows import WindowColumn
 
 
 def stats(
@@ -26,7 +19,7 @@ def stats(
     gathered = 0 if plan is None else plan.maker.gather.bytes - gathered_before
     if progress is not None and progress.gathered is not None:  # what came after it belongs to the next epoch
         gathered = progress.gathered - gathered_before
-    columns = store.columns if plan is None else plan.placement.columns
+    columns = store._view.columns if plan is None else plan.placement.columns
     not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
     placements = not_yet if plan is None else plan.placement.placements
     seconds = 0.0 if progress is None else progress.seconds
@@ -43,7 +36,7 @@ def stats(
         "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
         "wait_share": progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
         "columns": {
-            column.field.name: _where(column) if one.where == "mapped" else one.where
+            column.field.name: column.kept_in if one.where == "mapped" else one.where
             for column, one in zip(columns, placements, strict=True)
         },
         "placement": {column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
@@ -55,13 +48,3 @@ def stats(
             "threads": {} if plan is None else plan.threads.describe(),
         },
     }
-
-
-def _where(column: Column) -> str:
-    if isinstance(column, WindowColumn):
-        return _where(column.base)
-    if isinstance(column, ConcatFixedColumn | ConcatRaggedColumn):
-        return ", ".join(sorted({_where(part) for part in column.parts}))
-    if column.in_memory:
-        return "memory"
-    return "files" if isinstance(column, FilePerRowColumn) else "mapped"

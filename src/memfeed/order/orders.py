@@ -67,7 +67,7 @@ class Shuffled:
         return self._rows[start:stop]
 
 
-class Blocks:
+class BlockOrder:
     """Blocks of neighbouring rows in random order, the rows of 128 blocks at a time mixed: O(1) memory for any n.
 
     Starts in less than a millisecond for 10^10 rows, and reads a disk in runs of ``block_rows``. How far it is from

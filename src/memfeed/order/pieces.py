@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from memfeed.order.bijection import Bijection, InTurn
-from memfeed.order.orders import Blocks, Order, Rows, Sequential, Shuffled
+from memfeed.order.orders import BlockOrder, Order, Rows, Sequential, Shuffled
 from memfeed.random import derive
 
 HELD_BLOCKS = 4096
 LEAST_BLOCKS = 128  # of one piece, where it has as many rows: a piece is a random sample of the store's parts
 
 
-class Cut(NamedTuple):
+class RankCut(NamedTuple):
     """How an epoch is cut: ``pieces``, one for each rank, of which each gives ``batch_size`` rows at a step."""
 
     pieces: int
     batch_size: int
 
 
-class Pieces:
+class RankPieces:
     """Random blocks of neighbouring rows for each rank, in every epoch other ones, and the rows of a rank shuffled.
 
     The blocks of all rows are put in random order and cut into pieces that differ by at most one row. At step k, rank
@@ -32,15 +32,15 @@ class Pieces:
     come to one rank in an epoch, where a uniform shuffle would spread them; their order there, and the ranks of
     rows of two blocks, are uniform (the latter up to a pseudo-random permutation). A block has ``block_rows`` rows, or
     fewer: a piece has at least 128 blocks if it has so many rows. And each step takes exactly ``batch_size`` rows
-    of each piece. With "blocks" the rows of 128 blocks of a piece at a time are mixed, in memory that does not depend
+    of each piece. With `Blocks` the rows of 128 blocks of a piece at a time are mixed, in memory that does not depend
     on n. With False the pieces are the rows in turn, the same in every epoch.
     """
 
     def __init__(
-        self, n: int, seed: int, epoch: int, *, shuffle: bool | Literal["blocks"], block_rows: int, cut: Cut
+        self, n: int, seed: int, epoch: int, *, shuffle: bool, in_blocks: bool = False, block_rows: int, cut: RankCut
     ) -> None:
         self.n, self.cut = n, cut
-        self._shuffle, self._seed, self._epoch = shuffle, seed, epoch
+        self._shuffle, self._in_blocks, self._seed, self._epoch = shuffle, in_blocks, seed, epoch
         self.block_rows = max(1, min(block_rows, n // (cut.pieces * LEAST_BLOCKS)))
         self._key = derive("pieces", seed, epoch, self.block_rows, cut.pieces)
         self._count = -(-n // self.block_rows)
@@ -105,8 +105,8 @@ class Pieces:
         if piece not in self._drawn:
             count, seed = self._begin(piece + 1) - self._begin(piece), derive("piece", self._seed, piece)
             order: Order = Sequential(count)
-            if self._shuffle == "blocks":  # which are in random order already
-                order = Blocks(count, seed, self._epoch, self.block_rows, in_turn=True)
+            if self._in_blocks:  # which are in random order already
+                order = BlockOrder(count, seed, self._epoch, self.block_rows, in_turn=True)
             elif self._shuffle:
                 order = Shuffled(count, seed, self._epoch)
             self._drawn[piece] = order
@@ -118,7 +118,7 @@ class Pieces:
         low, high = int(place.min()), int(place.max())
         first, blocks = self._held.get(piece, (0, line[:0]))
         if not first <= low <= high < first + len(blocks):
-            if self._shuffle == "blocks":
+            if self._in_blocks:
                 first, last = low, max(high, low + HELD_BLOCKS)
             else:
                 first, last = self._block_at(np.array([self._begin(piece), self._begin(piece + 1) - 1])).tolist()

@@ -1,0 +1,237 @@
+"""The epochs of a loader: each begins where the last one ended, or where a state or its user says."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+from memfeed.errors import LoaderError
+from memfeed.loading import position, state
+from memfeed.loading.arguments import Reading
+from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
+from memfeed.loading.epoch_reader import EpochReader
+from memfeed.loading.index_samplers import wraps_own_sampler
+from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
+from memfeed.loading.pause import Pause
+from memfeed.loading.position import Position
+from memfeed.loading.prefetch_policy import PrefetchPolicy
+from memfeed.loading.samplers import followed
+from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
+from memfeed.order.choice import Blocks
+from memfeed.order.shards import RankShards
+from memfeed.store.store import Store
+
+
+class Epochs:
+    """The position in the epochs of a loader, and what makes their batches.
+
+    All that changes while a loader is used is here, in one object, because trainers record assignments to a loader.
+    Methods take the settings as they are now: a trainer may have put in another sampler.
+
+    Args:
+        reading: what the loader reads.
+        samplers: the user's samplers, whose epoch is set.
+    """
+
+    def __init__(self, reading: Reading, *samplers: Any) -> None:
+        self._reading, self._clock = reading, reading.clock
+        self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
+        self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
+        self.pause, self.handover = Pause(), PrefetchSlot()  # the latter holds the next epoch that a thread has begun
+        self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
+        self.gathered_before = 0  # bytes that were gathered before its epoch
+        self.has_compared = False  # whether the ranks have compared their stores
+        self._world_size: int | None = None  # of the newest epoch
+        self._samplers = followed(one for one in samplers if not _is_own(one))
+        if not reading.is_rebuilt:
+            self._clock.begin_at(max([one.epoch or 0 for one in self._samplers], default=0))
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the rows are cut into pieces, one for each rank."""
+        return self._reading.rows.cuts is not None
+
+    def shards(self, settings: Settings) -> RankShards:
+        """Return the share of this rank in an epoch, in rows, or in batches that are drawn by length."""
+        batches = self._reading.batches
+        return settings.shards(self._reading.rows.row_count if batches is None else batches.count)
+
+    def order_name(self, settings: Settings) -> str:
+        """Return what orders the rows, for messages and states."""
+        if not settings.has_own_order:
+            return "sampler" if settings.batch_sampler is None else "batch_sampler"
+        rows, batches = self._reading.rows, self._reading.batches
+        shuffle = Blocks(rows.block_rows) if isinstance(rows.shuffle, Blocks) else rows.shuffle
+        sharded = "" if rows.cuts is None else f", in pieces of blocks of {rows.block_rows} rows"
+        given = self._reading.weights
+        weights = "" if given is None else f", weights={[float(weight) for weight in given]}"
+        return f"shuffle={shuffle!r}{sharded}{weights}{'' if batches is None else f', {batches.name}'}"
+
+    # --- passes
+
+    def iterate(self, begin: Callable[[EpochProgress], Begun], length: Callable[[], int]) -> EpochIterator:
+        """Return the iterator of the next pass, which calls ``begin`` for its first batch; ``length`` is its `len`."""
+        progress = EpochProgress()
+        self.progress = None
+        prefetch = self._reading.settings.prefetch
+        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause, self.handover))
+        iterator.length = length
+        progress.iterator = weakref.ref(iterator)
+        return iterator
+
+    def begin(self, progress: EpochProgress, settings: Settings) -> Begun:
+        """Start an epoch at its first batch; return what makes its batches."""
+        clock, reader, cuts = self._clock, self.reader, self._reading.rows.cuts
+        if reader.use(settings):
+            self.policy = _new_policy(settings, self._reading.store)
+        shards = self.shards(settings)
+        warn_about_ranks(shards, self._world_size, "batches" if settings.by_length else "rows")
+        self._start_clock(progress, settings, shards)
+        epoch, seed = progress.epoch, clock.resolve_seed(shards.world_size)
+        if cuts is not None:
+            if not settings.has_own_order:
+                check_sharded(settings.user_sampler)
+            cuts.begin(epoch, position.rows_before(progress.begin), shards.world_size)
+        plan = reader.prepare_epoch(epoch, seed, shards, progress.begin, self.order_name(settings))
+        plan.threads.allow_those_of_torch()
+        self.progress, self._world_size = progress, shards.world_size
+        samplers, what = self._samplers, (seed, shards, settings, progress.begin is None)
+        early = self.handover.take((epoch, *what, _state_of(settings.transform)))
+        self.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
+
+        def start(at: Position | None) -> Iterator[Any]:
+            yield from reader.groups(epoch, seed, shards, at)
+            for one in samplers:
+                one.note()
+
+        after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
+        return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
+
+    def _start_clock(self, progress: EpochProgress, settings: Settings, shards: RankShards) -> None:
+        """Take the number and the beginning of the epoch, and set the user's samplers to it."""
+        clock = self._clock
+        driven = [epoch for one in self._samplers if (epoch := one.driven_epoch()) is not None]
+        was_named = clock.was_set or clock.was_loaded
+        if driven and not clock.was_set:
+            clock.set_epoch(driven[0])
+        progress.epoch, progress.begin = clock.start(shards.world_size)
+        progress.position = progress.begin
+        for one in self._samplers:
+            one.set_epoch(progress.epoch, was_set=was_named)
+        if not settings.has_own_order and wraps_own_sampler(settings.user_sampler):
+            clock.lend()
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self._clock.set_epoch(epoch)
+        self.progress = None
+
+    # --- positions
+
+    def state(self, settings: Settings) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        if self._clock.generator is not None and settings.ranks()[1] == 1:
+            self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
+        epoch, reached = self._position()
+        cuts = self._reading.rows.cuts
+        pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
+        return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
+
+    def load(self, saved: dict[str, Any], settings: Settings, seed: int | None) -> None:
+        """See `Loader.load_state_dict`; ``seed`` is the one that the loader was given."""
+        saved = self._of_this_conversion(saved)
+        identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
+        last_row = self.shards(settings).rows if settings.has_own_order else None
+        epoch, found = state.from_dict(saved, identity, last_row)
+        cuts, rows_before = self._reading.rows.cuts, position.rows_before(found)
+        if cuts is not None:
+            cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
+        if seed is None:
+            self._clock.load_seed(saved["seed"] if isinstance(saved["seed"], int) else None)
+        self._clock.load(epoch, found, at_end=last_row is not None and rows_before >= last_row)
+        self.progress = None
+
+    def move(self, batches: int, settings: Settings) -> None:
+        """Go on after the next ``batches`` batches; back, if that is negative. See `Loader.skip`, `Loader.rewind`."""
+        progress = self.progress
+        if progress is not None and not progress.finished and not progress.is_running:
+            raise LoaderError(
+                f"found no running iterator: that of epoch {progress.epoch} is gone; expected skip and rewind within "
+                "its loop; to continue that epoch, call load_state_dict(loader.state_dict()) and iterate again"
+            )
+        epoch, current = self._position()
+        begin = 0 if progress is None or progress.finished or not isinstance(progress.begin, int) else progress.begin
+        moved = position.moved(
+            epoch,
+            current,
+            begin,
+            batches,
+            shards=self.shards(settings) if settings.has_own_order else None,
+            stride=1 if settings.batch_sampler is not None else settings.rows_a_batch,
+        )
+        if progress is None or progress.finished:
+            self._clock.move(moved)
+        else:
+            progress.position, progress.moved = moved, True
+
+    def _position(self) -> tuple[int, Position | None]:
+        progress = self.progress
+        if progress is None:
+            return self._clock.next
+        return (progress.epoch + 1, None) if progress.finished else (progress.epoch, progress.position)
+
+    def _identity(self, settings: Settings) -> dict[str, Any]:
+        """Return the settings that a saved state must share with the loader that restores it."""
+        store = self._reading.store
+        return {"store": store._view.source_digest(), "rows": len(store), "order": self.order_name(settings)}
+
+    def _of_this_conversion(self, saved: Any) -> Any:
+        """Return a state as one of the dataset, that names its store by the ``digest`` of this conversion."""
+        store = self._reading.store
+        named, own = saved.get("store") if isinstance(saved, dict) else None, store._view.source_digest()
+        if named == store.digest:
+            return {**saved, "store": own}
+        if store._view.skipped and store._view.has_all_rows and own != named == own.partition("-")[0]:
+            epoch = saved.get("epoch")
+            raise LoaderError(
+                f"found a state of epoch {epoch} that was saved while the store was filled, with "
+                f"{saved.get('rows')} rows; the finished store has {len(store)}, without the "
+                f"{len(store._view.skipped)} for which the dataset raised, and so another order; "
+                f"expected a state of it: begin an epoch again with loader.set_epoch({epoch})"
+            )
+        return saved
+
+
+def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
+    on_gpu = settings.device is not None and settings.device.type == "cuda"
+    # without workers the dataset is read where batches are made: in the caller's thread, as a user's code must be
+    reads_here = store._view.supply is not None and store._view.supply.in_caller
+    allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
+    return PrefetchPolicy(allowed=allowed, always=on_gpu)
+
+
+def _next_epoch(
+    reader: EpochReader, seed: int, shards: RankShards, settings: Settings, number: int
+) -> NextEpoch | None:
+    """Return the epoch of this number, to be begun early; None where that would not be right. Keeps no plan alive."""
+    if not reader.begins_early():
+        return None
+    key = (number, seed, shards, settings, True, _state_of(settings.transform))
+    after = partial(_next_epoch, reader, seed, shards, settings, number + 1)
+    groups = reader.groups(number, seed, shards, None)
+    return NextEpoch(key, groups, reader.prepare().maker.gather.bytes, after)
+
+
+def _state_of(transform: Any) -> Any:
+    """Return what differs after somebody has changed a transform: all its modules and their attributes."""
+    modules = list(transform.modules()) if isinstance(transform, torch.nn.Module) else []
+    return [Identity(value) for module in modules for value in (module, *vars(module).values())]
+
+
+def _is_own(sampler: Any) -> bool:
+    return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))
