@@ -72,8 +72,9 @@ def expected(rows):
     return [[[[row * 0.5] * 3] * 4, list(range(row % 5)), f"row {row}"] for row in range(rows)]
 
 
-def convert(path, dataset, **options):
-    return memfeed.cache(dataset, path, engine="ray", progress=False, **options)
+def convert(path, dataset, workers=None, **options):
+    workers = f"ray:{workers}" if workers else "ray"
+    return memfeed.cache(dataset, path, workers=workers, progress=False, **options)
 
 
 # --- scenarios: each returns what the test asserts

@@ -75,8 +75,6 @@ def test_one_class_at_most_replaces_the_outermost_container(path):
     Other = namedtuple("Other", "a b")
     with pytest.raises(SchemaError, match="found types= with Pair, Other, which no sample holds; expected one"):
         cache(Made([(torch.zeros(3), 1)] * 5), path, types=[Pair, Other])
-    with pytest.raises(TypeError, match="write types=Pair$"):
-        cache(Made([(torch.zeros(3), 1)] * 5), path, type=Pair)
     samples = [(Other(torch.zeros(3), i), i) for i in range(5)]
     store = cache(Made(samples), path, types=[Other, Pair])
     assert type(store[1]).__name__ == "Pair"
@@ -273,7 +271,7 @@ def test_a_path_that_is_something_else(path, make):
         path.mkdir()
         if make == "full":
             (path / "thesis.tex").write_text("mine")
-    for options in ({}, {"overwrite": True}, {"check": False}):
+    for options in ({}, {"overwrite": True}):
         with pytest.raises(StoreError, match="is no|no memfeed store"):
             cache(torch.arange(3), path, **options)
     assert path.exists()

@@ -141,7 +141,7 @@ class Described(IterableDataset):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_workers_are_those_of_dataloader(path):
-    store = cache(Described(), path, workers=3, allow_random=True)
+    store = cache(Described(), path, workers=3, allow="random")
     loader = DataLoader(Described(), batch_size=None, num_workers=3, generator=torch.Generator())
     assert sorted(tuple(row) for row in store) == sorted(tuple(sample) for sample in loader)
     assert [row[3] for row in store] == [1] * 3

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed import Loader
 from memfeed.errors import StoreError
+from memfeed.store.store import with_transform
 from support import Made, cache
 
 ROWS, PROBED = 240, 16
@@ -77,9 +78,9 @@ def test_workers_of_a_dataloader_that_are_spawned_read_it(tmp_path):
 def test_a_copy_in_the_same_process_has_the_same_workers(tmp_path):
     store = cache(Slow(tmp_path / "log"), tmp_path / "s.mf", lazily=True, workers=1)
     other = copy.deepcopy(store.subset(range(40)))
-    assert other.supply is store.supply
+    assert other._view.supply is store._view.supply
     assert other[39]["x"].tolist() == [39] * 5
-    assert other.with_transform(memfeed.transforms.RandomHorizontalFlip()).transform is not None
+    assert with_transform(other, memfeed.transforms.RandomHorizontalFlip()).transform is not None
     assert store.transform is None
     store.finish()
     assert other.progress().present == ROWS

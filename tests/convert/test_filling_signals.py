@@ -13,6 +13,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 import memfeed
+from memfeed.convert import dataset_supply
+from memfeed.errors import BuildError
 from support import Made, cache
 
 ROWS = 400
@@ -79,8 +81,84 @@ def test_no_row_is_lost_and_no_process_is_left(number, workers, tmp_path):
             read.append(i)
         return {"x": torch.full((5,), i)}
 
-    cache(Made(sample, ROWS), path, lazily=True, workers=0, check=False).finish()
+    cache(Made(sample, ROWS), path, lazily=True, workers=0).finish()
     store = memfeed.open(path)
     assert torch.equal(store.column("x")[:, 0], torch.arange(ROWS))
-    probed = len(store.manifest.fingerprint.probes)
+    probed = len(store._view.manifest.fingerprint.probes)
     assert len(set(read) & set(present)) <= 2 * probed  # the probe, and the check before the commit
+
+
+NOTEBOOK = """
+import os, signal, sys, torch, memfeed
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return {"x": torch.full((5,), i)}
+
+loader = memfeed.Loader(Rows(), 4, shuffle=True, num_workers=2, cache=sys.argv[1])
+for cell in range(3):  # the third is not interrupted
+    found = []
+    try:
+        for batch in loader:
+            found += batch["x"][:, 0].tolist()
+            if len(found) == 8 and cell < 2:
+                os.killpg(0, signal.SIGINT)  # as a notebook's button does
+    except KeyboardInterrupt:
+        continue
+assert cell == 2 and sorted(found) == list(range(60)), found
+loader.store.finish()
+"""
+
+
+def test_a_loader_goes_on_after_an_interrupt(tmp_path):
+    """Ctrl-C in a notebook reaches the workers too, and the program goes on."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, str(tmp_path / "s.mf")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert torch.equal(memfeed.open(tmp_path / "s.mf").column("x")[:, 0], torch.arange(60))
+
+
+class Interrupted(Made):
+    """Interrupts the worker that reads a sample of ``at``: ``times`` times in all, counted in a file."""
+
+    def __init__(self, n, at, times, log):
+        super().__init__(lambda i: {"x": torch.full((5,), i)}, n)
+        self.at, self.times, self.log = at, times, log
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None and self.at(index):
+            count = self.log.stat().st_size if self.log.exists() else 0
+            if count < self.times:
+                with open(self.log, "a") as file:
+                    file.write("x")
+                raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def test_an_interrupt_of_the_check_before_the_commit(tmp_path):
+    presence = tmp_path / "s.mf.build" / ".build" / "presence"
+    full = Interrupted(40, lambda _: 0 not in presence.read_bytes(), 1, tmp_path / "log")
+    cache(full, tmp_path / "s.mf", lazily=True, workers=1).finish()
+    assert (tmp_path / "log").read_text() == "x"
+    assert len(memfeed.open(tmp_path / "s.mf")) == 40
+
+
+def test_a_sample_that_interrupts_each_worker_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(dataset_supply, "INTERRUPT_SECONDS", 0.01)
+    monkeypatch.setattr(dataset_supply, "MOST_INTERRUPTS", 2)
+    dataset = Interrupted(40, lambda i: i == 30, 1000, tmp_path / "log")
+    store = cache(dataset, tmp_path / "s.mf", lazily=True, workers=1)
+    with pytest.raises(BuildError, match="interrupted by SIGINT.*the rows that were written are kept"):
+        store.finish()
+    assert len((tmp_path / "log").read_text()) >= 3  # more while other rows are written

@@ -13,6 +13,7 @@ import memfeed
 from memfeed.convert import probe
 from memfeed.errors import (
     CopyError,
+    SampleError,
     SchemaError,
 )
 from support import Counting, Made, Pair, cache, equal
@@ -103,7 +104,7 @@ def test_data_that_is_mapped_already_is_not_copied_by_accident(path, tmp_path):
         with pytest.raises(CopyError, match=rf"memory-mapped already, at .*memfeed\.open\('{where}"):
             cache(data, tmp_path / "copy.mf")
     for data in (store, td, pair):
-        copy = cache(data, tmp_path / "copy.mf", copy_existing=True, overwrite=(tmp_path / "copy.mf").exists())
+        copy = cache(data, tmp_path / "copy.mf", allow="copy", overwrite=(tmp_path / "copy.mf").exists())
         assert len(copy) == 10
         copy.verify()
 
@@ -113,7 +114,7 @@ def test_a_target_that_is_its_own_source_is_always_refused(path, tmp_path):
     td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
     for data, target in ((store, path), (store, path / "inside"), (td, tmp_path / "td"), (store.subset([1]), path)):
         with pytest.raises(CopyError, match="found the source of the data itself"):
-            cache(data, target, copy_existing=True, overwrite=True)
+            cache(data, target, allow="copy", overwrite=True)
 
 
 def test_an_iterator_is_not_shared_by_workers(path):
@@ -146,7 +147,7 @@ def test_a_read_only_map_is_not_copied_into_memory(path, tmp_path):
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     loader = memfeed.Loader(mapped, 100)
     assert loader.store.column(()).data_ptr() == mapped.ctypes.data
-    assert torch.equal(cache(mapped, path, copy_existing=True).column(()), torch.arange(200_000))
+    assert torch.equal(cache(mapped, path, allow="copy").column(()), torch.arange(200_000))
 
 
 def test_numpy_text_of_hugging_face(path):
@@ -195,3 +196,45 @@ def test_numbers_of_a_derived_class(path):
 def test_no_dataset(path, dataset, message):
     with pytest.raises(SchemaError, match=message):
         memfeed.cache(dataset, path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("broken", [{0}, {33}, {7, 33, 99}])
+def test_none_in_place_of_a_broken_sample(path, broken, workers):
+    dataset = Made(lambda i: None if i in broken else (torch.full((3,), i), i), 100)
+    with pytest.raises(SampleError, match=rf"sample ({'|'.join(map(str, broken))}): found None; .* on_error=\"skip\""):
+        cache(dataset, path, workers=0)
+    store = cache(dataset, path, workers=workers, on_error="skip")
+    assert store.skipped == tuple(sorted(broken))
+    assert len(store) == 100 - len(broken)
+    assert all(int(store[row][0][0]) == store[row][1] for row in range(len(store)))
+    assert len(cache(dataset, path, on_error="skip")) == len(store)
+
+
+def test_none_in_place_of_a_broken_sample_while_a_store_is_filled(path):
+    dataset = Made(lambda i: None if i == 33 else (torch.full((3,), i), i), 100)
+    loader = memfeed.Loader(dataset, 10, cache=path)
+    with pytest.raises(SampleError, match="sample 33: found None"):
+        list(loader)
+    store = cache(dataset, path.with_name("b.mf"), lazily=True, workers=0, on_error="skip")
+    valid = torch.cat([valid for _, valid in memfeed.Loader(store, 10)])
+    assert int(valid.sum()) == 99
+
+
+def test_none_beside_text_is_a_value(path):
+    store = cache(Made(lambda i: None if i in (0, 33) else "text", 100), path)
+    assert [store[row] for row in (0, 32, 33)] == [None, "text", None]
+
+
+def test_an_iterable_that_yields_none(path):
+    with pytest.raises(SampleError, match="sample 3: found None"):
+        cache((None if i == 3 else (i, i) for i in range(9)), path)
+
+
+@pytest.mark.parametrize("first", [1, 33, 99])
+def test_an_array_after_a_list_of_numbers(path, first):
+    dataset = Made(lambda i: {"x": [1, 2, 3] if i < first else np.arange(3)}, 100)
+    with pytest.raises(
+        SchemaError, match=r"sample \d+, field x: found ndarray \(int64 \[3\]\); expected list, as in sample 0"
+    ):
+        cache(dataset, path, workers=0)

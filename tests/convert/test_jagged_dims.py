@@ -77,7 +77,10 @@ def test_a_loader_gives_jagged_batches(path, channels, batch_size):
     seen = []
     for batch in Loader(store, batch_size, shuffle=True, seed=1):
         rows = batch["label"].tolist()
-        assert is_batch_of(batch["sound"], [dataset[i]["sound"] for i in rows])
+        if batch_size == 1:  # as DataLoader gives it
+            assert torch.equal(batch["sound"], dataset[rows[0]]["sound"][None])
+        else:
+            assert is_batch_of(batch["sound"], [dataset[i]["sound"] for i in rows])
         seen += rows
     assert sorted(seen) == list(range(N))
     for batch in Loader(store, batch_size, as_="numpy"):
@@ -157,18 +160,18 @@ def test_a_writer_and_a_repair(path):
     data = bytearray(heap.read_bytes())
     data[100] ^= 255
     heap.write_bytes(data)
-    store = cache(dataset, path, repair=True)
+    store = memfeed.repair(dataset, path)
     store.verify()
     assert all(equal(row, sample) for row, sample in zip(store, samples, strict=True))
 
 
 def test_the_format_says_that_it_needs_a_newer_reader(path):
-    assert cache(Audio(2), path).manifest.version == 2
+    assert cache(Audio(2), path)._view.manifest.version == 2
     manifest = msgspec.json.decode((path / "memfeed.json").read_bytes())
     with pytest.raises(StoreError, match="version 1 with features of version 2"):
         format.decode(msgspec.json.encode({**manifest, "version": 1}), Path("x"))
     plain = Made(lambda i: torch.zeros(i % 3, 2), N)
-    assert cache(plain, path, overwrite=True).manifest.version == 1
+    assert cache(plain, path, overwrite=True)._view.manifest.version == 1
 
 
 shapes = st.lists(st.integers(0, 3), min_size=1, max_size=4)

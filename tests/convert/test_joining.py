@@ -7,10 +7,12 @@ from multiprocessing.connection import Connection
 import pytest
 
 from memfeed.convert import lazily
+from memfeed.convert.dataset_supply import DatasetSupply
 from memfeed.convert.fill_job import FillJob
-from memfeed.convert.filler import Filler, running
-from memfeed.convert.inputs import ConvertOptions, classify_input
+from memfeed.convert.inputs import classify_input
+from memfeed.convert.options import ConvertOptions
 from memfeed.errors import BuildError, StoreError
+from memfeed.system.threads import end_all
 from support import Made, cache
 
 
@@ -27,7 +29,7 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
     monkeypatch.setattr(lazily, "unshare", unshared.append)
     monkeypatch.setattr(lazily.Build, "join", join)
     monkeypatch.setattr(lazily.Build, "is_begun", lambda root: begun.pop(0))
-    options = ConvertOptions(None, None, None, (), 0, False, False, True, False, False, None)
+    options = ConvertOptions(workers=0, progress=False)
     assert lazily._join(path, classify_input(data), options) is None
     assert unshared == ["shared"]
     begun += [True] * 9
@@ -44,7 +46,7 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
     """All files of the build have other names then, and what workers open first is not there."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
-    start = Filler.start
+    start = DatasetSupply.start
 
     def start_late(filler, backing):
         leader.finish()
@@ -53,14 +55,14 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
     def fail(job, worker):
         raise error("found no file")
 
-    monkeypatch.setattr(Filler, "start", start_late)
+    monkeypatch.setattr(DatasetSupply, "start", start_late)
     if error is not None:
         monkeypatch.setattr(FillJob, "run", fail)
     store = cache(data, path, lazily=True, workers=workers)
     store.finish()
-    assert store.supply is None
+    assert store._view.supply is None
     assert [store[i]["x"] for i in range(40)] == list(range(40))
-    running.end()
+    end_all()
 
 
 def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
@@ -68,7 +70,7 @@ def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
     store = cache(data, path, lazily=True, workers=0)
-    work = store.supply._work
+    work = store._view.supply._work
     compute = work._compute
 
     def compute_late(absent):
@@ -78,7 +80,7 @@ def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
     work._compute = compute_late
     assert [store[i]["x"] for i in range(40)] == list(range(40))
     store.finish()
-    running.end()
+    end_all()
 
 
 def test_the_end_of_a_process_does_not_write_to_pipes_that_are_closed(tmp_path, monkeypatch):
@@ -94,5 +96,5 @@ def test_the_end_of_a_process_does_not_write_to_pipes_that_are_closed(tmp_path, 
     for number in range(3):
         store = cache(Made(lambda i: {"x": float(i)}, 40), tmp_path / f"{number}.mf", lazily=True, workers=2)
         store.finish()
-        running.end()
-        assert store.supply is None
+        end_all()
+        assert store._view.supply is None

@@ -57,14 +57,14 @@ MAPPED = {
 @pytest.mark.parametrize("kind", MAPPED)
 def test_mapped_data_is_copied_only_on_request(path, tmp_path, kind):
     data = MAPPED[kind](tmp_path)
-    with pytest.raises(CopyError, match=rf"memory-mapped already, (at|from) {tmp_path}.*copy_existing=True") as caught:
+    with pytest.raises(CopyError, match=rf"memory-mapped already, (at|from) {tmp_path}.*allow='copy'") as caught:
         cache(data, path)
     assert len(str(caught.value)) < 400
     assert ("memfeed.Loader(data)" in str(caught.value)) == (
         kind not in ("list of samples", "list of dicts", "TensorDict", "tensorclass", "arrow text")
     )
     assert not path.exists()
-    store = cache(data, path, copy_existing=True)
+    store = cache(data, path, allow="copy")
     assert len(store) == (8 if kind == "view" else 10)
 
 
@@ -88,5 +88,5 @@ def test_memory_that_is_not_mapped_from_a_file_is_copied(path, tmp_path):
 def test_a_store_is_not_written_over_the_file_that_its_data_come_from(tmp_path):
     store = cache(torch.arange(10), tmp_path / "s.mf")
     with pytest.raises(CopyError, match="found the source of the data itself"):
-        cache(store.column(()), tmp_path / "s.mf", copy_existing=True, overwrite=True)
+        cache(store.column(()), tmp_path / "s.mf", allow="copy", overwrite=True)
     assert memfeed.open(tmp_path / "s.mf")[9] == 9

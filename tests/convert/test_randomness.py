@@ -31,7 +31,10 @@ class Flipped(Made):
         (lambda i: torch.rand(()), "gave different values in field drawn"),
         (lambda i: np.random.rand(), "gave different values in field drawn"),
         (lambda i: random.random(), "gave different values in field drawn"),
-        (lambda i: int(torch.rand(()) < 0.1), "gave different values in field drawn"),
+        (lambda i: int(torch.rand(()) < 0.1), "gave different values in field drawn|draws random numbers"),
+        (lambda i: int(torch.rand(()) < 0), r"draws random numbers \(.*test_randomness.py:\d+\), though"),
+        (lambda i: int(np.random.rand() < 0), r"draws random numbers \(.*test_randomness.py:\d+\), though"),
+        (lambda i: [random.random()] and i, r"draws random numbers \(.*test_randomness.py:\d+\), though"),
         (lambda i: int(random.random() < 0.5) if i > 40 else 0, "gave different values in field drawn"),
         (lambda i: np.random.default_rng().random(), "gave different values in field drawn"),
     ],
@@ -42,8 +45,8 @@ def test_random_samples_are_caught(path, draw, found):
     assert "RandomFlip(p=0.1)" in str(caught.value)
     assert "Loader(..., transform=...)" in str(caught.value)
     assert not path.with_name("a.mf.build").exists()
-    assert len(cache(Flipped(draw), path, allow_random=True)) == 50
-    assert len(cache(Flipped(draw), path, allow_random=True)) == 50
+    assert len(cache(Flipped(draw), path, allow="random")) == 50
+    assert len(cache(Flipped(draw), path, allow="random")) == 50
 
 
 def seeded(i):
@@ -57,9 +60,6 @@ def seeded(i):
         seeded,
         lambda i: float("nan"),
         lambda i: np.random.default_rng(i).random(3),
-        lambda i: int(torch.rand(()) < 0),
-        lambda i: int(np.random.rand() < 0),
-        lambda i: [random.random()] and i,
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
@@ -74,13 +74,26 @@ class RarelyRandom(Made):
         return {"x": torch.rand(2) if index == 777 else torch.full((2,), float(index))}
 
 
+class RarelyDrawing(Made):
+    """One sample draws, which has no effect in most readings, and the probe does not read it."""
+
+    def __getitem__(self, index):
+        return {"x": torch.full((2,), index + float(index == 777 and random.random() < 1e-6))}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_draw_without_an_effect_so_far_is_caught_in_any_sample(path, workers):
+    with pytest.raises(RandomDataError, match="draws random numbers"):
+        cache(RarelyDrawing(None, 1000), path, workers=workers)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_random_sample_that_was_not_probed_is_caught(path, workers):
     assert 777 not in probe_indices(1000)
     with pytest.raises(RandomDataError, match="reading sample 777 twice gave different values in field x"):
         cache(RarelyRandom(None, 1000), path, workers=workers)
     assert not path.with_name("a.mf.build").exists()
-    assert len(cache(RarelyRandom(None, 1000), path, workers=workers, allow_random=True)) == 1000
+    assert len(cache(RarelyRandom(None, 1000), path, workers=workers, allow="random")) == 1000
 
 
 class RandomBuffer(Made):
@@ -102,6 +115,7 @@ def test_looking_for_random_samples_takes_a_bounded_time(path, monkeypatch):
     reads = []
 
     def draw(i):
+        random.seed(i)
         random.random()
         reads.append(i)
         time.sleep(0.001)
@@ -147,4 +161,32 @@ class RandomStream(IterableDataset):
 def test_a_random_stream_is_caught(path):
     with pytest.raises(RandomDataError, match="iterating twice gave different values"):
         cache(RandomStream(), path)
-    assert len(cache(RandomStream(), path, allow_random=True)) == 10
+    assert len(cache(RandomStream(), path, allow="random")) == 10
+
+
+class Normalised(Made):
+    """As some readers of point clouds: each sample is moved to its mean, in the memory of all."""
+
+    def __init__(self, kind):
+        super().__init__(None, 50)
+        self.clouds = kind(np.random.default_rng(0).normal(3, 1, (50, 20, 3)))
+
+    def __getitem__(self, index):
+        cloud = self.clouds[index]
+        cloud -= cloud.mean(0)
+        cloud /= abs(cloud).max()
+        return cloud, index
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.from_numpy, list])
+@pytest.mark.parametrize("split", [False, "auto"])
+def test_a_dataset_that_changes_its_own_data_is_told_apart_from_a_random_one(path, kind, split):
+    with pytest.raises(RandomDataError, match="no generator moved, and dataset.clouds has other values") as caught:
+        cache(Normalised(kind), path, split=split)
+    assert "x = self.clouds[i].clone()" in str(caught.value)
+    assert "crops, flips" not in str(caught.value)
+
+
+def test_a_generator_of_its_own_is_said_to_be_possible(path):
+    with pytest.raises(RandomDataError, match="no global generator moved: it has a generator of its own, or writes to"):
+        cache(Flipped(lambda i: np.random.default_rng().random()), path)

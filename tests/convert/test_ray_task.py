@@ -1,5 +1,6 @@
-"""What a Ray task does, and what `cache` refuses with engine="ray": in this process, without Ray."""
+"""What a Ray task does, and what `cache` refuses with workers="ray": in this process, without Ray."""
 
+import errno
 import fcntl
 import os
 import pickle
@@ -16,12 +17,13 @@ from memfeed.building.claim import claim
 from memfeed.building.rows import ABSENT, WRITTEN
 from memfeed.cli import main
 from memfeed.convert import ray_task, watchdog
-from memfeed.convert.ray_task import TaskSpec, _Worker, require_same_build
+from memfeed.convert.ray_task import TaskSpec, _RayWorker, require_same_build
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener
 from memfeed.store.ragged import ragged_files
+from memfeed.system import files
 
 
 class Numbers:
@@ -55,7 +57,7 @@ def with_dataset(spec, dataset, init=None):
 
 def test_a_task_writes_rows_and_leaves_their_presence_to_the_head(path):
     with begun(path) as (build, spec):
-        result = _Worker(with_dataset(spec, Numbers()), 0).compute(range(4, 9))
+        result = _RayWorker(with_dataset(spec, Numbers()), 0).compute(range(4, 9))
         assert result.marks == [(4, 5, WRITTEN)]
         assert (result.report.row_count, result.failure) == (5, None)
         assert not build.presence().any()
@@ -66,7 +68,7 @@ def test_a_task_writes_rows_and_leaves_their_presence_to_the_head(path):
 def test_a_task_tells_the_rows_that_it_wrote_before_an_error(path, monkeypatch):
     monkeypatch.setattr(WritePlan, "rows_per_write", 2)
     with begun(path) as (_, spec):
-        result = _Worker(with_dataset(spec, Numbers()), 0).compute(range(10, 16))
+        result = _RayWorker(with_dataset(spec, Numbers()), 0).compute(range(10, 16))
     assert result.marks == [(10, 2, WRITTEN)]
     assert isinstance(result.failure.error, SampleError)
     assert str(result.failure.error).startswith("sample 13: the dataset raised KeyError: 13")
@@ -77,16 +79,43 @@ def test_the_columns_are_on_the_disk_before_a_task_ends(path, monkeypatch):
     synced = []
     monkeypatch.setattr(Build, "sync_columns", lambda self: synced.append(list(self.marks)))
     with begun(path) as (_, spec):
-        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        worker = _RayWorker(with_dataset(spec, Numbers()), 0)
         worker.compute(range(3))
         worker.compute(range(13, 14))  # writes nothing
     assert synced == [[(0, 3, WRITTEN)]]
 
 
+def test_a_sync_that_fails_for_one_task_fails_for_all_of_its_machine(path, monkeypatch):
+    """They share the memory that is lost. Linux tells each descriptor that was open then, and no other."""
+    lost, told, armed = [], set(), []
+
+    class System:
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def fdatasync(self, fd):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.endswith("0.memmap") and armed and not lost:
+                lost.append(set(os.listdir("/proc/self/fd")))
+            if lost and name.endswith("0.memmap") and str(fd) in lost[0] - told:
+                told.add(str(fd))
+                raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(files, "os", System())
+    with begun(path) as (_, spec):
+        one, other = (_RayWorker(with_dataset(spec, Numbers()), number) for number in range(2))
+        one.compute(range(1))
+        other.compute(range(1, 2))
+        armed.append(True)
+        for worker in (one, other):
+            with pytest.raises(BuildError, match="while waiting for the disk"):
+                worker.compute(range(2, 4))
+
+
 def test_tasks_of_one_process_share_its_heap_space(path):
     """Space is granted in extents of 64 KiB: one for each task would make the heap larger than its rows."""
     with begun(path) as (build, spec):
-        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        worker = _RayWorker(with_dataset(spec, Numbers()), 0)
         for row in range(1, 13):
             worker.compute(range(row, row + 1))
         assert ragged_files(build.root, build.schema.fields[1]).heap.stat().st_size == 64 << 10
@@ -94,7 +123,7 @@ def test_tasks_of_one_process_share_its_heap_space(path):
 
 def test_a_task_of_an_older_generation_writes_nothing(path):
     with begun(path) as (build, spec):
-        worker = _Worker(with_dataset(spec, Numbers()), 0)
+        worker = _RayWorker(with_dataset(spec, Numbers()), 0)
         build.bar_writers()
         result = worker.compute(range(3))
         assert isinstance(result.failure.error, BuildError)
@@ -123,7 +152,7 @@ def test_locks_that_nodes_do_not_share_are_refused(path, monkeypatch):
 
 def test_a_dataset_whose_module_a_node_lacks_is_named(path):
     with begun(path) as (_, spec), pytest.raises(BuildError, match="cannot be unpickled on .*no_such_module"):
-        _Worker(spec._replace(pickled=b"cno_such_module\nDataset\n."), 0)
+        _RayWorker(spec._replace(pickled=b"cno_such_module\nDataset\n."), 0)
 
 
 def test_a_task_names_the_sample_that_does_not_return(path, monkeypatch, capfd):
@@ -140,35 +169,42 @@ def test_a_task_names_the_sample_that_does_not_return(path, monkeypatch, capfd):
     monkeypatch.setattr(watchdog, "write_line", said.append)
     with begun(path) as (_, spec):
         monkeypatch.setattr(ray_task, "_unpickle", lambda _: (Slow(), None))
-        _Worker(spec, 0).compute(range(6, 9))
+        _RayWorker(spec, 0).compute(range(6, 9))
     assert f"process {os.getpid()} has been reading sample 7 for" in said[0]
 
 
 def test_ray_that_is_not_installed_gets_the_line_that_installs_it(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'found engine="ray" without Ray .*: pip install "memfeed\[ray\]"'):
-        memfeed.cache(Numbers(), path, engine="ray")
+    with pytest.raises(ImportError, match=r'found workers="ray" without Ray .*: pip install "memfeed\[ray\]"'):
+        memfeed.cache(Numbers(), path, workers="ray")
     assert not path.parent.exists() or not [*path.parent.iterdir()]
 
 
-@pytest.mark.parametrize("options", [{"lazily": True}, {"repair": True}, {"workers": 0}])
-def test_options_that_mean_nothing_on_ray_are_refused(path, options):
-    with pytest.raises(ValueError, match='found engine="ray" with lazily=True, repair=True, workers=0'):
-        memfeed.cache(Numbers(), path, engine="ray", **options)
-    with pytest.raises(ValueError, match="found engine='dask'; expected \"ray\""):
-        memfeed.cache(Numbers(), path, engine="dask")
+def test_options_that_mean_nothing_on_ray_are_refused(path):
+    with pytest.raises(ValueError, match="found workers='ray' with lazily=True or without a path"):
+        memfeed.cache(Numbers(), path, workers="ray", lazily=True)
+    with pytest.raises(ValueError, match="found workers='ray:2' with lazily=True or without a path"):
+        memfeed.cache(Numbers(), workers="ray:2")
+    with pytest.raises(ValueError, match="found workers='ray'; expected a number"):
+        memfeed.append(path, Numbers(), workers="ray")
+
+
+@pytest.mark.parametrize("workers", ["dask", "ray:", "ray:0", "ray:-1", "ray:two", "ray:1:2", -1, 1.5])
+def test_workers_of_no_meaning_are_refused(path, workers):
+    with pytest.raises(ValueError, match=r"found workers=.*; expected 0 or more, None to choose, or \"ray\""):
+        memfeed.cache(Numbers(), path, workers=workers)
 
 
 @pytest.mark.parametrize("dataset", [torch.arange(20), iter([1, 2, 3])])
 def test_rows_without_numbers_are_refused(path, dataset, monkeypatch):
     monkeypatch.setattr("memfeed.convert.cache.import_ray", lambda: None)
-    with pytest.raises(ValueError, match='found engine="ray" for .*leave engine= out'):
-        memfeed.cache(dataset, path, engine="ray")
+    with pytest.raises(ValueError, match='found workers="ray" for .*leave workers= out'):
+        memfeed.cache(dataset, path, workers="ray")
 
 
 def test_the_command_line_passes_the_engine(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ray_cli_sets.py").write_text("numbers = [(1, 2), (3, 4)]")
-    assert main(["cache", "--engine", "ray", "ray_cli_sets:numbers", "out.mf"]) == 2
-    assert 'found engine="ray" without Ray' in capfd.readouterr().err
+    assert main(["cache", "--workers", "ray", "ray_cli_sets:numbers", "out.mf"]) == 2
+    assert 'found workers="ray" without Ray' in capfd.readouterr().err

@@ -56,7 +56,7 @@ def rot(store, name, at):
 
 
 def mend(store, dataset, **options):
-    return memfeed.cache(dataset, store.path, repair=True, workers=0, progress=False, **options)
+    return memfeed.repair(dataset, store.path, progress=False, **options)
 
 
 def whole(store):
@@ -68,10 +68,10 @@ def whole(store):
 def test_only_rotten_rows_of_a_fixed_column_are_computed(store, capsys):
     row = 3 * 80 * 80
     rot(store, "image.memmap", format.CHUNK_BYTES + 5)
-    with pytest.raises(CorruptStoreError, match=r"image\.memmap: .*field image, rows 218 to 436.*repair=True"):
+    with pytest.raises(CorruptStoreError, match=r"image\.memmap: .*field image, rows 218 to 436.*memfeed.repair"):
         store.verify()
     data = Counted()
-    whole(memfeed.cache(data, store.path, repair=True, workers=0))
+    whole(memfeed.repair(data, store.path))
     rotten = set(range(format.CHUNK_BYTES // row, (2 * format.CHUNK_BYTES - 1) // row + 1))
     assert set(data.read) == PROBED | rotten
     assert max(data.read.values()) == 1
@@ -98,7 +98,7 @@ def test_rows_without_a_place_get_a_new_one(store, names):
 
 
 def test_all_files_at_once_and_bits_everywhere(store):
-    for name, size in store.manifest.files.items():
+    for name, size in store._view.manifest.files.items():
         rot(store, name, size // 2)
         rot(store, name, size - 1)
     whole(mend(store, Counted()))
@@ -112,13 +112,13 @@ def test_readers_keep_the_store_they_have_and_the_rest_is_what_it_was(store):
     assert (store[10]["label"], store[11]["label"]) == before
     assert mended[10]["label"] == 10 != before[0]
     assert hashlib.sha256((mended.path / "image.memmap").read_bytes()).hexdigest() == hashed
-    assert mended.manifest.fingerprint == store.manifest.fingerprint
+    assert mended._view.manifest.fingerprint == store._view.manifest.fingerprint
     assert memfeed.open(store.path).tensordict()["label"][10] == 10
 
 
 def test_a_whole_store_is_left_alone(store, capsys):
     data, before = Counted(), store.digest
-    assert memfeed.cache(data, store.path, repair=True).digest == before
+    assert memfeed.repair(data, store.path).digest == before
     assert "no row is damaged" in capsys.readouterr().err
     assert set(data.read) == PROBED, "the store is compared with the dataset as ever"
 
@@ -202,15 +202,13 @@ def test_swapped_files_are_found(path):
 
 
 def test_stores_that_cannot_be_mended_say_so(path):
-    with pytest.raises(StoreError, match="found nothing to repair; expected a store: leave out repair=True"):
-        memfeed.cache(Counted(), path, repair=True)
+    with pytest.raises(StoreError, match="found nothing to repair; expected a store: make one"):
+        memfeed.repair(Counted(), path)
     assert not list(path.parent.iterdir())
-    with pytest.raises(ValueError, match="found repair=True without a path"):
-        memfeed.cache(Counted(), repair=True)
     with memfeed.Writer(path) as writer:
         writer.append(sample(0))
     with pytest.raises(StoreError, match="whose rows cannot be recomputed one by one"):
-        memfeed.cache(Counted(), path, repair=True)
+        memfeed.repair(Counted(), path)
 
 
 def test_a_repair_that_dies_changes_nothing(store, monkeypatch):

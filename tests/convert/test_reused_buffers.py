@@ -151,7 +151,7 @@ def test_a_repair_copies_too(tmp_path):
     file = store.path / "tensor.memmap"
     file.chmod(0o644)
     file.write_bytes(bytes(file.stat().st_size))
-    check_rows(memfeed.cache(FilledKinds(), store.path, repair=True, progress=False))
+    check_rows(memfeed.repair(FilledKinds(), store.path, progress=False))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -197,7 +197,7 @@ def test_floats_may_be_rounded_in_another_way_in_workers(tmp_path):
     memfeed.cache(Rounding(1e-6), tmp_path / "a.mf", workers=2, progress=False)
     with pytest.raises(BuildError, match="field x, another value"):
         memfeed.cache(Rounding(9.0), tmp_path / "b.mf", workers=2, progress=False)
-    store = memfeed.cache(Rounding(9.0), tmp_path / "b.mf", workers=2, allow_random=True, progress=False)
+    store = memfeed.cache(Rounding(9.0), tmp_path / "b.mf", workers=2, allow="random", progress=False)
     assert len(store) == 200
 
 

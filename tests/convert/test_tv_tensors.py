@@ -146,8 +146,8 @@ def test_what_is_mixed(path):
 
 
 def test_the_format_says_what_it_needs(path):
-    assert cache(Made(lambda i: tv_tensors.Image(torch.zeros(1, 2, 2)), N), path).manifest.version == 1
-    assert cache(Made(detection, N), path, overwrite=True).manifest.version == 2
+    assert cache(Made(lambda i: tv_tensors.Image(torch.zeros(1, 2, 2)), N), path)._view.manifest.version == 1
+    assert cache(Made(detection, N), path, overwrite=True)._view.manifest.version == 2
 
 
 def test_without_torchvision_they_are_plain_tensors(path):

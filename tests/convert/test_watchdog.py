@@ -17,7 +17,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import RunWriter
 
 ROWS = 64
-QUIET = {"progress": False, "allow_random": True}  # allow_random: the workers read the probed samples again
+QUIET = {"progress": False, "allow": "random"}  # allow_random: the workers read the probed samples again
 
 
 class Numbers(Dataset):

@@ -81,6 +81,15 @@ def test_what_was_loaded_can_be_trained_from(path):
     assert seen.sort().values.tolist() == list(range(N))
 
 
+def test_a_tensordict_says_on_which_device_it_is(path):
+    inner = TensorDict({"x": torch.arange(4)}, [4])
+    for data in (inner, TensorDict({"inner": inner}, [4]), {"inner": inner, "y": torch.arange(4)}):
+        loaded = memfeed.cache(data, path, progress=False, overwrite=True).to("cpu", progress=False)
+        found = loaded if isinstance(loaded, TensorDict) else loaded["inner"]
+        assert found.device == torch.device("cpu")
+        assert equal(loaded, memfeed.open(path)[:])
+
+
 def test_devices_that_are_not_there(path, monkeypatch):
     store = memfeed.cache(pair(), path, progress=False)
     with pytest.raises(LoaderError, match="found device 'gpu'"):
@@ -188,7 +197,7 @@ def test_into_reads_the_files_and_maps_nothing(path):
     assert torch.equal(dest["x"], torch.arange(60.0).view(20, 3))
     assert dest["y"].tolist() == list(range(20))
     assert dest["x"]._version > before  # autograd sees the change
-    assert not any("data" in column.__dict__ for column in store.columns)
+    assert not any("data" in column.__dict__ for column in store._view.columns)
     part = {"x": torch.zeros(5, 3), "y": torch.zeros(5, dtype=torch.int64)}
     store.subset(range(7, 12)).into(part)
     assert part["y"].tolist() == list(range(7, 12))

@@ -30,12 +30,12 @@ def test_a_file_that_ends_early_is_an_error(tmp_path):
 
 def test_damaged_checksums_are_refused(path):
     store = memfeed.cache((torch.arange(9), torch.rand(9)), path, progress=False)
-    assert [len(hashes) for hashes in read_checksums(path, store.manifest).values()] == [1, 1]
+    assert [len(hashes) for hashes in read_checksums(path, store._view.manifest).values()] == [1, 1]
     sums = path / "checksums.bin"
     sums.chmod(0o644)
     sums.write_bytes(bytes(16))
     with pytest.raises(CorruptStoreError, match=r"checksums\.bin: found other bytes than were written"):
-        read_checksums(path, store.manifest)
+        read_checksums(path, store._view.manifest)
 
 
 def test_verify_names_what_is_damaged(path):

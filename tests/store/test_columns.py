@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.fields import Field
-from memfeed.store.columns import (
-    ConcatFixedColumn,
-    ConcatRaggedColumn,
-    FixedColumn,
-    InMemoryColumn,
-    RowSubsetColumn,
-)
-from memfeed.store.mapping import Place, map_checked, map_file
-from memfeed.store.row_views import read_row
-from memfeed.store.separate_rows import FilePerRowColumn
+from memfeed.store.columns import ConcatFixedColumn, FixedColumn, InMemoryColumn, RowSubsetColumn
+from memfeed.store.mapping import FilePosition, map_checked, map_file
+from memfeed.store.ragged_columns import ConcatRaggedColumn, FilePerRowColumn
 from support import Made, equal
 
 FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))
@@ -36,7 +29,7 @@ def test_a_concatenation_gives_the_rows_of_the_whole(rows, cuts):
     assert column.row_count == 12
     out = torch.empty(len(rows), 3, dtype=torch.int32)
     assert torch.equal(column.gather_into(np.array(rows, np.int64), out), ROWS[rows])
-    assert all(torch.equal(read_row(column, row), ROWS[row]) for row in rows)
+    assert all(torch.equal(column.read_row(row), ROWS[row]) for row in rows)
 
 
 def test_a_subset_is_asked_for_rows_by_their_own_numbers():
@@ -58,12 +51,13 @@ def _copied(column, rows):
 def test_ragged_columns_of_several_stores(tmp_path):
     values = [torch.arange(i % 4) + i for i in range(10)]
     parts = [
-        memfeed.cache(Made(values[a:b]), tmp_path / f"{a}.mf", progress=False).columns[0] for a, b in [(0, 3), (3, 10)]
+        memfeed.cache(Made(values[a:b]), tmp_path / f"{a}.mf", progress=False)._view.columns[0]
+        for a, b in [(0, 3), (3, 10)]
     ]
     column = ConcatRaggedColumn(parts[0].field, parts)
     for rows in ([], [0], [9, 0, 3, 2, 2, 8], list(range(10))):
         assert _copied(column, rows) == [int(value) for row in rows for value in values[row]]
-    assert all(equal(read_row(column, row), values[row]) for row in range(10))
+    assert all(equal(column.read_row(row), values[row]) for row in range(10))
 
 
 def test_a_file_per_row(tmp_path):
@@ -73,7 +67,7 @@ def test_a_file_per_row(tmp_path):
         if len(value):
             value.numpy().tofile(path)
     field = Field(path=("r",), name="r", stem="r", kind="jagged", dtype="int64", shape=(None,))
-    column = FilePerRowColumn(field, [Place(path) for path in paths], [tuple(value.shape) for value in values])
+    column = FilePerRowColumn(field, [FilePosition(path) for path in paths], [tuple(value.shape) for value in values])
     assert _copied(column, [2, 0, 1, 2]) == [2, 3, 3, 4, 5, 2, 3]
     paths[0].write_bytes(b"")
     with pytest.raises(CorruptStoreError, match="found 0 bytes; expected 24: the file was cut after opening"):

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 import memfeed
 from memfeed.errors import RowError
+from memfeed.schema.samples import rows_of_leaf
 from memfeed.store.gather import Gather
-from memfeed.store.row_views import RaggedView, reference, sample_leaves
+from memfeed.store.ragged_view import RaggedView, reference
 from memfeed.system.buffers import Fresh, Pool
 from support import Made, equal, rich_sample
 
@@ -16,7 +17,7 @@ N = 30
 
 @pytest.fixture(scope="module")
 def columns(tmp_path_factory):
-    return memfeed.cache(Made(rich_sample, N), tmp_path_factory.mktemp("s") / "a.mf", progress=False).columns
+    return memfeed.cache(Made(rich_sample, N), tmp_path_factory.mktemp("s") / "a.mf", progress=False)._view.columns
 
 
 @settings(max_examples=100, deadline=None)
@@ -87,7 +88,7 @@ def test_the_rows_of_a_ragged_column_are_views(store):
 def test_a_batch_comes_apart_into_its_samples(store, name):
     part = store.select(name)
     leaf = part[:][name]
-    values = list(sample_leaves(part.columns[0], leaf))
+    values = rows_of_leaf(part.schema.fields[0], leaf)
     assert equal(values, [rich_sample(i)[name] for i in range(12)])
 
 

@@ -84,6 +84,7 @@ def test_a_store_is_written_today_as_it_was(name: str, path: Path) -> None:
         for files in (now, then):
             manifest = json.loads(files[format.MANIFEST])
             del manifest["fingerprint"]["source"], manifest["fingerprint"]["source_name"]
+            manifest["fingerprint"].pop("digests", None)  # stores of that time have none
             files[format.MANIFEST] = json.dumps(manifest).encode()
     if name == "later" and not hasattr(tv_tensors, "KeyPoints"):  # as torchvision 0.21: boxes without this
         then[format.MANIFEST] = then[format.MANIFEST].replace(b',\n      "clamping_mode": "soft"', b"")

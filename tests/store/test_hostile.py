@@ -188,7 +188,7 @@ def test_verify_looks_at_sizes_once_more(by: int | None, path: Path) -> None:
 def test_no_byte_of_a_column_changes_unseen(base: str, path: Path) -> None:
     shutil.copytree(FIXTURES / "stores" / base, path)
     store, rng = memfeed.open(path), random.Random(base)
-    for name, size in store.manifest.files.items() if store.manifest else ():
+    for name, size in store._view.manifest.files.items() if store._view.manifest else ():
         file = path / name
         file.chmod(0o644)
         data = file.read_bytes()

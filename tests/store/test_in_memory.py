@@ -4,6 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import TensorDataset
 
+import memfeed
 from memfeed.errors import SchemaError
 from memfeed.store.in_memory import as_columns, existing_path
 from support import Point, equal
@@ -67,3 +68,18 @@ def test_mapped_data_has_a_path(tmp_path):
     assert existing_path(mapped) == str(tmp_path / "td")
     assert existing_path(TensorDict({"x": X}, [4])) is None
     assert existing_path(X) is None
+
+
+def test_a_tensordict_without_rows_is_named(tmp_path):
+    model = torch.nn.Linear(2, 3)
+    td = TensorDict.from_module(model)
+    with pytest.raises(SchemaError, match=r"found the weights of a model \(TensorDict\), which have no rows") as raised:
+        memfeed.cache(td)
+    line = str(raised.value).partition("load weights: ")[2]
+    weight = model.weight.detach().clone()
+    scope = {"td": td, "path": tmp_path / "w", "memfeed": memfeed, "model": torch.nn.Linear(2, 3)}
+    exec(line, scope)  # the line that the message gives
+    assert torch.equal(scope["model"].weight, weight)
+    for empty in (TensorDict({"x": torch.arange(3)}, []), TensorDict({}, [])):
+        with pytest.raises(SchemaError, match=r"a TensorDict with batch_size \[\], which has no rows; .*batch_size ="):
+            memfeed.cache(empty, tmp_path / "a.mf")

@@ -35,8 +35,8 @@ def set_(*keys, to):
 
 
 def test_a_manifest_of_a_store_has_no_problem(store):
-    assert manifest_problem(store.manifest) == ""
-    assert manifest_problem(msgspec.structs.replace(store.manifest, rows=-1)) == "-1 rows"
+    assert manifest_problem(store._view.manifest) == ""
+    assert manifest_problem(msgspec.structs.replace(store._view.manifest, rows=-1)) == "-1 rows"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_narrow_windows_of_several_batches_are_gathered_at_once(view, monkeypatc
     for kind, name in (WindowColumn, "base_rows"), (WindowColumn, "gather_windows"), (MaskColumn, "gather_into"):
         note_calls(monkeypatch, kind, name, calls.setdefault(name, []))
     rows = np.random.default_rng(0).permutation(60)[:count]
-    columns = list(view.columns)
+    columns = list(view._view.columns)
     batches = list(Gather(columns, [Pool() for _ in columns]).several(rows, 8))
     sizes = [8] * (count // 8) + [count % 8] * (count % 8 > 0)
     assert [size for name, size in calls["gather_windows"] if name == "state"] == [count]

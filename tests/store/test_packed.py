@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed.errors import FieldError
 from memfeed.store import packed
+from memfeed.store.document_blocks import Packing
 from support import Made, copies_by
 
 LENGTHS = [0, 1, 1, 2, 3, 3, 4, 5, 0, 7, 8, 12, 2, 1, 9, 17]
@@ -89,10 +90,10 @@ def test_a_packed_view_has_the_blocks_of_the_slow_way(corpus, chosen, size, eos,
     assert lists(view[rows], pad) == [expected[row] for row in rows]
     assert [tuple(view[row][name].tolist() for name in view[row]) for row in rows] == [expected[row] for row in rows]
     order = np.array(data.draw(st.permutations(range(len(docs)))))
-    columns = packed.in_order(view.columns, order)
+    columns = packed.in_order(view._view.columns, order)
     outs = [torch.empty(len(view), size, dtype=column.field.torch_dtype) for column in columns]
     leaves = [column.gather_into(np.arange(len(view)), out) for column, out in zip(columns, outs, strict=True)]
-    again = view.assemble_batch(leaves)
+    again = view._view.assemble_batch(leaves)
     reordered = blocks_of([docs[i] for i in order], size, eos, pad)
     assert lists(again, pad) == [row[: 3 + (pad is not None)] for row in reordered]
 
@@ -193,8 +194,8 @@ def test_tokens_of_every_dtype_come_back(tmp_path):
 
 def test_in_order_keeps_other_columns_and_shares_one_packing(path):
     view = store_of([3, 9, 4], path).packed("input_ids", 4)
-    plain = memfeed.cache((torch.arange(4),), path.with_name("b.mf"), progress=False).columns[0]
-    found = packed.in_order([*view.columns, plain], np.array([2, 1, 0]))
+    plain = memfeed.cache((torch.arange(4),), path.with_name("b.mf"), progress=False)._view.columns[0]
+    found = packed.in_order([*view._view.columns, plain], np.array([2, 1, 0]))
     assert found[-1] is plain
     assert all(a.packing is b.packing for a, b in itertools.combinations(found[:-1], 2))
 
@@ -210,7 +211,7 @@ def test_in_order_keeps_other_columns_and_shares_one_packing(path):
 def test_pieces_cut_by_numba_are_those_of_numpy(lengths, size, has_end, fills, data):
     lengths = np.array(lengths)
     order = data.draw(st.sampled_from([None, np.random.default_rng(0).permutation(len(lengths))]))
-    packing = packed.Packing(np.arange(len(lengths)), lengths, size, has_end=has_end, fills=fills, order=order)
+    packing = Packing(np.arange(len(lengths)), lengths, size, has_end=has_end, fills=fills, order=order)
     blocks = np.array(data.draw(st.lists(st.integers(0, max(packing.block_count - 1, 0)), max_size=5)), np.int32)
     blocks = blocks[: packing.block_count]
     with copies_by("numpy"):

@@ -23,8 +23,8 @@ from tensordict import (
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.store import format, tensordict_layout
 from memfeed.store.format import LARGEST_JSON
+from memfeed.store.opened import open as open_store
 from memfeed.store.store import Store
-from memfeed.store.store import open as open_store
 from tensordicts import (
     ENCODED,
     KINDS,
@@ -611,6 +611,7 @@ def test_metadata_that_is_huge(td: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_sizes_of_nested_rows_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensordict_layout, "MOST_SIZE_BYTES", 10)
     rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])

@@ -73,6 +73,6 @@ def test_a_skipped_sample_and_a_repair(tmp_path):
     file = tmp_path / "a.mf" / "a%20b.memmap"
     file.chmod(0o644)
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
-    repaired = memfeed.cache(Dataset(), tmp_path / "a.mf", progress=False, on_error="skip", repair=True)
+    repaired = memfeed.repair(Dataset(), tmp_path / "a.mf", progress=False, on_error="skip")
     repaired.verify()
     assert repaired[:]["a b"].tolist() == [0, 1, 2, 4, 5]

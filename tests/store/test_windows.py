@@ -113,9 +113,9 @@ def test_a_subset_of_a_view_sees_the_rows_around(store):
 
 def test_row_numbers_in_a_reused_array(store):
     view, ids = store.windows({"action": [-1, 0]}, within="episode"), np.array([5, 9])
-    assert view.gather(ids)["action"].tolist() == [[5.0, 5.0], [8.0, 9.0]]
+    assert view._batch(ids)["action"].tolist() == [[5.0, 5.0], [8.0, 9.0]]
     ids[:] = [6, 7]
-    assert view.gather(ids)["action"].tolist() == [[6.0, 6.0], [6.0, 7.0]]
+    assert view._batch(ids)["action"].tolist() == [[6.0, 6.0], [6.0, 7.0]]
 
 
 def test_interleaved_episodes_are_ordered_by_a_subset(path):

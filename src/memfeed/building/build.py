@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from memfeed.building import commit
 from memfeed.building.claim import clear
 from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
-from memfeed.building.space import Extents, Turn, take_back
+from memfeed.building.space import Extents, Turn, rewrite_gaps, take_back
 from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged
-from memfeed.store.attributes import Kept
+from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
 from memfeed.system import files, machine, trust
@@ -28,7 +28,7 @@ SYNC_SECONDS = 30.0
 _RANGES_SHOWN = 5
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BuildSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The schema of a build, its source, and its builder; kept in the build, so that another process can resume it.
 
     ``rows`` is the count of rows, if known. The rows of an iterable are dealt to ``shares`` workers.
@@ -43,12 +43,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     shares: int = 1
 
 
-def _read_settings(root: Path) -> Settings:
+def _read_settings(root: Path) -> BuildSettings:
     path = root / WORK_DIRECTORY / "settings.json"
     try:
         if path.stat().st_size > format.LARGEST_JSON:
             raise ValueError(f"{path.stat().st_size:,} bytes of settings")
-        found = msgspec.json.decode(path.read_bytes(), type=Settings)
+        found = msgspec.json.decode(path.read_bytes(), type=BuildSettings)
         problem = settings_problem(found)
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         problem = str(error)
@@ -70,7 +70,7 @@ def _require_text(schema: Schema) -> None:
         ) from None
 
 
-def settings_problem(settings: Settings) -> str:
+def settings_problem(settings: BuildSettings) -> str:
     """Return a phrase that says what is wrong with the settings of a build, or an empty string."""
     if settings.rows is not None and not 0 <= settings.rows <= MOST_ROWS:
         return f"{settings.rows} rows"
@@ -83,7 +83,7 @@ def settings_problem(settings: Settings) -> str:
 class Build:
     """An unfinished store. Get one from ``begin`` or ``resume`` while ``claim`` is held."""
 
-    def __init__(self, root: Path, settings: Settings) -> None:
+    def __init__(self, root: Path, settings: BuildSettings) -> None:
         self.root, self.settings = root, settings
         self._work = root / WORK_DIRECTORY
         self._synced = time.monotonic()
@@ -113,7 +113,7 @@ class Build:
         here = {"host": machine.host_name(), "boot_id": machine.boot_id()}
         build = cls(
             root,
-            Settings(schema=schema, rows=row_count, fingerprint=fingerprint, generation=1, shares=shares, **here),
+            BuildSettings(schema=schema, rows=row_count, fingerprint=fingerprint, generation=1, shares=shares, **here),
         )
         try:
             for field in schema:
@@ -136,12 +136,7 @@ class Build:
 
     def _sync_directories(self, fields: Iterable[Field]) -> None:
         """Wait until the names of the column files, and of the directories above them, are on the disk."""
-        directories = {self.root}
-        for field in fields:
-            for name in ragged.column_files(field, 0):
-                directories |= {self.root / above for above in Path(name).parents}
-        for directory in sorted(directories, reverse=True):  # the target of a move is synced before its source
-            files.sync_directory(directory)
+        files.sync_directories(self.root, (name for field in fields for name in ragged.column_files(field, 0)))
 
     @staticmethod
     def is_begun(root: Path) -> bool:
@@ -255,17 +250,24 @@ class Build:
         """Make all rows written so far durable."""
         presence = self.presence()
         written = np.flatnonzero(presence == WRITTEN)
-        with self._absent_if_unsynced():
+        with files.if_unsynced(self._forget_written):
             self.sync_columns()
         self._mark(written, DURABLE)
         self._synced = time.monotonic()
 
     def sync_columns(self) -> None:
         """Wait until all bytes of rows that this machine wrote are on the disk. Changes no presence."""
-        for field in self.schema:
-            for name in ragged.column_files(field, 0):
-                files.sync_data(self.root / name)
-        files.sync_data(self._work / "extents")  # else the heap space of these rows would be granted again
+        for path in self.row_files():
+            self.sync_file(path)
+
+    def row_files(self) -> list[Path]:
+        """Return the files that writers of rows write into, without the presence map."""
+        columns = [self.root / name for field in self.schema for name in ragged.column_files(field, 0)]
+        return [*columns, self._work / "extents"]  # without it the heap space of these rows would be granted again
+
+    def sync_file(self, path: Path) -> None:
+        """Wait until the bytes of one of the `row_files` are on the disk."""
+        files.sync_data(path)
 
     def bar_writers(self) -> None:
         """Begin another generation: no writer that was made before, on any machine, begins another write."""
@@ -279,16 +281,16 @@ class Build:
                 files.write_at(fd, bytes([state]) * count, first)
             files.sync(fd)
 
-    @contextlib.contextmanager
-    def _absent_if_unsynced(self) -> Iterator[None]:
-        """Set rows that are not durable to absent if a sync fails: the system may report their loss only once."""
-        try:
-            yield
-        except MemfeedError as error:
-            if getattr(error, "unsynced", False):
-                with contextlib.suppress(MemfeedError):  # report the first error
-                    self._mark(np.flatnonzero(self.presence() == WRITTEN), ABSENT)
-            raise
+    def _forget_written(self) -> None:
+        """Set rows that are not durable to absent, once no process is inside a write, whose rows may be lost too.
+
+        A commit that is closing has only durable rows.
+        """
+        with Turn.all_over(self.root):
+            presence = self.presence()
+            self._mark(np.flatnonzero(presence == WRITTEN), ABSENT)
+            if not self.is_closing:
+                rewrite_gaps(self.root, self.schema, presence == DURABLE)
 
     @property
     def is_closing(self) -> bool:
@@ -340,7 +342,7 @@ class Build:
             commit.remove_skipped(self.root, self.schema, presence != SKIPPED)
         # of an iterable only positions that a worker left unused are skipped, not samples
         left_out = skipped.tolist() if self.row_count is not None else []
-        with self._absent_if_unsynced():
+        with files.if_unsynced(self._forget_written):
             manifest = commit.finish_files(
                 self.root,
                 self.schema,

@@ -136,8 +136,8 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
             if (root, threading.get_ident()) in _held:
                 raise BuildError(
                     f"{path}: found that this very thread is building it already (a Writer, a store that is being "
-                    "filled, or a dataset that calls cache() on its own store); expected another path: it would wait "
-                    "for itself"
+                    "filled, or a dataset that calls cache() on its own store); expected another path, as it would "
+                    "wait for itself, or store.finish() first (of a Loader: loader.store.finish())"
                 )
             waited = time.monotonic() - since
             if owner != reported:

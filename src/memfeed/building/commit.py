@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +21,8 @@ from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
 from memfeed.schema.stems import decode_key
 from memfeed.store import format, ragged
-from memfeed.store.attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
 from memfeed.store.checksums import compute_checksums
+from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.system import files, trust
@@ -92,11 +91,14 @@ def finish_files(
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
         # not while columns are written: its small steps in Python held up the threads that wrote them
         metadata = pool.submit(write_metadata, root, schema, row_count)
-        synced = pool.map(lambda name: files.sync_data(root / name), sizes)
-        sums = compute_checksums(root, sizes, hashes)
-        schema = share_lengths(root, schema, row_count)
-        metadata.result()
-        deque(synced, maxlen=0)  # raises what a sync raised
+        synced = [pool.submit(files.sync_data, root / name) for name in sizes]
+        try:
+            sums = compute_checksums(root, sizes, hashes)
+            schema = share_lengths(root, schema, row_count)
+            metadata.result()
+        finally:
+            for sync in synced:  # whatever else has failed: only who hears of a failed sync can forget what it lost
+                sync.result()
     metadata_kept = kept.metadata if kept else {}
     return describe(root, schema, row_count, sizes, sums, fingerprint, skipped, attributes, metadata_kept)
 
@@ -145,6 +147,7 @@ def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[i
         targets=targets,
         transform=kept.transform,
         keep=kept.keep,
+        proven=kept.proven,
     )
 
 
@@ -216,16 +219,22 @@ def seal(root: Path, manifest: Manifest, content: bytes | None = None) -> None:
 
     ``content`` are the bytes of the manifest where the store is a copy.
     """
-    small = [format.CHECKSUMS, *(str(path.relative_to(root)) for path in root.rglob("meta.json"))]
-    names = [*manifest.files, *small]
-    for name in small:
-        files.sync_data(root / name)
+    names = [*manifest.files, *sync_small(root)]
     for name in names:
         files.chmod(root / name, 0o444)  # tensordict maps files shared and writable where it can
     for directory in {(root / name).parent for name in names}:
         files.sync_directory(directory)
     files.write_atomically(root / format.MANIFEST, format.encode(manifest) if content is None else content)
     files.chmod(root / format.MANIFEST, 0o444)
+
+
+def sync_small(root: Path) -> list[str]:
+    """Sync the files of a store beside its columns, and return their names. Every try writes these files again."""
+    beside = [name for name in (format.CHECKSUMS, format.GENERATIONS) if (root / name).exists()]
+    names = [*beside, *(str(path.relative_to(root)) for path in root.rglob("meta.json"))]
+    for name in names:
+        files.sync_data(root / name)
+    return names
 
 
 def publish(root: Path, path: Path, *, overwrite: bool) -> None:
@@ -246,7 +255,6 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
             files.rename(path, old)
             files.sync_directory(path.parent)
             files.rename(root, path)
-        files.sync_directory(path.parent)  # before the old store is removed: a power loss must not undo the exchange
         remove_remains(path)
     else:
         files.remove_tree(root / WORK_DIRECTORY)
@@ -272,6 +280,8 @@ def appended_path(path: Path) -> Path:
 
 def remove_remains(path: Path) -> None:
     """Remove what a replacement leaves: the work directory inside the new store, the old store, appended rows."""
-    files.remove_tree(path / WORK_DIRECTORY)
-    files.remove_tree(old_path(path))
-    files.remove_tree(appended_path(path))
+    remains = list(filter(os.path.lexists, (path / WORK_DIRECTORY, old_path(path), appended_path(path))))
+    if remains:
+        files.sync_directory(path.parent)  # a power loss must not undo the exchange, now or in a try before
+    for place in remains:
+        files.remove_tree(place)

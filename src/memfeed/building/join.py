@@ -29,8 +29,8 @@ from memfeed.building.merge import Part, merged_attributes, merged_fingerprint, 
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.fields import Schema
 from memfeed.store import format, ragged
-from memfeed.store.attributes import TARGETS_FILE
 from memfeed.store.checksums import ChunkHasher, compute_checksums, read_checksums
+from memfeed.store.dataset_attributes import TARGETS_FILE
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.system import files
 from memfeed.system.progress import write_line
@@ -39,7 +39,7 @@ from memfeed.system.units import format_bytes
 Say = Callable[[str], None]
 
 
-class Piece(NamedTuple):
+class FilePart(NamedTuple):
     """A column file of a part, and the byte ``at`` of the new file where it goes; ``shift`` is added to its numbers."""
 
     path: Path
@@ -98,7 +98,7 @@ def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest
     )
 
 
-def _plan(parts: Sequence[Part], schema: Schema) -> dict[str, list[Piece]]:
+def _plan(parts: Sequence[Part], schema: Schema) -> dict[str, list[FilePart]]:
     """Return where each column file of each part goes, by the name of the new file."""
     sums = [read_checksums(part.path, part.manifest) for part in parts]
     plan = {}
@@ -114,7 +114,7 @@ def _plan(parts: Sequence[Part], schema: Schema) -> dict[str, list[Piece]]:
             offsets = heaps if record is None else _offsets(sizes[k], 1)
             is_start = field.kind != "fixed" and name == f"{field.stem}/start.memmap"
             plan[name] = [
-                Piece(
+                FilePart(
                     part.path / own[p][k],
                     sizes[k][p],
                     sums[p][own[p][k]],
@@ -138,7 +138,7 @@ def _offsets(sizes: Sequence[int], unit: int) -> list[int]:
 # --- what the new files begin with
 
 
-def _begin(piece: Piece, path: Path, *, grow: bool) -> str:
+def _begin(piece: FilePart, path: Path, *, grow: bool) -> str:
     """Make the new file at ``path`` with the bytes of ``piece``: "cloned" or "linked"; "" if they are to be copied."""
     files.make_directory(path.parent)
     if piece.size:
@@ -158,17 +158,17 @@ def _is_ours_alone(path: Path) -> bool:
     return found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
-def _may_clone(piece: Piece) -> bool:
+def _may_clone(piece: FilePart) -> bool:
     return not piece.shift and piece.at % files.BLOCK_BYTES == 0
 
 
-def _bytes_to_write(of_file: Sequence[Piece], begun: str) -> int:
+def _bytes_to_write(of_file: Sequence[FilePart], begun: str) -> int:
     first, *others = of_file
     cloned = [piece for piece in others if begun == "cloned" and _may_clone(piece)]
     return (0 if begun else first.size) + sum(piece.size for piece in others if piece not in cloned)
 
 
-def _cost(pieces: dict[str, list[Piece]], begun: dict[str, str], size: int) -> str:
+def _cost(pieces: dict[str, list[FilePart]], begun: dict[str, str], size: int) -> str:
     total = sum(piece.size for of_file in pieces.values() for piece in of_file)
     copied = sum(of_file[0].size for name, of_file in pieces.items() if not begun[name])
     ways = [f"{format_bytes(size)} of {format_bytes(total)} are written"]
@@ -184,7 +184,7 @@ def _cost(pieces: dict[str, list[Piece]], begun: dict[str, str], size: int) -> s
 # --- the bytes
 
 
-def _write(path: Path, of_file: Sequence[Piece], begun: str) -> list[int]:
+def _write(path: Path, of_file: Sequence[FilePart], begun: str) -> list[int]:
     """Write a file, synced; return the hashes of its chunks."""
     first = of_file[0]
     if begun:
@@ -200,7 +200,7 @@ def _write(path: Path, of_file: Sequence[Piece], begun: str) -> list[int]:
         return _fill(fd, of_file, ChunkHasher(), 0)
 
 
-def _extend(path: Path, of_file: Sequence[Piece]) -> list[int]:
+def _extend(path: Path, of_file: Sequence[FilePart]) -> list[int]:
     """Write the pieces after the first one, which is there. Raise _TakenError if the bytes after it are others."""
     first, *others = of_file
     end = max(piece.end for piece in of_file)
@@ -219,33 +219,38 @@ def _extend(path: Path, of_file: Sequence[Piece]) -> list[int]:
         return _fill(fd, others, hasher, first.size)
 
 
-def _fill(fd: int, pieces: Sequence[Piece], hasher: ChunkHasher, end: int) -> list[int]:
+def _fill(fd: int, pieces: Sequence[FilePart], hasher: ChunkHasher, end: int) -> list[int]:
     """Write pieces into an open file from byte ``end`` on, and sync it; return the hashes of its chunks."""
     for piece in pieces:
         if not piece.size:
             continue
         end = _put(fd, bytes(piece.at - end), end, hasher)
-        if _may_clone(piece) and os.fstat(fd).st_size == end and piece.path.stat().st_size == piece.size:
-            files.clone(piece.path, fd, piece.at)  # what is there already is compared below
+        can_clone = _may_clone(piece) and os.fstat(fd).st_size == end and piece.path.stat().st_size == piece.size
+        is_cloned = can_clone and files.clone(piece.path, fd, piece.at)  # what is there is compared below
         for block in _blocks(piece):
             shifted = (np.frombuffer(block, "<i8") + piece.shift).tobytes() if piece.shift else block
-            end = _put(fd, shifted, end, hasher)
+            end = _put(fd, shifted, end, hasher, is_cloned=is_cloned)
     files.sync(fd)
     return hasher.hashes()
 
 
-def _put(fd: int, data: bytes, at: int, hasher: ChunkHasher) -> int:
-    """Write ``data`` at byte ``at``; bytes that are there must be the same. Return the byte after it."""
+def _put(fd: int, data: bytes, at: int, hasher: ChunkHasher, *, is_cloned: bool = False) -> int:
+    """Write ``data`` at byte ``at``; bytes that are there must be the same. Return the byte after it.
+
+    The same bytes are written once more, unless they are shared with a store: a sync of the append that left them may
+    have failed, and then they are in memory only.
+    """
     there = max(min(os.fstat(fd).st_size - at, len(data)), 0)
     view: Any = memoryview(data)
     if there and os.pread(fd, there, at) != view[:there]:
         raise _TakenError
-    files.write_at(fd, view[there:], at + there)
+    skipped = there if is_cloned else 0
+    files.write_at(fd, view[skipped:], at + skipped)
     hasher.update(data)
     return at + len(data)
 
 
-def _blocks(piece: Piece, first_chunk: int = 0) -> Iterator[bytes]:
+def _blocks(piece: FilePart, first_chunk: int = 0) -> Iterator[bytes]:
     """Yield the chunks of a part's file. Raise CorruptStoreError for one that is not what was written."""
     with open(piece.path, "rb") as file:
         for number in range(first_chunk, len(piece.hashes)):
@@ -255,7 +260,7 @@ def _blocks(piece: Piece, first_chunk: int = 0) -> Iterator[bytes]:
             if xxhash.xxh3_64_intdigest(block) != piece.hashes[number]:
                 raise CorruptStoreError(
                     f"{piece.path}: found other bytes than were written, in {len(block):,} bytes from {at:,}; expected "
-                    "a store without damage: restore the file from a copy, or repair the store with cache(..., "
-                    "repair=True)"
+                    "a store without damage: restore the file from a copy, or repair the store: "
+                    "memfeed.repair(dataset, path)"
                 )
             yield block

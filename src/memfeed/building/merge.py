@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from memfeed.errors import SchemaError
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import Field, Schema, display
-from memfeed.store.attributes import Attributes, Targets, targets_column
+from memfeed.schema.compare import common_schema
+from memfeed.schema.fields import Schema
+from memfeed.store.dataset_attributes import Attributes, Targets, targets_column
 from memfeed.store.manifest import Fingerprint, Manifest, Probe
 
 MOST_PROBES = 64  # of a fingerprint: each append adds some, and cache() reads their samples again
@@ -37,43 +38,12 @@ class Part(NamedTuple):
 
 def merged_schema(parts: Sequence[Part]) -> Schema:
     """Return the schema of the rows of all parts. Raise SchemaError that names the first difference."""
-    first = parts[0].manifest.schema
-    for part in parts[1:]:
-        difference = _difference(part.manifest.schema, first)
-        if difference:
-            raise SchemaError(
-                f"{part.path}: found another schema than that of {parts[0].path}: {difference}. Write one of them "
-                "again with memfeed.cache (dtypes= and fields= choose how a field is stored)"
-            )
-    every = zip(*(part.manifest.schema.fields for part in parts), strict=True)
-    fields = [
-        msgspec.structs.replace(group[0], lengths_of=None, optional=any(field.optional for field in group))
-        for group in every
-    ]
-    return Schema(fields=tuple(fields), structure=first.structure)
-
-
-def _difference(found: Schema, expected: Schema) -> str:
-    """Return a phrase that says how one schema differs from the other, or an empty string."""
-    have, want = [field.path for field in found], [field.path for field in expected]
-    if have != want:
-        odd = next((path for path in want if path not in have), None)
-        if odd is not None:
-            return f"found no field {display(odd)!r}; expected one"
-        odd = next((path for path in have if path not in want), None)
-        return "found the fields in another order" if odd is None else f"found a field {display(odd)!r}; expected none"
-    for now, then in zip(found, expected, strict=True):
-        if now.name != then.name:
-            return f"field {then.name}: found the name {now.name!r}; expected the same"
-        if _column(now) != _column(then):
-            return f"field {then.name}: found {now.describe()} ({now.kind}); expected {then.describe()} ({then.kind})"
-    if found.structure != expected.structure:
-        return "found other containers around the same fields (dict, tuple, tensorclass, ...); expected the same"
-    return ""
-
-
-def _column(field: Field) -> tuple[Any, ...]:
-    return field.kind, field.dtype, field.shape, field.form
+    try:
+        return common_schema([(part.path, part.manifest.schema) for part in parts])
+    except SchemaError as error:
+        raise SchemaError(
+            f"{error}. Write one of them again with memfeed.cache (dtypes= and fields= choose how a field is stored)"
+        ) from None
 
 
 def merged_attributes(parts: Sequence[Part]) -> tuple[Attributes, Int64Array | None]:

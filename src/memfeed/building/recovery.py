@@ -36,6 +36,8 @@ def finish_interrupted(path: Path) -> None:
     """
     root, old = format.build_path(path), commit.old_path(path)
     is_begun = (root / WORK_DIRECTORY / "settings.json").exists()
+    if (root / format.MANIFEST).exists():
+        files.sync_directory(root)  # the sync of its name may be what failed
     if not path.exists() and old.exists() and (root / format.MANIFEST).exists():
         files.rename(root, path)
         files.sync_directory(path.parent)

@@ -127,7 +127,8 @@ class RowWriter:
             if any(states):
                 files.write_at(fd, bytes([ABSENT]) * count, first)
             if DURABLE in states:
-                files.sync(fd)
+                with files.if_unsynced(lambda: files.write_at(fd, states, first)):  # the next try makes them absent
+                    files.sync(fd)
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Set the presence of rows ``first`` to ``first + count``."""

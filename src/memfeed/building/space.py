@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -114,6 +115,11 @@ class Turn:
     __del__ = close
 
     @staticmethod
+    def all_over(root: Path) -> contextlib.AbstractContextManager[object]:
+        """Wait until no writer is inside a write, and let none begin another within the block."""
+        return files.locked(root / WORK_DIRECTORY / "writers")
+
+    @staticmethod
     def is_free(root: Path) -> bool:
         """Return True if no writer of an older builder writes, or ever will again. Save the new generation before."""
         with files.opened(root / WORK_DIRECTORY / "writers", os.O_CREAT) as fd:
@@ -138,6 +144,28 @@ def take_back(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> Non
     files.write_atomically(root / WORK_DIRECTORY / "extents", np.array(taken, _RECORD).tobytes())
 
 
+def rewrite_gaps(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> None:
+    """Write all heap bytes in which no present row lies once more, as they are in memory.
+
+    Checksums are those of whole heaps, and after a failed sync the disk may have other bytes than the memory. Readers
+    of these rows may be at work, so the bytes stay. Only while no writer is inside a write.
+    """
+    row_count = int(np.flatnonzero(present).max(initial=-1)) + 1
+    for field in schema:
+        if field.kind != "fixed":
+            used = used_heap_ranges(root, field, row_count, present[:row_count])
+            with files.opened(ragged_files(root, field).heap) as fd:
+                size = os.fstat(fd).st_size
+                for first, last in _gaps(np.concatenate([used, [[size, size]]])).tolist():
+                    files.write_again(fd, first, last)
+
+
+def _gaps(used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the bytes before each of these sorted ranges, (first, last + 1) int64 [k, 2], that lie in none."""
+    found: npt.NDArray[np.int64] = np.stack([np.concatenate([[0], used[:-1, 1]]), used[:, 0]], axis=1)
+    return found[found[:, 1] > found[:, 0]]
+
+
 def trim_heap(
     root: Path, field: Field, row_count: int, present: npt.NDArray[np.bool_] | None = None, *, punch: bool = True
 ) -> int:
@@ -154,7 +182,7 @@ def trim_heap(
         raise _damaged(paths.heap, size, end)
     if size > end:
         files.truncate(paths.heap, end)
-    gaps = np.stack([np.concatenate([[0], used[:-1, 1]]), used[:, 0]], axis=1) if len(used) else used
+    gaps = _gaps(used) if len(used) else used
     gaps = gaps[gaps[:, 1] - gaps[:, 0] >= files.BLOCK_BYTES]
     if punch and len(gaps):
         with files.opened(paths.heap) as fd:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from memfeed.building import commit
@@ -16,14 +17,14 @@ from memfeed.building.claim import clear
 from memfeed.building.join import join
 from memfeed.building.merge import Part
 from memfeed.building.recovery import claim_recovered
-from memfeed.convert.cache import cache_one, check_arguments
-from memfeed.convert.inputs import ConvertOptions
+from memfeed.convert.cache import cache_one
+from memfeed.convert.options import options_of
 from memfeed.convert.splits import keep_of
 from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
-from memfeed.schema.tree import as_types
 from memfeed.store import format
 from memfeed.store.manifest import Manifest
-from memfeed.store.store import Store, open_store
+from memfeed.store.opened import open_store
+from memfeed.store.store import Store
 from memfeed.system import files
 from memfeed.system.progress import write_line
 
@@ -39,13 +40,12 @@ def append(
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
     keep: int | Literal["full", "encoded"] | None = None,
-    floats: torch.dtype | None = None,
     length: int | None = None,
     workers: int | None = None,
-    on_error: Literal["raise", "skip"] = "raise",
-    allow_random: bool = False,
-    progress: bool = True,
     worker_init_fn: Callable[[int], None] | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    allow: str | Collection[str] = (),
+    progress: bool = True,
 ) -> Store:
     """Add every sample of a dataset to a store that exists, after its rows, and open the new generation of the store.
 
@@ -58,8 +58,8 @@ def append(
         store: the store, or its path: a whole one, no view.
         dataset: as for `memfeed.cache`. Its samples must fit the fields of the store: the same structure and dtypes,
             and dims that vary only where they do in the store.
-        dtypes, types, split, keep, floats, length, workers, on_error, allow_random, progress, worker_init_fn: as for
-            `memfeed.cache`; what shapes the rows as it was passed there.
+        dtypes, types, split, keep, length, workers, worker_init_fn, on_error, allow, progress: as for `memfeed.cache`;
+            what shapes the rows as it was passed there. Tasks of Ray cannot append, and mapped data is always copied.
 
     Returns:
         The new generation, open.
@@ -73,30 +73,32 @@ def append(
     After an error or a kill the store is as it was, the new rows are kept in ``NAME.append.build`` (or, all of them, in
     ``NAME.append``), and the same call goes on from there. Rows whose commit was done are not added again.
     """
-    check_arguments(dataset, on_error, workers, length, split, keep)
+    options = options_of(
+        dataset, dtypes=dtypes, types=types, split=split, keep=keep, length=length, workers=workers,
+        worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, progress=progress,
+    )  # fmt: skip
+    if options.on_ray:
+        raise ValueError(f"found workers={workers!r}; expected a number: the processes of this machine append")
     given = _whole(store)
     target = format.resolve(given.path, to_write=True)
     place = target.with_name(target.name + SUFFIX)
     with claim_recovered(target) as root:
         _require_no_build(root)
         old = _whole(target)  # another process may have replaced it meanwhile
-        if old.recipe and not split:
+        if old._view.recipe and not split:
             raise StoreError(
                 f"{target}: found a store made with split=; expected the same here: append(store, dataset, split=True)"
             )
         is_committed = _is_committed(place, old._backing.digest)
-        options = ConvertOptions(
-            None, dtypes, None, as_types(types), workers, on_error == "skip", allow_random, True, False, progress,
-            length, keep=keep or keep_of(old), worker_init=worker_init_fn, like=old.schema,
-        )  # fmt: skip
+        options = msgspec.structs.replace(options, copy_existing=True, keep=keep or keep_of(old), like=old.schema)
         try:
-            new = cache_one(dataset, place, options, True, False, split, False, floats)
+            new = cache_one(dataset, place, options)
         except StaleStoreError as error:
             if not is_committed:
                 raise _of_another(place, error) from error
             files.remove_tree(place)
             is_committed = False
-            new = cache_one(dataset, place, options, True, False, split, False, floats)
+            new = cache_one(dataset, place, options)
         if is_committed:
             write_line(f"memfeed: {target}: the rows of this dataset were appended before the process ended")
             _remove(place, target)
@@ -108,7 +110,7 @@ def append(
                 files.lock(fd, place)  # once published, the store can be claimed by another append
                 commit.publish(root, target, overwrite=True)
                 _remove(place, target)
-    return open_store(target, types=(*given.types, *new.types), owner=given._backing.owner)
+    return open_store(target, types=(*given._view.types, *new._view.types), owner=given._backing.owner)
 
 
 def concat(
@@ -145,7 +147,7 @@ def concat(
         _require_no_build(root)
         _join(root, opened, progress=progress)
         commit.publish(root, target, overwrite=False)
-    return open_store(target, types=[cls for store in opened for cls in store.types])
+    return open_store(target, types=[cls for store in opened for cls in store._view.types])
 
 
 def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), progress: bool) -> Manifest:
@@ -153,7 +155,7 @@ def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), pro
 
     ``older`` are the digests of the first store and of those before it, whose next generation this is.
     """
-    parts = [Part(store.path, store.manifest) for store in stores if store.manifest is not None]
+    parts = [Part(store.path, store._view.manifest) for store in stores if store._view.manifest is not None]
 
     def say(cost: str) -> None:
         if progress:
@@ -181,13 +183,13 @@ def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), pro
 def _whole(given: Store | str | os.PathLike[str]) -> Store:
     """Return a store, all of it. Raise StoreError for a view, a store that is being filled, and what is no store."""
     store = given if isinstance(given, Store) else open_store(given)
-    if store.manifest is None:
+    if store._view.manifest is None:
         raise StoreError(
             f"{store.path}: found no store of memfeed's own; expected one: make it with memfeed.cache(data, path, "
-            "copy_existing=True)"
+            "allow='copy')"
         )
-    store._require_filled("more rows")
-    is_all = store.has_all_rows and store.schema == store._backing.schema and store._backing.remake is None
+    store._view.require_filled("more rows")
+    is_all = store._view.has_all_rows and store.schema == store._backing.schema and store._backing.remake is None
     if not is_all:
         raise StoreError(
             f"{store.path}: found a view of a store (rows, fields, windows); expected a whole one: open it with "

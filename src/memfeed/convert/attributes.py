@@ -6,18 +6,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from memfeed.convert.inputs import ConvertOptions, Input
+from memfeed.convert.inputs import Input
+from memfeed.convert.options import ConvertOptions
 from memfeed.convert.rounding import Rounded
-from memfeed.errors import SchemaError, brief
-from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import DEEPEST
-from memfeed.store.attributes import ClassName, Kept, TargetsForm, metadata_problem
+from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
 
 
 def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) -> Kept:
@@ -95,37 +92,3 @@ def _class_label(dataset: Any) -> tuple[str, Sequence[str]] | None:
 
 def _shared(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
-
-
-def check_metadata(metadata: Any) -> dict[str, Any]:
-    """Return a copy of the user's ``metadata=``. Raise SchemaError, naming the key, unless it is a JSON dict."""
-    if not isinstance(metadata, dict):
-        raise SchemaError(f"found metadata={brief(metadata)}; expected a dict of JSON values")
-    try:
-        codec.encode_json(metadata)
-    except SchemaError as error:
-        place, value = _first_bad("metadata", metadata, DEEPEST)
-        raise SchemaError(
-            f"found {place} = {brief(value)}; expected None, bool, int, finite float, str, list, or dict with str keys "
-            f"({brief(str(error), 100)})"
-        ) from None
-    problem = metadata_problem(metadata)
-    if problem:
-        raise SchemaError(
-            f"found {problem}; expected less: keep large values in a file of their own, and its path here"
-        )
-    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(metadata))
-    return copied
-
-
-def _first_bad(place: str, value: Any, depth: int) -> tuple[str, Any]:
-    """Return the innermost value that is no JSON, and how to write it."""
-    parts = value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()
-    for key, part in parts:
-        if type(value) is dict and type(key) is not str:
-            return f"{place} with the key {brief(key)}", part
-        try:
-            codec.encode_json(part)
-        except SchemaError:
-            return _first_bad(f"{place}[{brief(key)}]", part, depth - 1) if depth else (place, value)
-    return place, value

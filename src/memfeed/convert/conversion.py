@@ -30,18 +30,23 @@ from memfeed.convert.driver import (
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.fit import fit
-from memfeed.convert.inputs import ConvertOptions, Input, expected_length
+from memfeed.convert.inputs import Input, expected_length
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.overlap import LEAST_FACTOR, overlap_factor
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
 from memfeed.convert.readback import require_probed, require_reread
-from memfeed.convert.staleness import compare_store, require_equal, schema_difference, stale
+from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
-from memfeed.schema.tree import Flattener, types_of
+from memfeed.schema.compare import schema_difference
+from memfeed.schema.tree import Flattener
 from memfeed.store import format
+from memfeed.store.dataset_attributes import Kept
 from memfeed.store.manifest import Probe
-from memfeed.store.store import Store, open_store
+from memfeed.store.opened import open_store
+from memfeed.store.store import Store
 from memfeed.system import files
 from memfeed.system.machine import is_daemon
 from memfeed.system.progress import Progress, write_line
@@ -105,20 +110,8 @@ def removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
 
 
 def _open_existing(target: Path, given: Input, options: ConvertOptions, owner: object) -> Store:
-    if options.check:
-        types = compare_store(open_store(target), given, options).types
-    else:
-        types = _types_unchecked(given, options)
+    types = compare_store(open_store(target), given, options).types
     return open_store(target, types=types, owner=owner)
-
-
-def _types_unchecked(given: Input, options: ConvertOptions) -> tuple[type, ...]:
-    """Return the classes of a dataset's samples, as one sample shows them."""
-    try:
-        first = [] if given.kind == "iterable" else [given.dataset[0]]
-    except Exception:  # the user asked for no check: open the store without its classes
-        first = []
-    return types_of(first) + options.types
 
 
 def _is_equal(target: Path, given: Input, options: ConvertOptions) -> bool:
@@ -153,8 +146,8 @@ class Conversion:
             casts=inferred.casts,
             fixed=inferred.chosen_kinds,
             row_bytes=mean_row_bytes(packed),
-            skip_errors=options.skip_errors,
-            refuse_random=not options.allow_random and given.kind == "map",
+            skip_errors=options.skips_errors,
+            refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
         )
         self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
@@ -170,11 +163,11 @@ class Conversion:
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
         self.kept = kept_of(given, metadata, options)
-        self.pickled = pickle_dataset(given.dataset, options.worker_init) if options.on_ray else None
+        self.pickled = pickle_dataset(given.dataset, options.worker_init_fn) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
-        elif options.worker_count is not None:
-            self.worker_count = options.worker_count
+        elif options.workers is not None:
+            self.worker_count = options.workers
         elif given.length is None or is_copied or options.on_ray:
             self.worker_count = 0
         else:
@@ -197,7 +190,7 @@ class Conversion:
         written = 0 if build is None else _count_written(build)
         if build is None:
             row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-            budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds)
+            budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, self.overlap())
             message = f"{budget} -> {self.target}"
             build = self.begin()
         else:
@@ -212,7 +205,7 @@ class Conversion:
             require_probed(build)
             if self.plan.refuse_random:
                 require_reread(build, self.given.dataset, self.plan)
-            build.commit(self.target, overwrite=self.options.overwrite, kept=self.kept)
+            build.commit(self.target, overwrite=self.options.overwrite, kept=self.kept_now())
         except BaseException as error:
             if has_no_thread(error):
                 error = BuildError(
@@ -221,6 +214,15 @@ class Conversion:
                 )
             self.keep_or_remove(build, error)
             raise error
+
+    def overlap(self) -> float:
+        """Return how many times the store has each byte if neighbouring samples overlap; 1 where nobody is told."""
+        return overlap_factor(self.given, self.result) if self.options.progress else 1.0
+
+    def kept_now(self) -> Kept:
+        """Return what the store keeps beside its columns, with the number of samples that were proven until now."""
+        proven = getattr(self.given.dataset, "proven_rows", None) if self.options.recipe is not None else None
+        return self.kept._replace(proven=proven)
 
     def begin(self) -> Build:
         """Return a new build of this dataset."""
@@ -264,6 +266,7 @@ class Conversion:
         if [field.path for field in found] != [field.path for field in build.schema]:  # or other fields= were given
             raise stale(build.root, schema_difference(found, build.schema))
         require_equal(build.root, build.schema, old, self.fingerprint, self.result, None)
+        require_equal_data(build.root, old, self.given, None)
 
     def _fill(self, build: Build, bar: Progress, sigterm: Sigterm) -> None:
         """Write the rows that are absent."""
@@ -294,7 +297,7 @@ class Conversion:
                 worker_count=workers,
                 length=length,
                 on_report=on_report,
-                init=self.options.worker_init,
+                init=self.options.worker_init_fn,
             )
         else:
             if not self.options.allow_random:
@@ -310,7 +313,7 @@ class Conversion:
                 worker_count=self.worker_count,
                 seconds=seconds,
                 on_report=on_report,
-                init=self.options.worker_init,
+                init=self.options.worker_init_fn,
             )
 
     def _require_length(self, build: Build) -> None:
@@ -374,7 +377,7 @@ def _metadata_at(target: Path) -> dict[str, Any]:
     return {}
 
 
-def mean_row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
+def mean_row_bytes(packed: Sequence[Sequence[Packed]]) -> float:
     """Return the mean number of bytes that one of these samples takes on disk."""
     sizes = [
         sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
@@ -382,10 +385,12 @@ def mean_row_bytes(packed: Sequence[tuple[Packed, ...]]) -> float:
     return float(np.mean(sizes))
 
 
-def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_seconds: float) -> str:
+def describe_budget(
+    path: Path, row_count: int | None, row_bytes: float, row_seconds: float, overlap: float = 1.0
+) -> str:
     """Return a line with the rows, bytes and seconds that a store takes; ``row_count`` is None if it is not known.
 
-    Raises SpaceError if the disk has too little free space.
+    ``overlap`` says how many times it has each byte. Raises SpaceError if the disk has too little free space.
     """
     found = files.free_bytes(path)
     free = "free space unknown" if found is None else f"{format_bytes(found)} free"
@@ -396,8 +401,12 @@ def describe_budget(path: Path, row_count: int | None, row_bytes: float, row_sec
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
     line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
     is_large = found is not None and total > found * LARGE_SHARE
-    smaller = "; smaller forms: keep=, floats= of memfeed.cache (memfeed cache --dry-run measures them)"
-    return line + (smaller if is_large else "")
+    smaller = "; smaller forms: keep= and dtypes= of memfeed.cache (memfeed cache --dry-run measures them)"
+    again = (
+        f"; neighbouring samples overlap, so that it has each byte about {overlap:,.0f} times: store the sequences "
+        "whole, and read windows of them with Store.packed() or Store.windows() (docs/sequences.md)"
+    )
+    return line + (smaller if is_large else "") + (again if overlap >= LEAST_FACTOR else "")
 
 
 def _count_written(build: Build) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -13,14 +12,15 @@ import numpy as np
 
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import SKIPPED, WRITTEN
-from memfeed.convert.inputs import WorkerInit
 from memfeed.convert.jobs import MapJob, StreamJob
+from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import WorkerDied, run_job
 from memfeed.convert.write_run import WRITE_BYTES, Report, RunWriter, WritePlan, promote_column
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.store import ragged
 from memfeed.store.checksums import ChunkHasher
+from memfeed.system.messages import warn
 
 RANGE_SECONDS = 0.05
 MOST_ROWS_A_RANGE = 4096
@@ -65,7 +65,7 @@ def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report
         mark_skipped(build, [row])
         on_report(Report(skipped_count=1))
         text = f"sample {row} is left out: two worker processes died while they read it ({death.how})"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn(text, RuntimeWarning)
 
 
 def convert_stream(

@@ -19,7 +19,8 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.rows import ABSENT
 from memfeed.convert.failure import Failure, failure_of
-from memfeed.convert.inputs import WorkerInit, read_sample
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.options import WorkerInit
 from memfeed.convert.randomness import Draws
 from memfeed.convert.readback import require_reread
 from memfeed.convert.watchdog import ENDED, WAITING, Watchdog

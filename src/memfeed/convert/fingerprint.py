@@ -1,4 +1,4 @@
-"""What a store remembers of its dataset: hashes of some samples, and of the source of the dataset's class."""
+"""What a store remembers of its dataset: hashes of some samples, of its attributes, and of the source of its class."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 
 from memfeed.convert.inputs import Input
 from memfeed.convert.probe import ProbeResult, probe_indices
 from memfeed.convert.ray_rows import RayRows
-from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
@@ -24,27 +24,21 @@ def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
     """Return the fingerprint of a dataset. Columns in memory have no class whose source could change."""
     has_class = given.kind != "columns" and not isinstance(given.dataset, RayRows)
     source, name = hash_source(given.dataset) if has_class else ("", "")
-    return Fingerprint(kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes)
+    found = {} if given.watched is None else {path: one.text for path, one in given.watched.digests().items()}
+    digests = found or msgspec.UNSET
+    return Fingerprint(
+        kind=given.kind, length=given.length, source=source, source_name=name, probes=hashes, digests=digests
+    )
 
 
-def pack_samples(result: ProbeResult) -> list[tuple[Packed, ...]]:
-    """Return each probed sample packed by itself, one ``Packed`` per field.
-
-    Raises SchemaError with the sample's index and the field.
-    """
-    flattener, packed = Flattener(result.inferred.structure), []
-    for index, sample in zip(result.probed.indices, result.probed.samples, strict=True):
-        row = []
-        for field_index, (field, leaf) in enumerate(zip(result.inferred.schema.fields, flattener(sample), strict=True)):
-            try:
-                row.append(codec.pack(field, [leaf], cast=field_index in result.inferred.casts))
-            except SchemaError as error:
-                raise SchemaError(f"sample {index}, field {field.name}: {error}") from None
-        packed.append(tuple(row))
-    return packed
+def pack_samples(result: ProbeResult) -> list[list[Packed]]:
+    """Return each probed sample packed by itself. Raise SchemaError with the sample's index and the field."""
+    found, flattener = result.inferred, Flattener(result.inferred.structure)
+    pairs = zip(result.probed.indices, result.probed.samples, strict=True)
+    return [codec.pack_sample(found.schema, flattener(sample), found.casts, index) for index, sample in pairs]
 
 
-def hash_samples(schema: Schema, indices: Sequence[int], packed: Sequence[tuple[Packed, ...]]) -> tuple[Probe, ...]:
+def hash_samples(schema: Schema, indices: Sequence[int], packed: Sequence[Sequence[Packed]]) -> tuple[Probe, ...]:
     """Return the hashes of packed samples."""
     return tuple(
         Probe(index=index, hashes=tuple(hash_packed(f, p) for f, p in zip(schema.fields, row, strict=True)))

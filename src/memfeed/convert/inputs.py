@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,48 +11,27 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from memfeed.convert.changes import Watched
 from memfeed.convert.mapped import mapped_file
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
-from memfeed.errors import CopyError, SampleError, SchemaError
-from memfeed.schema.fields import Kind, Schema
-from memfeed.schema.recipe import RecipeStep
+from memfeed.errors import CopyError, SampleError, SchemaError, SplitError
+from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store import in_memory
-from memfeed.store.attributes import Keep
 from memfeed.store.store import Store
-from memfeed.tables.column import is_a
-
-WorkerInit = Callable[[int], None] | None
-"""A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
+from memfeed.tables.table_column import is_a
 
 
 class Input(msgspec.Struct, frozen=True):
-    """A dataset and how to read it; ``length`` is the number of samples, None for an iterable."""
+    """A dataset and how to read it; ``length`` is the number of samples, None for an iterable.
+
+    ``watched`` is the dataset as the user gave it, where its attributes are compared.
+    """
 
     dataset: Any
     kind: Literal["columns", "map", "iterable"]
     length: int | None
-
-
-class ConvertOptions(msgspec.Struct, frozen=True):
-    """The options of one conversion; see `memfeed.cache`."""
-
-    fields: Sequence[str] | Mapping[Any, Kind] | None
-    dtypes: Mapping[Any, torch.dtype] | None
-    metadata: Mapping[str, Any] | None  # None keeps that of the store that is replaced
-    types: tuple[type, ...]
-    worker_count: int | None
-    skip_errors: bool
-    allow_random: bool
-    check: bool
-    overwrite: bool
-    progress: bool
-    length: int | None = None
-    recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
-    keep: Keep | None = None
-    worker_init: WorkerInit = None
-    on_ray: bool = False  # Ray's tasks read and write the rows
-    like: Schema | None = None  # that of the store to which the rows will be appended
+    watched: Watched | None = None
 
 
 def classify_input(dataset: Any) -> Input:
@@ -90,8 +68,17 @@ def classify_input(dataset: Any) -> Input:
         raise SchemaError(
             f"found {dataset.__class__.__name__}, which has neither len and [] nor iter; expected a dataset"
         )
+    if given.length == 0 and is_tensordict(dataset) and not dataset.batch_dims:
+        raise SchemaError(
+            f"found a {type(dataset).__name__} with batch_size [], which has no rows; expected one with rows: "
+            "td.batch_size = [n]"
+        )
     if given.length == 0:
-        raise SchemaError("found an empty dataset (0 samples); expected at least one")
+        raise SchemaError(
+            f"found an empty dataset (0 samples) of {type(dataset).__name__}; expected at least one, which shows the "
+            "columns of its store: check the folder, the split or the filter that it was made with, and leave out its "
+            "loader where len(dataset) == 0"
+        )
     return given
 
 
@@ -130,7 +117,7 @@ def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
         raise CopyError(
             f"found data that is memory-mapped already, at {at}; expected a dataset to decode: "
             f"train from it as it is with memfeed.open({at!r}), or copy it: "
-            "memfeed.cache(data, path, copy_existing=True)"
+            "memfeed.cache(data, path, allow='copy')"
         )
 
 
@@ -146,7 +133,7 @@ def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> No
         in_place = "train from it as it is with memfeed.Loader(data), or " if is_readable else "to "
         raise CopyError(
             f"found data that is memory-mapped already, from {file}; expected a dataset to decode: {in_place}copy it: "
-            "memfeed.cache(data, path, copy_existing=True)"
+            "memfeed.cache(data, path, allow='copy')"
         )
 
 
@@ -155,7 +142,10 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
     watchdog.begin_read(worker, index)
     try:
         return dataset[index]
-    except SchemaError:  # of a column of a table
+    except (
+        SchemaError,
+        SplitError,
+    ):  # of a column of a table; of a sample that is not as those that a cut was proven on
         raise
     except Exception as error:
         raise SampleError(

@@ -14,7 +14,8 @@ import torch
 
 from memfeed.building.build import Build
 from memfeed.building.rows import SKIPPED
-from memfeed.convert.inputs import WorkerInit, read_sample
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.options import WorkerInit
 from memfeed.convert.randomness import Draws
 from memfeed.convert.sharing import share_memory
 from memfeed.convert.watchdog import WAITING, Watchdog
@@ -79,11 +80,19 @@ class MapJob:
     def _read(self, worker: int, rows: range) -> Iterator[tuple[int, list[Any] | None]]:
         """Yield each row and a copy of the leaves of its sample; None for a sample to skip."""
         for row, sample in self._samples(worker, rows):
-            # a dataset may fill one buffer for every sample: the next one would change this one
-            if sample is _SKIP:
+            if sample is _SKIP or (sample is None and self._is_skipped(row)):
                 yield row, None
             else:
+                # a dataset may fill one buffer for every sample: the next one would change this one
                 yield row, [values.copy_value(leaf) for leaf in flatten_sample(self.plan, sample, row)]
+
+    def _is_skipped(self, row: int) -> bool:
+        """Return True if None is no sample, and such samples are left out."""
+        try:
+            flatten_sample(self.plan, None, row)
+        except SampleError:
+            return self.plan.skip_errors
+        return False
 
     def _read_again(self, worker: int, row: int) -> list[Any]:
         return flatten_sample(self.plan, read_sample(self.dataset, row, self.watchdog, worker), row)

@@ -20,17 +20,19 @@ from memfeed.convert.conversion import (
     open_or_convert,
     removed_on_error,
 )
-from memfeed.convert.filler import Filler, _Work, running
-from memfeed.convert.inputs import ConvertOptions, Input
+from memfeed.convert.dataset_supply import DatasetSupply, _Filling, backing_at
+from memfeed.convert.inputs import Input
+from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError
 from memfeed.schema.fields import Field
 from memfeed.store import format
-from memfeed.store.attributes import Attributes
 from memfeed.store.backing import Backing, filling_backing
+from memfeed.store.dataset_attributes import Attributes
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
+from memfeed.store.view import View
 from memfeed.system import files
 from memfeed.system.progress import write_line
 from memfeed.system.signals import Sigterm
@@ -72,7 +74,7 @@ def open_or_fill(target: Path, given: Input, options: ConvertOptions, owner: Tem
                 if not target.exists():
                     return _lead(target, root, given, options, owner, stack)
         store = open_or_convert(target, given, options, owner)
-    store._backing.masks_rows = options.skip_errors
+    store._backing.masks_rows = options.skips_errors
     return store
 
 
@@ -92,7 +94,7 @@ def _lead(
         _require_same(conversion, build)
     elif build is None:
         seconds = conversion.result.probed.seconds / max(conversion.worker_count, 1)
-        budget = describe_budget(target, conversion.length, conversion.plan.row_bytes, seconds)
+        budget = describe_budget(target, conversion.length, conversion.plan.row_bytes, seconds, conversion.overlap())
         build = conversion.begin()
         _say(options, f"{budget} -> {target}, filled while it is read")
     elif build.is_closing or not len(build.absent()):
@@ -180,7 +182,7 @@ def _settings(conversion: Conversion) -> dict[str, Any]:
     """Return the arguments that all processes must share that fill one store, beside its schema."""
     options = conversion.options
     return {
-        "on_error": "skip" if options.skip_errors else "raise",
+        "on_error": options.on_error,
         "allow_random": options.allow_random,
         "metadata": dict(conversion.kept.metadata),
         "split": [step.name for step in options.recipe or ()],
@@ -188,9 +190,22 @@ def _settings(conversion: Conversion) -> dict[str, Any]:
     }
 
 
+def keep_of_filling(target: Path) -> Any:
+    """Return the ``keep=`` of the store at ``target`` that is not complete yet; None if there is none."""
+    try:
+        return _found_settings(format.build_path(target)).get("keep")
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _found_settings(root: Path) -> dict[str, Any]:
+    return msgspec.json.decode((root / WORK_DIRECTORY / SETTINGS).read_bytes(), type=dict[str, Any])
+
+
 def _require_same(conversion: Conversion, build: Build) -> None:
     """Raise an error unless the build is of this dataset, and is filled under the same settings."""
-    own, found = _settings(conversion), msgspec.json.decode((build.root / WORK_DIRECTORY / SETTINGS).read_bytes())
+    own, found = _settings(conversion), _found_settings(build.root)
+    differing: list[tuple[str, Any, Any]]
     differing = [(name, found.get(name), own[name]) for name in own if found.get(name) != own[name]]
     if not differing:
         conversion.require_same(build)
@@ -219,11 +234,11 @@ def _filled(
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
         metadata=dict(kept.metadata) or msgspec.UNSET,
     )
-    filler = Filler(_Work(conversion, build, lead, shared, owner))
-    remake = (joined_backing, (target.absolute(), conversion.given, options))
-    backing = filling_backing(target, build.root, manifest, filler, owner, remake, masks_rows=options.skip_errors)
+    filler = DatasetSupply(_Filling(conversion, build, lead, shared, owner))
+    remake = (joined_backing, (target.absolute(), msgspec.structs.replace(conversion.given, watched=None), options))
+    backing = filling_backing(target, build.root, manifest, filler, owner, remake, masks_rows=options.skips_errors)
     filler.start(backing)
-    return Store(backing, types=conversion.result.types)
+    return Store(View(backing, conversion.result.types))
 
 
 def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backing:
@@ -233,7 +248,7 @@ def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backi
     the process that made the pickle shares its workers. Raises what `open_or_fill` raises, and StoreNotFoundError if
     neither the store nor its build is there.
     """
-    here = running.backing_at(target)
+    here = backing_at(target)
     if here is not None:
         return here
     if not target.exists() and not Build.is_begun(format.build_path(target)):
@@ -242,7 +257,7 @@ def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backi
             "it until it is unpickled, on the same machine"
         )
     if multiprocessing.current_process().daemon:
-        options = msgspec.structs.replace(options, worker_count=0)
+        options = msgspec.structs.replace(options, workers=0)
     return open_or_fill(target, given, msgspec.structs.replace(options, progress=False), None)._backing
 
 

@@ -11,7 +11,7 @@ import torch
 from memfeed.schema.containers import flatten, tensors_in
 from memfeed.store.in_memory import Columns
 from memfeed.system.mapped_files import file_lookup
-from memfeed.tables.column import TableColumn
+from memfeed.tables.table_column import TableColumn
 
 
 def mapped_file(data: Any) -> str | None:

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from memfeed.convert.inputs import ConvertOptions, Input, read_sample
+from memfeed.convert.changes import Watched
+from memfeed.convert.inputs import Input, read_sample
+from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.write_run import no_sample
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
@@ -41,6 +44,16 @@ class ProbedSamples(msgspec.Struct):
     seconds: float = 0.0
     failed: dict[int, SampleError] = {}
     remaining: Iterator[Any] | None = None  # of an iterable: the samples after these
+
+    def leave_out_none(self) -> bool:
+        """Count samples that are None as failed. Return False if there is none, or no other."""
+        pairs = list(zip(self.indices, self.samples, strict=True))
+        kept = [(index, sample) for index, sample in pairs if sample is not None]
+        if not kept or len(kept) == len(pairs):
+            return False
+        self.failed = {index: no_sample(index) for index, sample in pairs if sample is None} | self.failed
+        self.indices, self.samples = [index for index, _ in kept], [sample for _, sample in kept]
+        return True
 
     def add(self, index: int, sample: Any) -> int:
         """Keep a copy of `sample`, whose memory the dataset may use again. Return about how many bytes it has."""
@@ -86,7 +99,8 @@ def probe_input(
 
     To compare with a store of `row_count` rows, `compared` has the indices of the samples that it remembers.
     """
-    may_be_random = options.allow_random or compared is not None or given.kind == "columns"
+    is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
+    may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
     if given.kind == "iterable":
         if isinstance(given.dataset, IterableDataset | RayRows) and not may_be_random:
             check_iterable(given.dataset)
@@ -99,12 +113,35 @@ def probe_input(
         if given.kind == "columns" and compared is None:
             # all rows of a plain column are of one kind
             indices = indices[:1] if given.dataset.is_plain else sorted({*indices, *given.dataset.telling_rows()})
-        probed = probe_map(given.dataset, indices, may_be_random=may_be_random, skip_errors=options.skip_errors)
+        probed = probe_map(
+            given.dataset,
+            indices,
+            may_be_random=may_be_random,
+            skip_errors=options.skips_errors,
+            watched=given.watched,
+        )
     if not probed.samples:
         reason = f"all {len(probed.failed)} that were probed raised" if probed.failed else "the iterable is empty"
         first_error = next(iter(probed.failed.values()), None)
         raise SchemaError(f"found no sample to probe: {reason}; expected at least one") from first_error
-    inferred = infer(
+    try:
+        inferred = _infer(given, options, probed)
+    except SchemaError:
+        if not probed.leave_out_none():
+            raise
+        inferred = _infer(given, options, probed)  # if this raises, it is not about None
+        if not options.skips_errors or given.kind == "iterable":
+            raise next(iter(probed.failed.values())) from None
+    if given.watched is not None:
+        given.watched.note(inferred, probed.seconds)
+    types = types_of(probed.samples) + options.types
+    if isinstance(given.dataset, Store):
+        types += given.dataset._view.types
+    return ProbeResult(probed, inferred, types)
+
+
+def _infer(given: Input, options: ConvertOptions, probed: ProbedSamples) -> Inferred:
+    return infer(
         probed.samples,
         indices=probed.indices,
         fields=options.fields,
@@ -112,13 +149,16 @@ def probe_input(
         dtypes=options.dtypes,
         types=options.types,
     )
-    types = types_of(probed.samples) + options.types
-    if isinstance(given.dataset, Store):
-        types += given.dataset.types
-    return ProbeResult(probed, inferred, types)
 
 
-def probe_map(dataset: Any, indices: Sequence[int], *, may_be_random: bool, skip_errors: bool = False) -> ProbedSamples:
+def probe_map(
+    dataset: Any,
+    indices: Sequence[int],
+    *,
+    may_be_random: bool,
+    skip_errors: bool = False,
+    watched: Watched | None = None,
+) -> ProbedSamples:
     """Read the samples `indices`, at least one: for 2 seconds, or 256 MB of them.
 
     Those of the first second are read twice, unless they `may_be_random`. Raises RandomDataError and SampleError.
@@ -138,7 +178,7 @@ def probe_map(dataset: Any, indices: Sequence[int], *, may_be_random: bool, skip
                 break
             try:
                 repeat = len(probed.indices) < REPEATED or seconds < MOST_SECONDS / 2
-                sample = read() if may_be_random else read_checked(dataset, index, read, repeat)
+                sample = read() if may_be_random else read_checked(dataset, index, read, repeat, watched)
             except SampleError as error:
                 if not skip_errors:
                     raise

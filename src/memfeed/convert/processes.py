@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import connection
@@ -29,6 +31,7 @@ from memfeed.system.signals import defer_signals
 
 STOP_SECONDS = 0.5
 CHECK_SECONDS = 1.0
+INTERRUPTED = 128 + signal.SIGINT  # exit status of a worker that Ctrl-C has ended
 Job = MapJob | StreamJob | FillJob
 
 
@@ -38,6 +41,10 @@ class WorkerDied(BuildError):  # noqa: N818
     def __init__(self, message: str, reading: range | None, how: str) -> None:
         super().__init__(message)
         self.reading, self.how = reading, how
+
+
+class WorkerInterrupted(WorkerDied):
+    """Ctrl-C ended a worker process."""
 
 
 class _Worker(NamedTuple):
@@ -78,6 +85,11 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
         process.start()
         sender.close()  # only the worker has it now, so the pipe ends when the worker dies
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):  # a fork writes what they hold first
+            raise BuildError(
+                f"found that stdout or stderr cannot be written ({error.strerror}), which a new worker process needs; "
+                "expected files on a disk with room: free some, or send the output elsewhere (2>/dev/null)"
+            ) from error
         raise BuildError(
             f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected "
             "free processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
@@ -86,20 +98,27 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
 
 def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
     """Run one worker's part of `job` and send its reports."""
-    with contextlib.suppress(Stopped, KeyboardInterrupt, BrokenPipeError):  # the builder ends, or has ended
-        machine.die_with_parent()  # first, because the builder may be dead already
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
-        prepare_like_dataloader(job.dataset, worker, worker_count)
-        try:
-            if job.init is not None:
-                job.init(worker)
-            for report in job.run(worker):
-                sender.send_bytes(pickle.dumps(report))
-            job.watchdog.record(worker, ENDED)
-            sender.send_bytes(pickle.dumps(None))
-        except Exception as error:
-            job.watchdog.record(worker, ENDED)
-            sender.send_bytes(pickle.dumps(failure_of(error)))
+    try:
+        with contextlib.suppress(Stopped, BrokenPipeError):  # the builder ends, or has ended
+            _run_worker(job, worker, worker_count, sender)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _run_worker(job: Job, worker: int, worker_count: int, sender: Connection) -> None:
+    machine.die_with_parent()  # first, because the builder may be dead already
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the user's handler is for the builder
+    prepare_like_dataloader(job.dataset, worker, worker_count)
+    try:
+        if job.init is not None:
+            job.init(worker)
+        for report in job.run(worker):
+            sender.send_bytes(pickle.dumps(report))
+        job.watchdog.record(worker, ENDED)
+        sender.send_bytes(pickle.dumps(None))
+    except Exception as error:
+        job.watchdog.record(worker, ENDED)
+        sender.send_bytes(pickle.dumps(failure_of(error)))
 
 
 def prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
@@ -150,6 +169,8 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
             "It imports the program anew, and its own error is above. A script needs if __name__ == '__main__': before "
             "what it runs"
         )
+    elif code == INTERRUPTED:
+        where, how, advice = "", "interrupted by SIGINT", "Run this again: the rows that were written are kept"
     elif reading is None:
         where, advice = "", "If memory ran out, use fewer workers="
     else:
@@ -157,7 +178,8 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
         advice = (
             'If that sample cannot be read, leave it out with on_error="skip"; if memory ran out, use fewer workers='
         )
-    return WorkerDied(
+    kind = WorkerInterrupted if code == INTERRUPTED else WorkerDied
+    return kind(
         f"{job.build.root}: found that a worker process died{where} (pid {process.pid}, {how}); expected it to finish. "
         f"{advice}",
         reading,

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from memfeed.convert.changes import Watched
 from memfeed.convert.write_run import WritePlan
-from memfeed.errors import RandomDataError, SampleError, SchemaError
+from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
 from memfeed.schema import values
+from memfeed.schema.compare import differing_leaf, leaves_equal
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import display
-from memfeed.schema.infer import infer
-from memfeed.schema.tree import Flattener
 from memfeed.system import random_state
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
@@ -21,23 +21,51 @@ REPEATS_OF_DRAWS = 4
 RECHECK_SECONDS = 1.0
 
 
-def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool) -> Any:
+class OwnDataError(RandomDataError):
+    """A dataset gives other samples when it is read again, and has drawn no number: it has changed its own data."""
+
+
+def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool, watched: Watched | None) -> Any:
     """Return a copy of ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
 
-    It is random if its values differ when it is read again under another seed. It is read again once if `repeat`, and
-    four times if reading it drew from a global generator: a random flip changes nothing half of the time. Seeds the
-    global generators: call this within `random_state.preserved`.
+    It is random if its values differ when it is read again under another seed, or if reading it drew from a global
+    generator that it had not seeded itself: a rare flip would be kept as it happened to be. It is read again once if
+    `repeat`, and four times if it drew. Seeds the global generators: call this within `random_state.preserved`.
+    ``watched`` knows if the dataset's data has changed.
     """
     random_state.seed(_seed(index, 0))
     before = random_state.save()
     sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
-    repeats = REPEATS_OF_DRAWS if random_state.save() != before else int(repeat)
+    end = random_state.save()
+    has_drawn = end != before
+    repeats = REPEATS_OF_DRAWS if has_drawn else int(repeat)
     for attempt in range(repeats):
         random_state.seed(_seed(index, attempt + 1))
         difference = differing_leaf(sample, read())
         if difference is not None:
-            raise _random(dataset, _differs(index, difference))
+            if has_drawn:
+                raise _random(dataset, _differs(index, difference))
+            raise _own(dataset, _differs(index, difference), watched.changed_by_reading() if watched else [])
+        if _is_loose(before, end, random_state.save()):
+            raise _draws(dataset, index)
     return sample
+
+
+def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError:
+    """Return the error for a sample that differs though no global generator moved."""
+    if not attributes:
+        hint = (
+            "no global generator moved: it has a generator of its own, or writes to its own data (then return a copy)"
+        )
+        return _random(dataset, f"{found}, and {hint}")
+    first = attributes[0] if attributes[0].isidentifier() else "data"
+    changed = listed([f"dataset.{one}" for one in attributes])
+    return OwnDataError(
+        f"found that the dataset changes its own data when it is read: {found}, no generator moved, and {changed} has "
+        "other values than before; expected data that stays as it is, because a store keeps what is read first. Write "
+        f"to a copy in __getitem__: x = self.{first}[i].clone(), or .copy() of an array; or pass allow='random' to "
+        "keep what comes first"
+    )
 
 
 def check_iterable(dataset: Any) -> None:
@@ -84,7 +112,7 @@ class Draws:
         """
         if self._before is None or random_state.save() == self._before:
             return
-        started = time.monotonic()
+        started, end, index = time.monotonic(), random_state.save(), next(iter(read), 0)
         with random_state.preserved():
             random_state.seed(_seed(next(iter(read), 0), 1))
             for index, leaves in read.items():
@@ -95,8 +123,11 @@ class Draws:
                 except SampleError:  # a sample that raises now and then is not random
                     continue
                 for path, one, other in zip(self._paths, leaves, again, strict=True):
-                    if not _is_same(one, other):
+                    if not leaves_equal(one, other):
                         raise _random(self._dataset, _differs(index, display(path)))
+            else:
+                if _is_loose(self._before, end, random_state.save()):
+                    raise _draws(self._dataset, index)
         self._seconds_left -= time.monotonic() - started
 
 
@@ -109,6 +140,21 @@ def _differs(index: int, field: str) -> str:
     return f"reading sample {index} twice gave different values in field {field}"
 
 
+def _is_loose(before: random_state.RandomState, end: random_state.RandomState, other: random_state.RandomState) -> bool:
+    """Return True if reading moved a generator that the dataset had not seeded: to another state under another seed."""
+    return any(one != two and two != three for one, two, three in zip(before, end, other, strict=True))
+
+
+def _draws(dataset: Any, index: int) -> RandomDataError:
+    from memfeed.splitting.draws import drawing_line
+    from memfeed.splitting.generators import Generators
+
+    where = drawing_line(dataset.__getitem__, [index], Generators(dataset))
+    return _random(
+        dataset, f"reading sample {index} draws random numbers{where}, though it gave the same values so far"
+    )
+
+
 def _random(dataset: Any, found: str) -> RandomDataError:
     transforms = describe_transforms(dataset)
     shown = f" (its transform: {transforms})" if transforms else ""
@@ -116,32 +162,8 @@ def _random(dataset: Any, found: str) -> RandomDataError:
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
         "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again "
-        "for every sample and epoch; or pass allow_random=True to keep this one draw for all epochs"
+        "for every sample and epoch; or pass allow='random' to keep this one draw for all epochs"
     )
-
-
-def differing_leaf(one: Any, other: Any) -> str | None:
-    """Return the displayed path of the first leaf in which two samples differ, None if they are equal (NaN too)."""
-    try:
-        structure = infer([one]).structure
-    except SchemaError:
-        return None  # no store can hold this sample: the conversion says so later, with more detail
-    try:
-        structure = infer([one, other]).structure
-    except SchemaError:
-        return "(its structure)"
-    flattener = Flattener(structure)
-    for path, a, b in zip(structure.leaves(), flattener(one), flattener(other), strict=True):
-        if not _is_same(a, b):
-            return display(path)
-    return None
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    left, right = values.as_tensor(a), values.as_tensor(b)
-    if left is None or right is None:
-        return bool(a == b) or repr(a) == repr(b)  # NaN differs from itself, also within a list
-    return values.bytes_equal(left, right)
 
 
 def describe_transforms(dataset: Any) -> str:

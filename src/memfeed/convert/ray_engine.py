@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 import uuid
-import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,12 +17,13 @@ from memfeed.building.build import Build
 from memfeed.building.rows import DURABLE, WRITTEN
 from memfeed.convert import watchdog
 from memfeed.convert.driver import OnReport, cut, mark_skipped, run_round
-from memfeed.convert.inputs import WorkerInit
+from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import CHECK_SECONDS, WorkerDied
 from memfeed.convert.ray_task import TaskResult, TaskSpec, compute
 from memfeed.convert.watchdog import describe_samples
 from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError, MemfeedError, brief
+from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
 TASK_SECONDS = 1.0  # what is computed twice if a node dies; far more than it costs to start a task and to sync
@@ -39,7 +39,7 @@ def import_ray() -> Any:
         return import_module("ray")
     except ImportError as error:
         raise ImportError(
-            f'found engine="ray" without Ray ({error}); expected it to be installed: pip install "memfeed[ray]"'
+            f'found workers="ray" without Ray ({error}); expected it to be installed: pip install "memfeed[ray]"'
         ) from error
 
 
@@ -197,7 +197,7 @@ class _Tasks:
                 how,
             ) from error
         mark_skipped(self._build, rows)
-        warnings.warn(f"{sample} is left out: each Ray task died that read it ({how})", RuntimeWarning, stacklevel=2)
+        warn(f"{sample} is left out: each Ray task died that read it ({how})", RuntimeWarning)
         return Report(skipped_count=1)
 
     def _tell_stall(self, seconds: float) -> None:

@@ -6,10 +6,11 @@ import fcntl
 import os
 import pickle
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memfeed.building.build import Build, Settings
+from memfeed.building.build import Build, BuildSettings
 from memfeed.building.rows import WRITTEN, RowWriter
 from memfeed.convert.failure import Failure, failure_of
 from memfeed.convert.jobs import MapJob
@@ -17,7 +18,8 @@ from memfeed.convert.processes import prepare_like_dataloader
 from memfeed.convert.write_run import Report, RunWriter, WritePlan
 from memfeed.errors import BuildError, MemfeedError, brief
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.system import machine
+from memfeed.system import files, machine
+from memfeed.system.descriptors import FileHandles, with_descriptors
 
 VISIBLE_SECONDS = 40.0  # NFS keeps what it knows of a directory for 30 s
 
@@ -29,7 +31,7 @@ class TaskSpec(NamedTuple):
     """What the tasks of one round have in common. ``pickled`` has the dataset and its ``worker_init_fn``."""
 
     root: Path
-    settings: Settings
+    settings: BuildSettings
     plan: WritePlan
     pickled: bytes
     worker_count: int
@@ -46,9 +48,17 @@ class TaskResult(NamedTuple):
 class _TaskBuild(Build):
     """A build as a task sees it: the rows to mark are collected, because the head alone writes the presence map."""
 
-    def __init__(self, root: Path, settings: Settings) -> None:
+    def __init__(self, root: Path, settings: BuildSettings) -> None:
         super().__init__(root, settings)
         self.marks: list[Mark] = []
+        # a descriptor is told of a failed sync, also of another task's, only if it was opened before
+        paths = self.row_files()
+        self._opened = FileHandles(write=False, most=len(paths))
+        for path in paths:
+            with_descriptors(partial(self._opened, path))
+
+    def sync_file(self, path: Path) -> None:
+        files.sync(self._opened(path))
 
     def writer(self) -> RowWriter:
         return _TaskWriter(self)
@@ -63,7 +73,7 @@ class _TaskWriter(RowWriter):
         self._marks.append((first, count, state))
 
 
-class _Worker:
+class _RayWorker:
     """One process of Ray. It keeps the dataset, and its heap space, from one task of a round to the next."""
 
     def __init__(self, spec: TaskSpec, number: int) -> None:
@@ -90,7 +100,7 @@ class _Worker:
         return TaskResult(list(marks), report, failure)
 
 
-_workers: dict[str, _Worker] = {}  # of this process, by the round: at most one
+_workers: dict[str, _RayWorker] = {}  # of this process, by the round: at most one
 
 
 def compute(spec: list[Any], round_id: str, number: int, rows: range) -> TaskResult:
@@ -103,7 +113,7 @@ def compute(spec: list[Any], round_id: str, number: int, rows: range) -> TaskRes
     try:
         if round_id not in _workers:
             _workers.clear()
-            _workers[round_id] = _Worker(ray.get(spec[0]), number)
+            _workers[round_id] = _RayWorker(ray.get(spec[0]), number)
         return _workers[round_id].compute(rows)
     except Exception as error:
         return TaskResult([], Report(), failure_of(error))
@@ -120,7 +130,7 @@ def _unpickle(pickled: bytes) -> Any:
         ) from error
 
 
-def require_same_build(root: Path, settings: Settings) -> None:
+def require_same_build(root: Path, settings: BuildSettings) -> None:
     """Raise BuildError unless this machine sees the head's build at ``root``, and the lock that the head holds."""
     deadline = time.monotonic() + VISIBLE_SECONDS
     while (problem := _problem(root, settings)) and time.monotonic() < deadline:
@@ -128,7 +138,7 @@ def require_same_build(root: Path, settings: Settings) -> None:
     if problem:
         raise BuildError(
             f"{root}: found on {machine.host_name()} {problem}; expected the directory of the process that called "
-            'cache(engine="ray"), because every node writes its rows there: choose a path on a file system that all '
+            'cache(workers="ray"), because every node writes its rows there: choose a path on a file system that all '
             "nodes share"
         )
     with open(root / WORK_DIRECTORY / "lock", "rb") as lock:
@@ -143,7 +153,7 @@ def require_same_build(root: Path, settings: Settings) -> None:
     )
 
 
-def _problem(root: Path, settings: Settings) -> str:
+def _problem(root: Path, settings: BuildSettings) -> str:
     """Return what this machine has at ``root`` in place of the build with these settings, "" if it is there."""
     if not os.path.isdir(root):
         return "no such directory"

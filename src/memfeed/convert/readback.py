@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import torch
-
 from memfeed.building.build import Build
 from memfeed.building.rows import DURABLE, WRITTEN
 from memfeed.convert.fingerprint import hash_rows
@@ -19,7 +16,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan, flatten_sample
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema import codec
-from memfeed.schema.codec import Int64Array, Packed
+from memfeed.schema.compare import rows_equal
 from memfeed.schema.fields import Field
 from memfeed.store import ragged
 from memfeed.system import random_state
@@ -44,8 +41,8 @@ def require_probed(build: Build) -> None:
     ]
     rows = [probe.index for probe in probes]
     for field_index, field in enumerate(build.schema):  # a column at a time, whose files are opened once
-        packed = (_as_packed(*found) for found in ragged.read_rows(build.root, field, rows))
-        for probe, found in zip(probes, hash_rows(field, packed), strict=True):
+        hashes = hash_rows(field, ragged.read_rows(build.root, field, rows))
+        for probe, found in zip(probes, hashes, strict=True):
             if found != probe.hashes[field_index]:
                 raise _differs(build, field, probe.index)
 
@@ -67,9 +64,10 @@ def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
                 leaves = flatten_sample(plan, read_sample(dataset, row, watchdog), row)
             except SampleError:  # it raises now and then
                 continue
-            for field_index, (field, leaf) in enumerate(zip(build.schema, leaves, strict=True)):
-                again = codec.pack(field, [leaf], cast=field_index in plan.casts)
-                if not _agree(field, again, _read_packed(build, field, row)):
+            for field, again in zip(
+                build.schema, codec.pack_sample(build.schema, leaves, plan.casts, row), strict=True
+            ):
+                if not rows_equal(field, again, ragged.read_row(build.root, field, row), ROUNDING):
                     raise _differs(build, field, row)
             if time.monotonic() - started > MOST_SECONDS:
                 return
@@ -80,34 +78,10 @@ def indices_between(probed: Sequence[int]) -> list[int]:
     return [(one + other) // 2 for one, other in pairwise(probed) if other - one > 1]
 
 
-def _read_packed(build: Build, field: Field, row: int) -> Packed:
-    return _as_packed(*ragged.read_row(build.root, field, row))
-
-
-def _as_packed(data: bytes, dims: Int64Array | None) -> Packed:
-    return Packed([np.frombuffer(data, np.uint8)], dims)
-
-
-def _agree(field: Field, one: Packed, other: Packed) -> bool:
-    """Return True if two packed rows are equal, floats up to rounding."""
-    if one.dims is not None and not np.array_equal(one.dims, other.dims):  # type: ignore[arg-type]
-        return False
-    a, b = (np.concatenate([*packed.buffers, np.empty(0, np.uint8)]) for packed in (one, other))
-    if np.array_equal(a, b):
-        return True
-    dtype = field.torch_dtype
-    if not dtype.is_floating_point and not dtype.is_complex:
-        return False
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    x, y = (torch.from_numpy(array).view(dtype).to(wide) for array in (a, b))
-    largest = float(torch.nan_to_num(x).abs().max())
-    return torch.allclose(x, y, rtol=ROUNDING, atol=ROUNDING * largest, equal_nan=True)
-
-
 def _differs(build: Build, field: Field, row: int) -> BuildError:
     return BuildError(
         f"found in row {row}, field {field.name}, another value than the dataset gives for that sample; expected the "
         "same each time. Either the sample is random: move the random part to Loader(transform=...), or keep these "
-        "rows with allow_random=True. Or its memory was filled again while it was read: return a copy, as in `return "
-        f"self.buffer.clone()`. To start anew, remove {build.root}"
+        "rows with allow='random'. Or its memory was filled again while it was read, or the dataset writes "
+        f"to its own data: return a copy, as in `return self.buffer.clone()`. To start anew, remove {build.root}"
     )

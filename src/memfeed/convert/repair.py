@@ -15,19 +15,22 @@ from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.recovery import claim_recovered
 from memfeed.convert.attributes import targets_of
-from memfeed.convert.inputs import ConvertOptions, Input, read_sample
+from memfeed.convert.inputs import Input, read_sample
+from memfeed.convert.options import ConvertOptions
 from memfeed.convert.staleness import compare_store, stale
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, CorruptStoreError, MemfeedError, SchemaError, StoreError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array, Packed
+from memfeed.schema.compare import rows_equal
 from memfeed.schema.fields import Field
 from memfeed.schema.tree import Flattener
 from memfeed.store import format, ragged
-from memfeed.store.attributes import TARGETS_FILE
 from memfeed.store.checksums import Chunk, OnProgress, bad_chunks, compute_checksums, read_checksums, verify
+from memfeed.store.dataset_attributes import TARGETS_FILE
 from memfeed.store.manifest import Manifest
-from memfeed.store.store import Store, open_store
+from memfeed.store.opened import open_store
+from memfeed.store.store import Store
 from memfeed.system import files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import sigterm_unwinds
@@ -49,7 +52,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
             if not damaged:
                 bar.say(f"memfeed: {target}: no row is damaged")
                 return None
-            result = compare_store(store, given, options)
+            result = compare_store(store, given, options, is_damaged=True)
             known = dict(zip(result.probed.indices, result.probed.samples, strict=True))
             flattener, watchdog = Flattener(result.inferred.structure), Watchdog(0)
 
@@ -66,18 +69,21 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
 def _open_repairable(target: Path, given: Input) -> tuple[Store, Manifest]:
     """Return the store at `target` and its manifest. Raise StoreError if its rows cannot be recomputed one by one."""
     if not target.exists():
-        raise StoreError(f"{target}: found nothing to repair; expected a store: leave out repair=True to write one")
+        raise StoreError(
+            f"{target}: found nothing to repair; expected a store: make one with memfeed.cache(dataset, path)"
+        )
     try:
         store = open_store(target)
     except StoreError as error:  # no manifest, or files that are missing or of another size
-        hint = "repair=True recomputes only rows: write the whole store again with overwrite=True"
+        hint = "memfeed.repair recomputes only rows: write the whole store again with overwrite=True"
         raise CorruptStoreError(f"{error}; {hint}") from None
-    if store.manifest is None or given.kind == "iterable" or not getattr(store.manifest.fingerprint, "probes", ()):
+    manifest = store._view.manifest
+    if manifest is None or given.kind == "iterable" or not getattr(manifest.fingerprint, "probes", ()):
         raise StoreError(
-            f"{target}: found a store whose rows cannot be recomputed one by one; repair=True expects one that "
-            "cache made of a map-style dataset or of columns, without allow_random: use overwrite=True"
+            f"{target}: found a store whose rows cannot be recomputed one by one; memfeed.repair expects one that "
+            "cache made of a map-style dataset or of columns, without allow='random': use overwrite=True"
         )
-    return store, store.manifest
+    return store, manifest
 
 
 def find_damage(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> list[Chunk]:
@@ -85,7 +91,9 @@ def find_damage(path: Path, manifest: Manifest, progress: OnProgress | None = No
     try:
         read_checksums(path, manifest)
     except CorruptStoreError as error:
-        raise CorruptStoreError(f"{error}; repair=True needs them: write the store again with overwrite=True") from None
+        raise CorruptStoreError(
+            f"{error}; memfeed.repair needs them: write the store again with overwrite=True"
+        ) from None
     return list(bad_chunks(path, manifest, progress))
 
 
@@ -97,7 +105,7 @@ class _Column:
     """
 
     def __init__(self, path: Path, field: Field, manifest: Manifest, chunks: list[Chunk]) -> None:
-        self.path, self.field, self.row_count = path, field, manifest.rows
+        self.field = field
         records = ragged.record_sizes(field)
         damaged, displaced = np.zeros(manifest.rows, bool), np.zeros(manifest.rows, bool)
         for chunk in chunks:
@@ -116,11 +124,6 @@ class _Column:
                     overlaps = (first < chunk.first + chunk.size) & (first + sizes > chunk.first)
                     damaged |= ~displaced & (sizes > 0) & overlaps
         self.damaged, self.displaced = damaged, displaced
-
-    def read(self, row: int) -> tuple[bytes, list[int] | None]:
-        """Return the stored bytes and dims of a row that is not displaced."""
-        data, dims = ragged.read_row(self.path, self.field, row)
-        return data, None if dims is None else dims[0].tolist()
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
         """Write a row into the copy of the column at `root`: at its place, or at the end of the heap if displaced."""
@@ -225,18 +228,17 @@ def _copy(path: Path, to: Path, size: int, *, link: bool) -> None:
 def _replace_row(
     path: Path, root: Path, columns: list[_Column], row: int, index: int, leaves: Leaves, casts: frozenset[int]
 ) -> None:
-    for field_index, (column, leaf) in enumerate(zip(columns, leaves(index), strict=True)):
-        field = column.field
-        where = f"field {field.name}, sample {index}"
-        try:
-            packed = codec.pack(field, [leaf], cast=field_index in casts)
-        except SchemaError as error:
-            raise stale(path, f"{where}: {error}") from None
+    try:
+        found = codec.pack_sample((column.field for column in columns), leaves(index), casts, index)
+    except SchemaError as error:
+        raise stale(path, str(error)) from None
+    for column, packed in zip(columns, found, strict=True):
+        field, where = column.field, f"field {column.field.name}, sample {index}"
         if not column.displaced[row]:
-            data, dims = column.read(row)
-            if packed.dims is not None and packed.dims[0].tolist() != dims:
-                raise stale(path, f"{where}: found dims {packed.dims[0].tolist()}, expected {dims}")
-            if not column.damaged[row] and b"".join(bytes(buffer) for buffer in packed.buffers) != data:
+            kept = ragged.read_row(path, field, row)
+            if packed.dims is not None and kept.dims is not None and (packed.dims != kept.dims).any():
+                raise stale(path, f"{where}: found dims {packed.dims[0].tolist()}, expected {kept.dims[0].tolist()}")
+            if not column.damaged[row] and not rows_equal(field, packed, kept):
                 raise stale(path, f"{where}: found another value than was stored")
         if column.damaged[row]:
             column.write(root, row, packed)

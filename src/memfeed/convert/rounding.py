@@ -25,7 +25,7 @@ class Rounded:
 
     def __init__(self, dataset: Any, dtype: torch.dtype) -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"found floats={dtype!r}; expected torch.float16 or torch.bfloat16")
+            raise ValueError(f"found dtypes={{float: {dtype!r}}}; expected torch.float16 or torch.bfloat16")
         self.dataset, self.dtype = dataset, dtype
 
     def __len__(self) -> int:
@@ -36,15 +36,15 @@ class Rounded:
         return map_leaves(lambda leaf: self._rounded(leaf, index), sample)
 
     def _rounded(self, leaf: Any, index: int) -> Any:
-        if not isinstance(leaf, torch.Tensor | np.ndarray):
+        if not isinstance(leaf, torch.Tensor | np.ndarray) or values.holds_more(leaf):
             return leaf
         tensor = values.as_tensor(leaf)
         if tensor is None or tensor.dtype not in (torch.float32, torch.float64):
             return leaf
-        rounded = tensor.to(self.dtype)
+        rounded = (leaf if isinstance(leaf, torch.Tensor) else tensor).to(self.dtype)  # a tv_tensor keeps its class
         if bool((rounded.isinf() & ~tensor.isinf()).any()):
             raise SchemaError(
                 f"found the value {tensor.abs().max().item():g} in sample {index}, beyond what {self.dtype} holds; "
-                "expected at most 65,504: choose floats=torch.bfloat16"
+                "expected at most 65,504: choose dtypes={float: torch.bfloat16}"
             )
         return rounded

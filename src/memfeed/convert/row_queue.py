@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memfeed.building.rows import ABSENT, SKIPPED
 from memfeed.schema.codec import Int64Array
-from memfeed.store.supply import FillProgress
+from memfeed.store.row_supply import FillProgress
 
 LIST_SECONDS = 0.03  # of work in one list of rows that a worker is sent
 MOST_ROWS_A_LIST = 64
@@ -70,7 +70,7 @@ class RowQueue:
         """Add rows to those that a reader will wait for."""
         self._wanted.setdefault(reader, deque()).append(rows.astype(np.int64))
 
-    def urge(self, reader: object, rows: Int64Array) -> None:
+    def prioritise(self, reader: object, rows: Int64Array) -> None:
         """Put rows before all others."""
         wanted = self._wanted.pop(reader, None) or deque()
         wanted.appendleft(rows.astype(np.int64))

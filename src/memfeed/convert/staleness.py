@@ -2,52 +2,70 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import msgspec
+import numpy as np
+import xxhash
 
-from memfeed.convert.attributes import classes_of
+from memfeed.convert.attributes import classes_of, targets_of
+from memfeed.convert.changes import Watched, differences, shown
+from memfeed.convert.digests import chosen
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.inputs import ConvertOptions, Input, expected_length
-from memfeed.convert.probe import ProbeResult, probe_input
-from memfeed.errors import SchemaError, StaleStoreError, brief, listed
-from memfeed.schema import codec, values
-from memfeed.schema.fields import Field, Schema, display
+from memfeed.convert.inputs import Input, expected_length, read_sample
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.probe import ProbeResult, probe_input, spread
+from memfeed.convert.readback import ROUNDING
+from memfeed.convert.watchdog import Watchdog
+from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed
+from memfeed.schema import codec
+from memfeed.schema.compare import describe_difference, describe_value, leaves_like, rows_equal
+from memfeed.schema.fields import Schema
 from memfeed.schema.tree import Flattener
+from memfeed.store.backing import Backing
 from memfeed.store.manifest import Fingerprint
 from memfeed.store.store import Store
+from memfeed.store.view import View
+from memfeed.system import random_state
+from memfeed.system.messages import warn
 
-StoredValue = Callable[[int, int], Any]
-"""(sample index, field index) -> the stored value."""
+COMPARE_SECONDS = 1.0  # of reading rows, where only settings of the dataset differ
+CHECK_SECONDS = 0.05  # of reading rows when an epoch begins
+MOST_CHECKED = 3
+READ_SECONDS = 0.35  # of reading rows where an attribute has changed, to find out if reads change it
+FEWEST_READS, MOST_READS = 8, 256
 
 _DRAWN_IN_INIT = (
     ". If the dataset draws values when it is made (a random split, noise, a shuffle in __init__), each process draws "
     "other values: seed it there"
 )
 
-_ROUNDED = ("float16", "bfloat16")
-
 
 def stale(path: Path, difference: str, hint: str = "") -> StaleStoreError:
     """Return the error for a store that differs from its dataset in this way."""
     return StaleStoreError(
         f"{path}: found that the dataset no longer matches what was stored: {difference}{hint}. Give "
-        "this dataset a path of its own, or remove the store. With cache(), pass overwrite=True to write it again, or "
-        "check=False to take it as it is"
+        "this dataset a path of its own, or remove the store. With cache(), pass overwrite=True to write it again, "
+        "or take it as it is: memfeed.open(path)"
     )
 
 
-def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeResult:
-    """Return the samples that were compared with `store`. Raise StaleStoreError if one differs."""
-    old = store.manifest.fingerprint if store.manifest else None
+def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_damaged: bool = False) -> ProbeResult:
+    """Return the samples that were compared with `store`. Raise StaleStoreError if one differs.
+
+    They are compared by their hashes; of a store that `is_damaged` no row is read.
+    """
+    old = store._view.manifest.fingerprint if store._view.manifest else None
     if old is None:
         raise StaleStoreError(
             f"{store.path}: found a store that was not made from a dataset (Writer, or tensordict), so it cannot be "
-            f"compared with this one; open it with memfeed.open({str(store.path)!r}), or pass check=False"
-            + (" or overwrite=True" if store.manifest else "")
+            f"compared with this one; open it with memfeed.open({str(store.path)!r})"
+            + (", or pass overwrite=True" if store._view.manifest else "")
         )
     if old.length != given.length:
         raise stale(store.path, f"found {given.length} samples, expected {old.length}")
@@ -65,7 +83,8 @@ def compare_store(store: Store, given: Input, options: ConvertOptions) -> ProbeR
             raise stale(store.path, f"found an iterable of {found} samples, expected {len(store)}")
         if len(store) == probed < found:
             raise stale(store.path, f"found more than {probed} samples in the iterable, expected {probed}")
-    require_equal(store.path, store.schema, old, fingerprint_of(given), result, store.stored_value)
+    require_equal(store.path, store.schema, old, fingerprint_of(given), result, store)
+    require_equal_data(store.path, old, given, store, compares_rows=not is_damaged)
     return result
 
 
@@ -90,103 +109,187 @@ def _require_equal_attributes(store: Store, given: Input, options: ConvertOption
         )
 
 
+def require_equal_data(
+    path: Path, old: Fingerprint, given: Input, store: Store | None, *, compares_rows: bool = True
+) -> None:
+    """Raise StaleStoreError if the data in the dataset's attributes differ from those stored; see `digests`.
+
+    Where only settings differ, rows of a store are compared for a second, and a warning is given if they agree. Those
+    of a build, whose `store` is None, are compared before its commit, those of a damaged store while it is repaired.
+    """
+    if given.watched is None or old.digests is msgspec.UNSET:
+        return
+    data, settings = differences(old.digests, given.watched.digests())
+    place = _differing_target(store, given) if store is not None and data else ""
+    if data:
+        raise stale(path, f"found other values in {listed([shown(one) for one in data])}{place}")
+    if not settings or store is None or not compares_rows:
+        return
+    found = listed([shown(one) for one in settings])
+    difference = None
+    if given.kind == "map" and old.probes and given.length is not None:
+        difference = _differing_row(store, given, spread(chosen(given.length)), time.monotonic() + COMPARE_SECONDS)
+    if difference:
+        raise stale(path, f"{difference} (and {found} differs from then)")
+    warn(
+        f"{path}: {found} differs from what the dataset had when this store was made, but the samples compared are the "
+        "same; if the change matters for others, write the store again with overwrite=True"
+    )
+
+
+def _differing_target(store: Store, given: Input) -> str:
+    """Return which of the targets that the store keeps is the first that differs; "" if that is not known."""
+    kept = store._view.manifest.attributes if store._view.manifest else None
+    found = targets_of(given.dataset, given.length or 0)
+    if not kept or kept.targets is None or found is None:
+        return ""
+    indices = np.delete(np.arange(len(found[0])), np.array(store._view.skipped, np.int64))
+    now, then = found[0][indices], np.asarray(store.targets)
+    differing = np.flatnonzero(now != then).tolist() if now.shape == then.shape else []
+    if not differing:
+        return ""
+    row = differing[0]
+    return (
+        f": {len(differing):,} of {len(now):,} targets, the first of sample {indices[row]}: found {now[row]}, expected "
+        f"{then[row]}"
+    )
+
+
+def _differing_row(store: Store, given: Input, indices: Sequence[int], end: float) -> str | None:
+    """Return how the first of these samples differs from its row, floats up to rounding; None if none does until `end`.
+
+    Reads the dataset in this thread, and keeps the global generators as they are. Skips samples that raise.
+    """
+    assert given.watched is not None
+    inferred, schema, watchdog = given.watched.inferred, store.schema, Watchdog(0)
+    flattener = Flattener(inferred.structure_like(schema))
+    skipped = set(store._view.skipped)
+    with random_state.preserved(), watchdog.watch():
+        for index in indices:
+            if index in skipped or not _is_present(store, index):
+                continue
+            try:
+                leaves = flattener(read_sample(given.dataset, index, watchdog))
+                for field_index, (field, leaf) in enumerate(zip(schema, leaves, strict=True)):
+                    stored = stored_value(store, index, field_index)
+                    found = codec.pack(field, [leaf], cast=field_index in inferred.casts)
+                    if not rows_equal(field, found, codec.pack(field, [stored]), ROUNDING):
+                        return f"field {field.name}, sample {index}: {describe_difference(leaf, stored)}"
+            except SampleError:
+                continue
+            except SchemaError as error:
+                return f"sample {index}: {error}"
+            if time.monotonic() > end:
+                break
+    return None
+
+
+def stored_value(store: Store, source_index: int, field_index: int) -> Any:
+    """Return the stored value of field ``field_index`` for the dataset's sample ``source_index``."""
+    row = source_index - sum(skipped < source_index for skipped in store._view.skipped)
+    return store._view.columns[field_index].read_row(row)
+
+
+def _is_present(store: Store, index: int) -> bool:
+    """Return True if the row of a sample is there: in a store that is being filled it may not be."""
+    supply: Any = store._view.supply
+    return supply is None or bool(supply.has(index))
+
+
+def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backing: Backing) -> None:
+    """Raise StaleStoreError if the dataset has changed since its loader was made. Called when an epoch begins.
+
+    All attributes are compared, large ones by some of their values, and up to `MOST_CHECKED` samples with their rows,
+    if they are read within `CHECK_SECONDS` or a hundredth of the time since the last epoch began. An attribute that
+    another read of a sample changes too is no setting: steps keep there what they drew. ``is_cut`` says that the rest
+    of the dataset's pipeline is applied to batches.
+    """
+    watched = given.watched
+    assert watched is not None
+    found = watched.changed(_reads(watched.dataset, given.length or 0) if given.kind == "map" else None)
+    if found is None and given.kind == "map" and watched.inferred is not None and not options.allow_random:
+        rows, is_first = _rows_to_check(given, watched), watched.checks == 1
+        if is_first and backing.supply is not None and backing.supply.in_caller:
+            _read_one(watched.dataset, rows[0])  # the epoch will read in this process too
+        difference = _differing_row(Store(View(backing)), given, rows, math.inf)
+        watched.forget_what_reading_changes()
+        found = None if difference is None else (difference, False)
+    if found is None:
+        return
+    difference, is_pipeline = found
+    hint = (
+        "Its random part was taken when the loader was made: make the Loader anew, with a new path if the rest changed"
+        if is_pipeline and is_cut
+        else "Give the changed dataset a store of its own, Loader(dataset, cache='NEW_PATH'), or move what changes "
+        "from epoch to epoch to Loader(..., transform=...); what no sample depends on can be kept outside of it"
+    )
+    raise StaleStoreError(
+        f"{backing.path}: found that the dataset has changed since its loader was made: {difference}; expected the "
+        f"same in every epoch, because the store gives what was read first. {hint}"
+    )
+
+
+def _reads(dataset: Any, length: int) -> Iterator[int]:
+    """Read one sample after another, under other seeds, for a while. Yield the seed of each."""
+    end = time.monotonic() + READ_SECONDS
+    for seed in range(MOST_READS if length else 0):
+        if seed < FEWEST_READS or time.monotonic() < end:
+            _read_one(dataset, seed % length, seed)
+            yield seed
+
+
+def _read_one(dataset: Any, index: int, seed: int = 0) -> None:
+    with random_state.seeded(seed), contextlib.suppress(SampleError, SchemaError):
+        read_sample(dataset, index, Watchdog(0))
+
+
+def _rows_to_check(given: Input, watched: Watched) -> list[int]:
+    """Return other samples for each epoch, at first one at least."""
+    assert given.length is not None
+    now = time.monotonic()
+    seconds = CHECK_SECONDS if watched.checked_at is None else max(CHECK_SECONDS, (now - watched.checked_at) / 100)
+    count = min(MOST_CHECKED, int(seconds / max(watched.seconds, 1e-6)), given.length)
+    if watched.checked_at is None:
+        count = max(count, 1)
+    watched.checked_at, watched.checks = now, watched.checks + 1
+    names = (f"{watched.checks} {i}".encode() for i in range(count))
+    return [xxhash.xxh3_64_intdigest(name) % given.length for name in names]
+
+
 def require_equal(
-    path: Path, stored: Schema, old: Fingerprint, new: Fingerprint, result: ProbeResult, value: StoredValue | None
+    path: Path, stored: Schema, old: Fingerprint, new: Fingerprint, result: ProbeResult, store: Store | None
 ) -> None:
     """Raise StaleStoreError unless the samples in `result` are those that were stored. Warn of a changed class source.
 
-    `value` returns stored values for the error message; without it the message has none.
+    The error message has the value of `store` too, unless that is None.
     """
     if old.length != new.length:
         raise stale(path, f"found {new.length} samples, expected {old.length}")
-    samples = _flatten(path, stored, result)
+    try:
+        samples = leaves_like(result.probed.samples, result.inferred, stored)
+    except SchemaError as error:
+        raise stale(path, str(error)) from None
     expected = {probe.index: probe.hashes for probe in old.probes}
     for index, leaves in zip(result.probed.indices, samples, strict=True):
         if index not in expected:
             continue
-        for field_index, (field, leaf) in enumerate(zip(stored.fields, leaves, strict=True)):
-            try:
-                packed = codec.pack(field, [leaf], cast=field_index in result.inferred.casts)
-            except SchemaError as error:
-                raise stale(path, f"field {field.name}, sample {index}: {error}") from None
-            if hash_packed(field, packed) != expected[index][field_index]:
-                difference = _difference(leaf, value(index, field_index) if value is not None else None)
+        try:
+            packed = codec.pack_sample(stored, leaves, result.inferred.casts, index)
+        except SchemaError as error:
+            raise stale(path, str(error)) from None
+        for field_index, (field, leaf) in enumerate(zip(stored, leaves, strict=True)):
+            if hash_packed(field, packed[field_index]) != expected[index][field_index]:
+                difference = f"found {describe_value(leaf)}, expected another value"
+                if store is not None:
+                    difference = describe_difference(leaf, stored_value(store, index, field_index))
                 raise stale(path, f"field {field.name}, sample {index}: {difference}", _DRAWN_IN_INIT)
     for probe in new.probes:  # all probed rows of columns are hashed, but few of them are read as samples
-        for field, found, hashed in zip(
-            stored.fields, probe.hashes, expected.get(probe.index, probe.hashes), strict=True
-        ):
+        hashes = zip(stored, probe.hashes, expected.get(probe.index, probe.hashes), strict=True)
+        for field, found, hashed in hashes:
             if found != hashed:
                 raise stale(path, f"field {field.name}, sample {probe.index}: found another value than was stored")
     if old.source != new.source and old.source_name == new.source_name:
-        warnings.warn(
+        warn(
             f"{path}: the source of {new.source_name} has changed since this store was made, but the samples compared "
-            "are the same; if the change matters for others, write the store again with overwrite=True",
-            stacklevel=7,  # the line that called cache()
+            "are the same; if the change matters for others, write the store again with overwrite=True"
         )
-
-
-def _flatten(path: Path, stored: Schema, result: ProbeResult) -> list[list[Any]]:
-    """Return the leaves of each sample. Raise StaleStoreError if their fields differ from those stored."""
-    found = result.inferred
-    # a few samples may have a simpler structure than the many that were stored, whose structure then decides
-    flattener = Flattener(stored.structure if found.structure == found.schema.structure else found.structure)
-    try:
-        samples = [flattener(sample) for sample in result.probed.samples]
-    except SchemaError as error:
-        raise stale(path, schema_difference(found.schema, stored) or str(error)) from None
-    if [field.path for field in found.schema] == [field.path for field in stored]:
-        difference = schema_difference(found.schema, stored)
-        if difference:
-            raise stale(path, difference)
-    return samples
-
-
-def schema_difference(found: Schema, stored: Schema) -> str:
-    """Return a sentence that says how the fields of samples differ from those stored, or an empty string."""
-    have, want = [f.path for f in found.fields], [f.path for f in stored.fields]
-    if have != want:
-        if set(have) != set(want):
-            new = listed([display(path) for path in have if path not in set(want)], 50)
-            gone = listed([display(path) for path in want if path not in set(have)], 50)
-            return (
-                f"found {f'the fields {new}' if new else 'fewer fields'}; expected {gone or 'none beside the others'}"
-            )
-        return "found the fields in another order"
-    for now, then in zip(found.fields, stored.fields, strict=True):
-        if (now.dtype, now.form, now.rank) != (then.dtype, then.form, then.rank) or not _fits(now, then):
-            is_rounded = then.dtype in _ROUNDED and now.dtype in ("float32", "float64")
-            hint = f", as cache(..., floats=torch.{then.dtype}) gives" if is_rounded else ""
-            return f"field {then.name}: found {now.describe()}, expected {then.describe()}{hint}"
-    return ""
-
-
-def _fits(now: Field, then: Field) -> bool:
-    """Return True if samples of field `now` can be rows of column `then`."""
-    if then.kind in ("str", "bytes", "json") or now.kind in ("str", "bytes", "json"):
-        return now.kind == then.kind
-    return all(dim is None or dim == have for have, dim in zip(now.shape, then.shape, strict=True))
-
-
-def _difference(found: Any, expected: Any) -> str:
-    """Return both values in short form; for tensors, the first elements that differ."""
-    if expected is None:
-        return f"found {_brief(found)}, expected another value"
-    one, other = values.as_tensor(found), values.as_tensor(expected)
-    if one is None or other is None or one.shape != other.shape:
-        return f"found {_brief(found)}, expected {_brief(expected)}"
-    if one.dtype != other.dtype:
-        one = one.to(other.dtype)
-    differs = (one != other) & ~((one != one) & (other != other))
-    if not bool(differs.any()):
-        return f"found other bytes in a value that is equal ({_brief(found)})"
-    at = tuple(int(i) for i in torch.nonzero(differs)[0])
-    return f"found {one[at].item()} at {list(at)}, expected {other[at].item()} ({int(differs.sum())} elements differ)"
-
-
-def _brief(value: Any) -> str:
-    tensor = values.as_tensor(value)
-    if tensor is not None and tensor.ndim:
-        return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
-    text = repr(tensor.item() if tensor is not None else value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ import torch
 
 from memfeed.building.build import Build, runs
 from memfeed.building.rows import RowWriter
-from memfeed.errors import SchemaError
+from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
 from memfeed.schema.infer import promote
@@ -55,11 +55,25 @@ class PromotionNeeded(Exception):  # noqa: N818
 
 
 def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
-    """Return the leaves of sample `index`. Raise SchemaError with that index if its structure differs."""
+    """Return the leaves of sample `index`. Raise SchemaError with that index if its structure differs.
+
+    Raises SampleError for None where others are samples: some datasets return it in place of a broken one.
+    """
     try:
         return plan.flattener(sample)
     except SchemaError as error:
+        if sample is None:
+            raise no_sample(index) from None
         raise SchemaError(f"sample {index}: {error}") from None
+
+
+def no_sample(index: int) -> SampleError:
+    """Return the error for a dataset that returns None in place of sample `index`."""
+    return SampleError(
+        f"sample {index}: found None; expected a sample as the others, because a store has a row for each. Leave such "
+        'samples out with store = memfeed.cache(dataset, path, on_error="skip"), and make the Loader of that store; of '
+        "an iterable, yield none"
+    )
 
 
 def write_rows(

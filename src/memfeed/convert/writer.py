@@ -16,8 +16,8 @@ from memfeed.building import build as building
 from memfeed.building.build import Build, runs
 from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import ABSENT, RowWriter
-from memfeed.convert.attributes import check_metadata
 from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
+from memfeed.convert.options import check_metadata
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import BuildError, RowError, StoreError
@@ -26,7 +26,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener, as_types
 from memfeed.store import format, in_memory
-from memfeed.store.attributes import Kept
+from memfeed.store.dataset_attributes import Kept
 from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 

@@ -12,26 +12,30 @@ import msgspec
 
 from memfeed.errors import StoreError, StoreNotFoundError
 from memfeed.schema.fields import Schema
-from memfeed.store import foreign, format, tensordict_dir
-from memfeed.store.columns import Column, FixedColumn, RaggedColumn
+from memfeed.store import format
+from memfeed.store.column import Column
+from memfeed.store.columns import FixedColumn
 from memfeed.store.format import Identity
-from memfeed.store.growing import growing_columns, settle_columns
+from memfeed.store.growing import growing_columns
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files, fixed_file, ragged_files
-from memfeed.store.supply import RowSupply
+from memfeed.store.ragged_columns import RaggedColumn
+from memfeed.store.row_supply import RowSupply
 
 
 @dataclass(eq=False)
 class Backing:
     """The parts that all views of one store share: its path, schema, and columns (mapped on first use).
 
-    ``owner`` lives as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
+    ``digest`` differs for every store, ``source`` only for every dataset: see ``View.source_digest``. ``owner`` lives
+    as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
     is a function and its arguments that make this backing in another process; None opens ``path`` there.
     ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes.
     ``left_out`` says for each entry of a tensordict directory that is not read where it is and why. ``supply`` brings
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
-    opened from an address; 0 for any other.
+    opened from an address; 0 for any other. ``check_dataset`` raises StaleStoreError, for a store whose dataset is at
+    hand, if the dataset has changed since.
     """
 
     path: Path | None
@@ -49,6 +53,8 @@ class Backing:
     supply: RowSupply | None = None
     masks_rows: bool = False
     chunk_rows: int = 0
+    check_dataset: Callable[[Backing], None] = lambda backing: None
+    source: str | None = None
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -74,7 +80,8 @@ def _checker(path: Path, identity: Identity, digest: str | None = None) -> Calla
 def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
     open_column = partial(store_column, path, manifest, check=_checker(path, identity, digest))
     check = _checker(path, identity)
-    return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check)
+    source = source_digest(manifest)
+    return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check, source=source)
 
 
 def store_column(
@@ -102,22 +109,23 @@ def filling_backing(
 
     ``digest`` is that of the source, the same for every process that fills it, now and after an interruption.
     """
-    columns = growing_columns(build, manifest.schema, manifest.rows)
+    columns, source = growing_columns(build, manifest.schema, manifest.rows), source_digest(manifest)
     return Backing(
         path,
         manifest.schema,
         manifest.rows,
-        source_digest(manifest) or "",
+        source or "",
         columns.__getitem__,
         manifest,
         owner,
         remake=remake,
         supply=supply,
         masks_rows=masks_rows,
+        source=source,
     )
 
 
-def settle(backing: Backing) -> bool:
+def switch_to_committed(backing: Backing) -> bool:
     """Let a backing that was filled read the finished store at its path. Return False if that store has other rows."""
     assert backing.path is not None
     found = format.read_manifest(backing.path)
@@ -125,7 +133,8 @@ def settle(backing: Backing) -> bool:
         return False
     manifest, digest, identity = found
     columns: Any = [backing.column(index) for index in range(len(manifest.schema))]
-    settle_columns(columns, backing.path, _checker(backing.path, identity, digest))
+    for column in columns:
+        column.switch_to_committed(backing.path, _checker(backing.path, identity, digest))
     backing.manifest, backing.digest, backing.supply, backing.remake = manifest, digest, None, None
     backing.check = _checker(backing.path, identity)
     return True
@@ -135,7 +144,9 @@ def source_digest(manifest: Manifest | None) -> str | None:
     """Return a hash of the dataset that a store was made from, in hexadecimal; None where that is not known."""
     if manifest is None or manifest.fingerprint is None:
         return None
-    return format.digest(msgspec.json.encode(manifest.fingerprint))
+    # a file that was touched, or data that could not be hashed in time, makes no other source
+    known = msgspec.structs.replace(manifest.fingerprint, digests=msgspec.UNSET)
+    return format.digest(msgspec.json.encode(known))
 
 
 def open_backing(root: Path, owner: object = None) -> Backing:
@@ -143,6 +154,8 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     found = format.read_manifest(root)
     if found is not None:
         return _memfeed_backing(root.absolute(), *found, owner)
+    from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
+
     is_directory = (root / "meta.json").exists() or any(root.glob("*meta.pt"))
     if is_directory or foreign.is_archive(root):
         contents, digest = tensordict_dir.read(root)
@@ -171,8 +184,9 @@ def _nothing(root: Path) -> str:
 def _not_a_store(root: Path) -> str:
     if (root / "storage" / "meta.json").exists():
         return f"{root}: found the dump of a TorchRL replay buffer; expected its storage: open {root / 'storage'}"
-    line = foreign.conversion(root)
-    if line:
+    from memfeed.store.foreign import conversion  # a store of memfeed needs none of this
+
+    if line := conversion(root):
         return line
     stores = sorted(path.parent.name for path in root.glob(f"*/{format.MANIFEST}"))
     if stores:  # of the splits of a DatasetDict, for example

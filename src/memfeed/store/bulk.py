@@ -19,7 +19,7 @@ from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
 from memfeed.schema.jagged import batch_shape
 from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.store.columns import Column, ComputedColumn, FixedColumn, RaggedColumn
+from memfeed.store.column import Column
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
 from memfeed.system.progress import SLOW_SECONDS, Progress
@@ -30,7 +30,6 @@ from memfeed.transfer.streams import memory_info
 from memfeed.transfer.to_device import to_device
 
 CHUNK_BYTES = 64 << 20
-Dense = FixedColumn | ComputedColumn
 
 
 class Unfilled(NamedTuple):
@@ -40,12 +39,21 @@ class Unfilled(NamedTuple):
     unexpected_keys: list[str]
 
 
+def _target(device: torch.device | str) -> torch.device:
+    return check_device(device) or torch.device("cpu")
+
+
+def on_device(batch: Any, device: torch.device | str) -> Any:
+    """Return a batch whose tensors `load` made, with the device in each TensorDict of it."""
+    return to_device(batch, _target(device), non_blocking=False)
+
+
 def load(
     columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool
 ) -> list[Any]:
     """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
-    target = check_device(device) or torch.device("cpu")
-    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if isinstance(c, Dense)), target)
+    target = _target(device)
+    _check_free_memory(title, sum(_bytes(c, rows) for c in columns if c.layout == "dense"), target)
     offsets: dict[int, torch.Tensor] = {}
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
@@ -54,10 +62,10 @@ def load(
         copies_to(target) as copy,
     ):
         for column in columns:
-            if isinstance(column, Dense):
+            if column.layout == "dense":
                 leaf: Any = torch.empty(_shape(column, rows), dtype=column.field.torch_dtype, device=target)
                 copy_rows(column, rows, leaf, bar, copy)
-            elif isinstance(column, RaggedColumn) and column.field.kind == "jagged":
+            elif column.field.kind == "jagged":
                 leaf = _jagged(column, rows, target, offsets, bar, copy)
             else:
                 leaf = to_device(Gather([column], [Fresh()])(rows)[0], target)
@@ -69,7 +77,7 @@ def load(
 def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, strict: bool) -> Unfilled:
     """Fill the tensors in ``dest`` with ``rows``; see ``Store.into``."""
     targets = dict(_tensors(dest))
-    pairs: list[tuple[Dense, torch.Tensor]] = []
+    pairs: list[tuple[Column, torch.Tensor]] = []
     missing, problems, used = [], [], set()
     for column in columns:
         key = _key(column.field, targets)
@@ -78,7 +86,7 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
             continue
         used.add(key)
         target = targets[key]
-        if not isinstance(column, Dense):
+        if column.layout != "dense":
             problems.append(
                 f"{column.field.name}: found {column.field.describe()}; expected a field whose rows have one shape"
             )
@@ -104,7 +112,7 @@ def into(columns: Sequence[Column], rows: Int64Array, dest: Any, title: str, *, 
         copies: dict[torch.device, Copy] = {}
         for column, target in pairs:
             first = int(rows[0]) if len(rows) else 0
-            if isinstance(column, FixedColumn) and _is_run(rows) and column.read(first, target):
+            if _is_run(rows) and column.read(first, target):
                 continue
             if target.device not in copies:
                 copies[target.device] = stack.enter_context(copies_to(target.device))
@@ -122,21 +130,21 @@ def copy_rows(
         bar.advance(chunk.nbytes)
 
 
-def _shape(column: Dense, rows: Int64Array) -> tuple[int, ...]:
+def _shape(column: Column, rows: Int64Array) -> tuple[int, ...]:
     return column.field.row_shape if column.row_count is None else (len(rows), *column.field.row_shape)
 
 
 def _chunks(column: Column, rows: Int64Array) -> Iterator[tuple[Any, torch.Tensor]]:
     """Yield parts of ``rows`` of bounded size: the index of the part, and its values."""
-    if isinstance(column, FixedColumn) and column.row_count is None:
-        yield ..., column.data
+    if column.row_count is None:
+        yield ..., column.whole
         return
     step = max(1, CHUNK_BYTES // max(column.field.row_bytes, 1))
     gather = Gather([column], [Fresh()])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        if _is_run(part) and isinstance(column, FixedColumn):
-            chunk = column.data[int(part[0]) : int(part[-1]) + 1]
+        if _is_run(part) and column.whole is not None:
+            chunk = column.whole[int(part[0]) : int(part[-1]) + 1]
         else:
             chunk = gather(part)[0]
         yield slice(start, start + len(part)), chunk
@@ -148,7 +156,7 @@ def _is_run(rows: Int64Array) -> bool:
 
 
 def _jagged(
-    column: RaggedColumn,
+    column: Column,
     rows: Int64Array,
     target: torch.device,
     shared: dict[int, torch.Tensor],
@@ -178,9 +186,9 @@ def _jagged(
 
 
 def _bytes(column: Column, rows: Int64Array) -> int:
-    if isinstance(column, Dense):
+    if column.layout == "dense":
         return math.prod(_shape(column, rows)) * column.field.itemsize
-    return column.locate(rows).nbytes if isinstance(column, RaggedColumn) else 0
+    return column.locate(rows).nbytes if column.layout == "ragged" else 0
 
 
 def _check_free_memory(title: str, needed: int, target: torch.device) -> None:

@@ -184,5 +184,5 @@ def describe_chunk(manifest: Manifest, chunk: Chunk) -> str:
 def _damage(path: Path, manifest: Manifest, chunk: Chunk) -> str:
     return (
         f"{path / chunk.name}: found other bytes than were written, in {describe_chunk(manifest, chunk)}; "
-        "restore the file from a copy, or let cache compute these rows again from the dataset: repair=True"
+        "restore the file from a copy, or compute these rows again: memfeed.repair(dataset, path)"
     )

@@ -12,17 +12,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.jagged import SharedOffsets
 from memfeed.schema.row_views import RowViews
-from memfeed.store.columns import Column, ComputedColumn, FixedColumn, JsonColumn, RaggedColumn, RaggedRows
+from memfeed.store.column import Column
+from memfeed.store.columns import FixedColumn
 from memfeed.store.copied_rows import copy_run, select_rows
 from memfeed.store.ragged import Located
+from memfeed.store.ragged_columns import RaggedRows
 from memfeed.store.ragged_gather import gather_jagged, gather_list, gather_padded, view_rows
-from memfeed.store.windows import MaskColumn, WindowColumn
-from memfeed.system.buffers import Allocator
+from memfeed.system.buffers import Allocator, Fresh
 from memfeed.system.share import Threads
 
 # Several batches come from one gather up to these sizes. Larger gains nothing, and a batch that is kept keeps them all.
@@ -34,7 +36,7 @@ RUN_BYTES = 64 * 1024  # below this size, finding out that rows are consecutive 
 
 
 NO_WINDOWS: Mapping[int, Int64Array] = MappingProxyType({})
-_Other = tuple[int, JsonColumn | ComputedColumn]  # and its field index
+_Other = tuple[int, Column]  # computed rows, or values, and the field index
 
 
 class _Fixed(NamedTuple):
@@ -88,10 +90,10 @@ class Gather:
             if isinstance(column, FixedColumn):
                 found = self._viewed if index in as_views else self._fixed
                 found.append(_Fixed(index, column, allocator, field.torch_dtype, field.row_shape, field.row_bytes))
-            elif isinstance(column, JsonColumn | ComputedColumn):
-                self._others.append((index, column))
-            else:
+            elif isinstance(column, RaggedRows):
                 self._ragged.append((index, column))
+            else:
+                self._others.append((index, column))
         self._jagged = {index for index, column in self._ragged if column.field.kind == "jagged"}
         self._row_bytes = sum(column.row_bytes for column in (*self._fixed, *self._viewed))
         self.bytes = 0  # gathered so far
@@ -100,15 +102,14 @@ class Gather:
         """Return a gather into the same memory from ``columns``, of which only computed ones may differ."""
         other = copy.copy(self)
         other._columns = list(columns)
-        other._others = [(i, c if isinstance(c := columns[i], ComputedColumn) else old) for i, old in self._others]
+        other._others = [(index, columns[index]) for index, _ in self._others]
         return other
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of all columns, on average; 0 for columns whose average is not known."""
-        heaps = sum(c.heap_bytes // max(c.row_count, 1) for _, c in self._ragged if isinstance(c, RaggedColumn))
-        others = sum(c.field.row_bytes for _, c in self._others if not isinstance(c, JsonColumn))
-        return self._row_bytes + heaps + others + self._bytes_on_device
+        slow = sum(column.mean_row_bytes for _, column in (*self._ragged, *self._others))
+        return self._row_bytes + slow + self._bytes_on_device
 
     @property
     def has_ragged(self) -> bool:
@@ -119,7 +120,7 @@ class Gather:
         """Return for how many batches one gather is fastest: several if they are small."""
         if self._as_views:
             return 1  # views take no time
-        slow = self._ragged or not all(isinstance(column, WindowColumn | MaskColumn) for _, column in self._others)
+        slow = self._ragged or any(column.offsets is None for _, column in self._others)
         most = SMALL_RAGGED_BYTES if slow else SMALL_BYTES
         return max(1, min(MOST_AT_ONCE, most // max(self.row_bytes * batch_size, 1)))
 
@@ -142,9 +143,9 @@ class Gather:
         most = NARROW_BYTES // batch_size if len(sizes) > 1 else -1
         narrow = [column for column in self._fixed if column.row_bytes <= most]
         wide = [column for column in self._fixed if column.row_bytes > most]
-        computed = [(i, c) for i, c in self._others if isinstance(c, ComputedColumn) and c.field.row_bytes <= most]
+        computed = [(i, c) for i, c in self._others if c.layout == "dense" and c.field.row_bytes <= most]
         others = [one for one in self._others if one not in computed]
-        windows = {i: c.base_rows(rows) for i, c in others if isinstance(c, WindowColumn)}
+        windows = {i: found for i, c in others if (found := c.base_rows(rows)) is not rows}
         with self._in_use():
             indices = [column.field_index for column in narrow]
             gathered = [*zip(indices, self._gather_fixed(narrow, rows), strict=True)]
@@ -189,16 +190,8 @@ class Gather:
     ) -> Iterator[tuple[int, Any]]:
         """Yield the field indices of ``others`` and their leaves; see ``_gather`` for ``windows``."""
         for index, other in others:
-            if isinstance(other, JsonColumn):
-                yield index, [other.values[row] for row in rows]
-                continue
-            shape = (len(rows), *other.field.row_shape)
-            leaf = self._allocators[index].allocate(shape, other.field.torch_dtype)
-            if index in windows and isinstance(other, WindowColumn):
-                other.gather_windows(windows[index], leaf)
-            else:
-                other.gather_into(rows, leaf)
-            self.bytes += leaf.nbytes
+            leaf = other.leaf(rows, self._allocators[index], windows.get(index))
+            self.bytes += leaf.nbytes if isinstance(leaf, torch.Tensor) else 0
             yield index, leaf
 
     def _gather(
@@ -278,3 +271,10 @@ def split(
         ),
         strict=True,
     )
+
+
+def all_rows(column: Column) -> Any:
+    """Return a column's leaf of the batch of all rows: without a copy for a fixed column, else in new memory."""
+    # a gather reads and does not map: a process may have 65,530 maps, and a stack more files
+    whole = column.whole
+    return Gather([column], [Fresh()])(np.arange(column.row_count or 0))[0] if whole is None else whole

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
-from memfeed.store.columns import _ORDINARY, FixedColumn, RaggedColumn
-from memfeed.store.mapping import map_descriptor
+from memfeed.store.columns import FixedColumn
+from memfeed.store.mapping import ORDINARY, map_descriptor
 from memfeed.store.ragged import Located, RaggedFiles, fixed_file, ragged_files
+from memfeed.store.ragged_columns import RaggedColumn
 from memfeed.system.descriptors import open_read
 
 
@@ -40,19 +41,20 @@ class GrowingColumn(RaggedColumn):
         self._map_heap()
         return super().locate(rows)
 
-    @_ORDINARY
+    @ORDINARY
     def _map_heap(self) -> None:
         size = os.fstat(self._fd).st_size
-        heap = map_descriptor(self._fd, self.heap_path, size)
+        heap = map_descriptor(self._fd, self.path, size)
         self.__dict__["heap"] = heap
         if "_arrays" in self.__dict__:
             self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
         self.heap_bytes = size  # last: another thread may locate rows meanwhile
 
-    def settle(self, files: RaggedFiles, check: Callable[[], None]) -> None:
-        """Become the column of the finished store, whose files are the same under other names."""
+    def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
+        """See ``FixedColumn.switch_to_committed``: the files are the same under other names."""
         self._map_heap()
-        self.heap_path, self._files, self._check = files.heap, files, check
+        files = ragged_files(root, self.field)
+        self.path, self._files, self._check = files.heap, files, check
 
 
 def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedColumn | GrowingColumn]:
@@ -66,12 +68,3 @@ def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedCol
         else:
             columns.append(GrowingColumn(field, ragged_files(root, field), row_count))
     return columns
-
-
-def settle_columns(columns: Sequence[FixedColumn | GrowingColumn], root: Path, check: Callable[[], None]) -> None:
-    """Let the columns of a build be those of the finished store at ``root``."""
-    for column in columns:
-        if isinstance(column, GrowingColumn):
-            column.settle(ragged_files(root, column.field), check)
-        else:
-            column.path, column._check = fixed_file(root, column.field), check

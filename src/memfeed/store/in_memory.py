@@ -18,8 +18,8 @@ from memfeed.schema.infer import infer
 from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
-from memfeed.tables.column import TableColumn
-from memfeed.tables.inputs import open_table
+from memfeed.tables.open_table import open_table
+from memfeed.tables.table_column import TableColumn
 
 
 class Columns:
@@ -155,8 +155,11 @@ def as_columns(data: Any) -> Columns | None:
 
 
 def _refuse_weights(data: Any) -> None:
-    """Raise SchemaError for a module or its state_dict, whose tensors have no rows."""
-    if isinstance(data, torch.nn.Module):
+    """Raise SchemaError for a module, its state_dict, or a TensorDict of its parameters, whose tensors have no rows."""
+    is_without_rows = is_tensordict(data) and data.batch_dims == 0 and not len(data)
+    if is_without_rows and _has_parameters(data):
+        line = "td.data.memmap(path); memfeed.open(path).into(model.state_dict())"
+    elif isinstance(data, torch.nn.Module):
         line = "TensorDict.from_module(model).memmap(path); memfeed.open(path).into(model.state_dict())"
     elif isinstance(data, Mapping) and hasattr(data, "_metadata"):
         line = "TensorDict(state_dict).memmap(path); memfeed.open(path).into(model.state_dict())"
@@ -166,6 +169,12 @@ def _refuse_weights(data: Any) -> None:
         f"found the weights of a model ({type(data).__name__}), which have no rows; expected a dataset. To save and "
         f"load weights: {line}"
     )
+
+
+def _has_parameters(data: Any) -> bool:
+    """Return True for a TensorDict that holds parameters, as `TensorDict.from_module` makes one."""
+    leaves = data.values(include_nested=True, leaves_only=True)
+    return any(isinstance(leaf, torch.nn.Parameter) for leaf in leaves)
 
 
 def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: dict[Path, TableColumn]) -> bool:
@@ -181,6 +190,7 @@ def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: di
     if isinstance(value, torch.Tensor | np.ndarray):
         if value.ndim == 0 or (isinstance(value, torch.Tensor) and (value.is_nested or value.layout != torch.strided)):
             return False
+        values.check_class(value, f"column {display(path)}: ")
         lengths[display(path)] = len(value)
         return True
     is_collection = is_tensordict(value)

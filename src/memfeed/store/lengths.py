@@ -12,7 +12,7 @@ from memfeed.errors import FieldError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.store.columns import Column, ComputedColumn, ConcatFixedColumn, FixedColumn, JsonColumn
+from memfeed.store.column import Column
 
 ROWS_AT_ONCE = 1 << 20
 
@@ -22,7 +22,7 @@ def row_lengths(column: Column, rows: Int64Array) -> Int64Array:
 
     Raises FieldError for any other column, CorruptStoreError for a row outside of its file.
     """
-    if isinstance(column, FixedColumn | ConcatFixedColumn | JsonColumn | ComputedColumn) or not is_jagged(column.field):
+    if not is_jagged(column.field):
         raise FieldError(
             f"found field {column.field.name}, which is {column.field.describe()}; expected one whose rows are tensors "
             "of which one dim varies"

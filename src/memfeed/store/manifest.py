@@ -15,7 +15,7 @@ import msgspec
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
 from memfeed.schema.stems import is_stem, same_file
 from memfeed.schema.tv_tensors import SIZED, SIZED_KEYS
-from memfeed.store.attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
+from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
 from memfeed.store.ragged import column_files
 
 CHUNK_BYTES = 4 << 20
@@ -34,7 +34,8 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about a dataset that show later whether its store is stale.
 
-    ``length`` is the dataset's length (None if it has none), ``source`` the hash of its classes' source text.
+    ``length`` is the dataset's length (None if it has none), ``source`` the hash of its classes' source text,
+    ``digests`` the hashes of the plain data in its attributes, and of the files they name, by attribute.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str = ""
     source_name: str = ""
     probes: tuple[Probe, ...] = ()
+    digests: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,9 +21,10 @@ from memfeed.system.descriptors import open_read, with_descriptors
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # before Python 3.13 every map keeps a descriptor of its own open, which is not needed
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+ORDINARY = torch.inference_mode(False)  # decorates what outlives the caller's block
 
 
-class Place(NamedTuple):
+class FilePosition(NamedTuple):
     """A position in a file: the path, and the byte in it, which is more than 0 in an archive."""
 
     path: Path

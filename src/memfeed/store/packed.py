@@ -8,8 +8,8 @@ where they begin in it, is arithmetic on the documents' lengths.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,139 +19,17 @@ from memfeed.errors import FieldError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.store.backing import Backing
-from memfeed.store.columns import Column, ComputedColumn, RaggedRows
+from memfeed.store.column import Column, FileRows
+from memfeed.store.columns import ComputedColumn
 from memfeed.store.copied_ranges import LOOPS, must_fit
+from memfeed.store.document_blocks import DocumentPieces, Packing
 from memfeed.store.lengths import fill_value, jagged_field, same_lengths
-from memfeed.store.padding import raw
-
-if TYPE_CHECKING:
-    from memfeed.store.store import Store
+from memfeed.store.pad_rows import raw
+from memfeed.store.ragged_columns import RaggedRows
+from memfeed.store.view import View
 
 Fill = float | Mapping[str, float] | None
 """A value for every packed field, or one for each by its name."""
-
-
-class Pieces(NamedTuple):
-    """The parts of documents of which some blocks consist, in order; each lies in one block.
-
-    Args:
-        document: the row of the base columns, int64 [m]; -1 for what fills the last block.
-        skipped: the tokens of the document before the piece, int64 [m].
-        length: the tokens of the piece, the end token included, int64 [m]; they sum to k * size.
-        stored: those of them that the columns have, int64 [m].
-        number: the position of the piece among those of its block, int32 [m].
-        begin: the position of its first token in its block, int32 [m].
-    """
-
-    document: Int64Array
-    skipped: Int64Array
-    length: Int64Array
-    stored: Int64Array
-    number: npt.NDArray[np.int32]
-    begin: npt.NDArray[np.int32]
-
-
-class Packing:
-    """Documents in one order, cut into blocks.
-
-    Args:
-        rows: the documents' rows of the base columns, as stored, int64 [n].
-        lengths: their tokens, int64 [n].
-        size: tokens of a block.
-        has_end: each document is followed by an end token.
-        fills: the last block is filled up; else the tokens that make no whole block are left out.
-        order: the documents in the order in which they follow each other, int [n]; None for the stored order.
-    """
-
-    def __init__(
-        self, rows: Int64Array, lengths: Int64Array, size: int, *, has_end: bool, fills: bool, order: Any = None
-    ) -> None:
-        self._rows, self._lengths, self.size, self._has_end, self._fills = rows, lengths, size, has_end, fills
-        self._order = order
-        ordered = lengths if order is None else lengths[order]
-        self._begins = np.zeros(len(rows) + 1 + fills, np.int64)  # of each document, in tokens; then the end
-        np.cumsum(ordered + has_end if has_end else ordered, out=self._begins[1 : len(rows) + 1])
-        tokens = int(self._begins[len(rows)])
-        self.block_count = -(-tokens // size) if fills else tokens // size
-        if fills:  # what fills the last block is like one more document
-            self._begins[-1] = self.block_count * size
-        self._held: tuple[Int64Array, Pieces] | None = None
-
-    @property
-    def document_count(self) -> int:
-        """The number of documents."""
-        return len(self._rows)
-
-    def in_order(self, order: Any) -> Packing:
-        """Return the packing of the same documents in another order; see ``order`` above."""
-        return Packing(self._rows, self._lengths, self.size, has_end=self._has_end, fills=self._fills, order=order)
-
-    def pieces(self, blocks: Int64Array) -> Pieces:
-        """Return what ``cut`` returns, and keep it: the columns of one batch ask with the same array."""
-        held = self._held
-        if held is None or held[0] is not blocks:
-            held = self._held = blocks, self.cut(blocks)
-        return held[1]
-
-    def cut(self, blocks: Int64Array) -> Pieces:
-        """Return the pieces of ``blocks``, int [k], all in range."""
-        begins, size, n = self._begins, self.size, len(self._rows)
-        edge = blocks.astype(np.int64) * size
-        first = np.searchsorted(begins, edge, side="right") - 1
-        counts = np.searchsorted(begins, edge + size, side="left") - first
-        loops = LOOPS.get()
-        cut = (
-            _cut(begins, edge, first, counts, size)
-            if loops is None
-            else _cut_compiled(loops, begins, blocks.astype(np.int64), first, counts, size)
-        )
-        place, skipped, length, number, in_block = cut
-        is_document = place < n
-        at = np.minimum(place, n - 1) if self._fills else place
-        at = at if self._order is None else self._order[at]
-        stored = length
-        if self._has_end:
-            stored = np.minimum(length, np.maximum(self._lengths[at] - skipped, 0))
-        if self._fills:
-            stored = np.where(is_document, stored, 0)
-        document = np.where(is_document, self._rows[at], -1) if self._fills else self._rows[at]
-        return Pieces(document, skipped, length, stored, number, in_block)
-
-
-class _Cut(NamedTuple):
-    """See ``Pieces``; ``place`` is the position of the document in the order, and that of the fill is their number."""
-
-    place: Int64Array
-    skipped: Int64Array
-    length: Int64Array
-    number: npt.NDArray[np.int32]
-    begin: npt.NDArray[np.int32]
-
-
-def _cut(begins: Int64Array, edge: Int64Array, first: Int64Array, counts: Int64Array, size: int) -> _Cut:
-    """Cut the documents from ``first``, ``counts`` of them, for blocks of ``size`` tokens from ``edge``: int64 [k]."""
-    block = np.repeat(np.arange(len(edge)), counts)
-    place = np.arange(len(block)) + np.repeat(first - np.cumsum(counts) + counts, counts)
-    begin = np.maximum(begins[place], edge[block])
-    length = np.minimum(begins[place + 1], edge[block] + size) - begin
-    if not length.all():  # empty documents
-        kept = length > 0
-        block, place, begin, length = block[kept], place[kept], begin[kept], length[kept]
-    number = np.arange(len(block)) - np.searchsorted(block, np.arange(len(edge)))[block]
-    in_block = (begin - edge[block]).astype(np.int32)  # half the bytes to repeat for every token
-    return _Cut(place, begin - begins[place], length, number.astype(np.int32), in_block)
-
-
-def _cut_compiled(
-    loops: Any, begins: Int64Array, blocks: Int64Array, first: Int64Array, counts: Int64Array, size: int
-) -> _Cut:
-    """Return what ``_cut`` returns."""
-    most = int(counts.sum())
-    place, skipped, length = (np.empty(most, np.int64) for _ in range(3))
-    number, in_block = (np.empty(most, np.int32) for _ in range(2))
-    count = loops.cut(begins, blocks, first, size, place, skipped, length, number, in_block)
-    must_fit(count >= 0)
-    return _Cut(place[:count], skipped[:count], length[:count], number[:count], in_block[:count])
 
 
 def _repeat(values: npt.NDArray[Any], lengths: Int64Array, out: npt.NDArray[Any]) -> None:
@@ -165,6 +43,9 @@ def _repeat(values: npt.NDArray[Any], lengths: Int64Array, out: npt.NDArray[Any]
 
 class PackedColumn(ComputedColumn):
     """A column of a packed view: row i is what block i has of a field, [size, ...]."""
+
+    packing: Packing
+    why_mapped = "packed for each batch"
 
     def __init__(self, field: Field, packing: Packing) -> None:
         super().__init__(field, packing.block_count)
@@ -192,7 +73,7 @@ class TokenColumn(PackedColumn):
         """See ``PackedColumn.repacked``."""
         return TokenColumn(self.field, packing, self.source, self._end, self._fill)
 
-    def places(self, pieces: Pieces) -> tuple[Int64Array, Int64Array]:
+    def places(self, pieces: DocumentPieces) -> tuple[Int64Array, Int64Array]:
         """Return where ``pieces`` start in the column's file, and how long they are, in bytes; without empty ones."""
         document, skipped, stored = pieces.document, pieces.skipped, pieces.stored
         if self._end is not None or self._fill is not None:
@@ -200,8 +81,15 @@ class TokenColumn(PackedColumn):
             document, skipped, stored = document[kept], skipped[kept], stored[kept]
         return self.source.locate(document).starts + skipped * self._token_bytes, stored * self._token_bytes
 
+    def files(self, begin: int = 0) -> Iterator[FileRows]:
+        """See ``Column.files``; none where the documents are in several."""
+        for part in self.source.files() if self.source.gives_views else ():
+            yield FileRows(
+                part.column, begin, self.row_count, lambda rows: self.places(self.packing.cut(rows)), None, True
+            )
+
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         pieces = self.packing.pieces(rows)
         starts, lengths = self.places(pieces)
         stored, total = int(lengths.sum()), out.nbytes
@@ -215,7 +103,7 @@ class TokenColumn(PackedColumn):
         self._spread(pieces, found, out)
         return out
 
-    def _spread(self, pieces: Pieces, found: torch.Tensor, out: torch.Tensor) -> None:
+    def _spread(self, pieces: DocumentPieces, found: torch.Tensor, out: torch.Tensor) -> None:
         """Write the stored tokens of pieces, ``found``, to their places in ``out``, and end and fill tokens between."""
         flat, missing = raw(out.view(-1, *out.shape[2:])), pieces.length - pieces.stored
         begins = np.cumsum(pieces.length) - pieces.length
@@ -241,7 +129,7 @@ class DocumentIds(PackedColumn):
     """Which document of its block a token belongs to, from 0: int32 [size]; -1 for what fills the last block."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         pieces = self.packing.pieces(rows)
         values = np.where(pieces.document < 0, np.int32(-1), pieces.number)
         _repeat(values, pieces.length, out.numpy().reshape(-1))
@@ -252,7 +140,7 @@ class PositionIds(PackedColumn):
     """The position of a token in its document, from 0 at the first one that is in the block: int64 [size]."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         pieces, size, loops = self.packing.pieces(rows), self.packing.size, LOOPS.get()
         if loops is not None:
             must_fit(loops.count_up(pieces.length, out.numpy().reshape(-1)))
@@ -266,16 +154,16 @@ class Mask(PackedColumn):
     """True for the tokens of documents, False for what fills the last block: bool [size]."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         pieces = self.packing.pieces(rows)
         _repeat(pieces.document >= 0, pieces.length, out.numpy().reshape(-1))
         return out
 
 
-def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, fill: Fill) -> Backing:
+def packed_backing(view: View, which: tuple[Any, ...], size: int, end: Fill, fill: Fill) -> Backing:
     """Return the columns of ``store.packed``; see there."""
-    indices = [jagged_field(store.schema, name, "packed") for name in which]
-    sources: list[Any] = [store.columns[index] for index in indices]
+    indices = [jagged_field(view.schema, name, "packed") for name in which]
+    sources: list[Any] = [view.columns[index] for index in indices]
     if size < 1:
         raise FieldError(f"found blocks of {size} tokens; expected at least 1")
     if other := next((source.field for source in sources if source.field.ragged_dim), None):
@@ -283,7 +171,7 @@ def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, f
             f"found field {other.name}, which is {other.describe()}; expected tokens along the first dim: transpose "
             "them in the dataset"
         )
-    rows = store.base_rows(np.arange(len(store)))
+    rows = view.base_rows(np.arange(len(view)))
     lengths = same_lengths(sources, rows)
     packing = Packing(rows, lengths, size, has_end=end is not None, fills=fill is not None)
     if not packing.block_count and len(rows):
@@ -316,10 +204,11 @@ def packed_backing(store: Store, which: tuple[Any, ...], size: int, end: Fill, f
     schema = Schema(
         fields=tuple(column.field for column in columns), structure=Node(kind="dict", keys=names, children=leaves)
     )
-    digest = hashlib.blake2b(repr((store.digest, names, size, end, fill)).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(repr((view.source_digest(), names, size, end, fill)).encode(), digest_size=8).hexdigest()
     return Backing(
-        store.path, schema, packing.block_count, digest, columns.__getitem__, owner=store,
-        remake=(packed_backing, (store, which, size, end, fill)), description=f"blocks of {size} tokens",
+        view.path, schema, packing.block_count, digest, columns.__getitem__, owner=view,
+        remake=(packed_backing, (view, which, size, end, fill)), description=f"blocks of {size} tokens",
+        check_dataset=lambda _: view.check_dataset(),
     )  # fmt: skip
 
 

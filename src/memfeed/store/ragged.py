@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.schema.codec import Int64Array
+from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field
 
 INT64_BYTES = 8
@@ -113,25 +113,26 @@ def open_rows(root: Path, field: Field, row_count: int) -> tuple[Int64Array, Int
     )
 
 
-def read_row(root: Path, field: Field, row: int) -> tuple[bytes, Int64Array | None]:
-    """Return the bytes of one row, and its dims, int64 [1, dims_width]; None for a fixed column."""
+def read_row(root: Path, field: Field, row: int) -> Packed:
+    """Return the bytes and dims of one row."""
     return next(read_rows(root, field, [row]))
 
 
-def read_rows(root: Path, field: Field, rows: Iterable[int]) -> Iterator[tuple[bytes, Int64Array | None]]:
-    """Yield the bytes and dims of rows as ``read_row`` returns them. Each file of the column is opened once."""
+def read_rows(root: Path, field: Field, rows: Iterable[int]) -> Iterator[Packed]:
+    """Yield the bytes and dims of each row. Each file of the column is opened once."""
     if field.kind == "fixed":
         size = field.row_bytes
         with open(fixed_file(root, field), "rb") as file:
             for row in rows:
-                yield _read(file, row * size, size), None
+                yield Packed([np.frombuffer(_read(file, row * size, size), np.uint8)], None)
         return
     paths, width = ragged_files(root, field), INT64_BYTES * dims_width(field)
     with open(paths.start, "rb") as start_file, open(paths.dims, "rb") as dims_file, open(paths.heap, "rb") as heap:
         for row in rows:
             dims = np.frombuffer(_read(dims_file, row * width, width), np.int64)[None]
             start = int.from_bytes(_read(start_file, row * INT64_BYTES, INT64_BYTES), "little")
-            yield _read(heap, start * field.itemsize, int(element_counts(dims)[0]) * field.itemsize), dims
+            data = _read(heap, start * field.itemsize, int(element_counts(dims)[0]) * field.itemsize)
+            yield Packed([np.frombuffer(data, np.uint8)], dims)
 
 
 def _read(file: BinaryIO, first: int, size: int) -> bytes:

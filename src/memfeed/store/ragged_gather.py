@@ -12,9 +12,9 @@ from memfeed.schema import codec
 from memfeed.schema.fields import HEAP_OF_BYTES
 from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches
 from memfeed.schema.ragged_list import RaggedList
-from memfeed.store.columns import RaggedRows
-from memfeed.store.padding import pad_rows
+from memfeed.store.pad_rows import pad_rows
 from memfeed.store.ragged import Located
+from memfeed.store.ragged_columns import RaggedRows
 from memfeed.system.buffers import Allocator, Fresh
 
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

@@ -2,112 +2,43 @@
 
 from __future__ import annotations
 
-__lazy_modules__ = [  # Python 3.15 imports these at their first use (PEP 810)
-    "memfeed.store.checksums",
-    "memfeed.store.lengths",
-    "memfeed.store.packed",
-    "memfeed.store.torchrl_dir",
-    "memfeed.store.window_view",
-]
+__lazy_modules__ = ["memfeed.store.lengths"]  # Python 3.15 imports it at its first use (PEP 810)
 
 import contextlib
-import copy
 import dataclasses
-import hashlib
 import operator
-import os
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from memfeed.errors import FieldError, RowError, StoreError, listed
+from memfeed.errors import FieldError, StoreError
 from memfeed.order.orders import permutation
-from memfeed.schema.assemble import assembler
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import Schema
 from memfeed.schema.names import Name, Names
-from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.stems import decode_key
-from memfeed.schema.tensordicts import is_tensordict
-from memfeed.schema.tree import as_types
-from memfeed.store import bulk, indexing, tensordict_columns
-from memfeed.store.attributes import in_form, targets_column
-from memfeed.store.backing import Backing, open_backing, source_digest
-from memfeed.store.checksums import verify
-from memfeed.store.columns import Column, FixedColumn, JsonColumn, RaggedColumn
-from memfeed.store.gather import Gather
+from memfeed.store import bulk, indexing
+from memfeed.store.facts import Facts
+from memfeed.store.gather import all_rows
 from memfeed.store.lengths import row_lengths
-from memfeed.store.manifest import Manifest
-from memfeed.store.packed import Fill, packed_backing
-from memfeed.store.ragged import column_files
-from memfeed.store.row_views import RaggedView, read_row, sample_leaves
-from memfeed.store.supply import FillProgress, Reader, RowSupply
-from memfeed.store.torchrl_dir import filled_rows
-from memfeed.store.window_view import complete_rows, window_backing
-from memfeed.store.windows import WindowColumn
-from memfeed.system.buffers import Fresh
-from memfeed.system.files import local_path
+from memfeed.store.ragged_view import RaggedView
+from memfeed.store.read_samples import ReadSamples
+from memfeed.store.view import View
 from memfeed.system.forks import fork_safe
-from memfeed.system.units import format_bytes, printable
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
+    from memfeed.store.packed import Fill
     from memfeed.transforms import Transform
 
 
 _AT_ONCE = contextlib.nullcontext()
 
 
-def _no_transform() -> None:
-    """Return None: samples without a transform of their store."""
-
-
-class Samples(list[Any]):
-    """A list of samples, with the batch that ``Collate`` returns.
-
-    Methods of a TensorDict or tensorclass (``samples.to(device)``) are those of the batch, as tensordict's own
-    ``__getitems__`` allows.
-
-    Args:
-        samples: one for each row.
-        batch: the same rows as a batch.
-        rows: their numbers in the store that was indexed, int64 [k].
-        ids: their numbers in the base store, int64 [k].
-        schema: that of the store; a ``Collate`` finds fields by their names in it.
-        windows: the paths of the fields that are windows.
-        transform: returns the `Store.transform` of the store, which a ``Collate`` without one of its own applies.
-    """
-
-    def __init__(
-        self,
-        samples: Iterable[Any],
-        batch: Any,
-        rows: Int64Array,
-        ids: Int64Array,
-        schema: Schema,
-        windows: Collection[tuple[str | int, ...]] = (),
-        transform: Callable[[], Any] = _no_transform,
-    ) -> None:
-        super().__init__(samples)
-        self.batch, self.rows, self.ids, self.schema, self.windows = batch, rows, ids, schema, windows
-        self.transform = transform
-
-    def __getattr__(self, name: str) -> Any:
-        batch = self.__dict__.get("batch")
-        if name.startswith("__") or not is_tensordict(batch):
-            raise AttributeError(f"found no attribute {name!r} of a list of samples")
-        return getattr(batch, name)
-
-
-class Store(Dataset[Any]):
+class Store(Facts):
     """Rows of samples on disk, memory-mapped. Get one from ``memfeed.open`` or ``memfeed.cache``.
 
     ``store[3]`` is the sample as the dataset returned it; ``store[2:9]`` and ``store[[4, 1]]`` are batches as
@@ -122,240 +53,6 @@ class Store(Dataset[Any]):
         train, val = store.split([0.9, 0.1], seed=0)
     """
 
-    def __init__(
-        self,
-        backing: Backing,
-        *,
-        types: tuple[type, ...] = (),
-        fields: Sequence[int] | None = None,
-        rows: Int64Array | None = None,
-    ) -> None:
-        self._backing, self._types, self._rows = backing, types, rows
-        self._fields = list(range(len(backing.schema))) if fields is None else list(fields)  # by index
-        self.schema: Schema = backing.schema if fields is None else backing.schema.select(self._fields)
-
-    # --- facts
-
-    @property
-    def path(self) -> Path:
-        """The directory; "(memory)" for columns that a loader reads in place."""
-        return self._backing.path or Path("(memory)")
-
-    @property
-    def has_all_rows(self) -> bool:
-        """True if this has every row, in order: its row numbers are those of the base store."""
-        return self._rows is None
-
-    @property
-    def base_length(self) -> int:
-        """How many rows the base store has, of which this may be a view."""
-        return len(self) if self._rows is None else self._backing.row_count or 0
-
-    @property
-    def digest(self) -> str:
-        """A hash of the manifest and of the row numbers, in hexadecimal: it differs for every store and view.
-
-        While the store is filled it is the ``source_digest``.
-        """
-        return self._with_view(self._backing.digest)
-
-    def _with_view(self, digest: str) -> str:
-        return f"{digest[:16]}:{self._view_hash}" if self._view_hash else digest[:16]
-
-    @cached_property
-    def _view_hash(self) -> str:
-        return "" if self._rows is None else hashlib.blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
-
-    @property
-    def types(self) -> tuple[type, ...]:
-        """The record classes of samples and batches."""
-        return self._types
-
-    @property
-    def manifest(self) -> Manifest | None:
-        """The content of memfeed.json, or what is known of it while the store is filled.
-
-        None for a directory that tensordict wrote.
-        """
-        return self._backing.manifest
-
-    @property
-    def source_digest(self) -> str | None:
-        """A hash of the dataset and of the row numbers, in hexadecimal: the ``digest`` of the store while it is filled.
-
-        None where the dataset is not known.
-        """
-        found = source_digest(self._backing.manifest)
-        return None if found is None else self._with_view(found)
-
-    @property
-    def supply(self) -> RowSupply | None:
-        """The source of the rows of a store that is being filled; None for a finished one."""
-        return self._backing.supply
-
-    @property
-    def chunk_rows(self) -> int:
-        """How many rows are fetched together, of a store that was opened from an address; 0 for any other."""
-        return self._backing.chunk_rows
-
-    @property
-    def masks_rows(self) -> bool:
-        """True if a loader masks rows: the store is filled with ``on_error="skip"``."""
-        return self._backing.masks_rows
-
-    def progress(self) -> FillProgress:
-        """Return how many rows can be read, of how many: ``(present, total, skipped)``, of the base store.
-
-        All of them, except while the store is filled (``memfeed.cache(..., lazily=True)``).
-        """
-        if self._backing.supply is not None:
-            return self._backing.supply.progress()
-        total = self._backing.row_count or 0
-        return FillProgress(total, total)
-
-    def finish(self) -> None:
-        """Return once all rows are there and the store is committed; at once for a finished store.
-
-        Raises what the dataset raised for a row, or what keeps rows from being written.
-        """
-        if self._backing.supply is not None:
-            self._backing.supply.finish()
-
-    def _require_filled(self, what: str) -> None:
-        """Raise StoreError for what needs all rows while some are absent."""
-        if self._backing.supply is not None:
-            found = self.progress()
-            raise StoreError(
-                f"{self.path}: found {what} of a store that is being filled ({found.present:,} of {found.total:,} rows "
-                "are there); expected a finished one: call store.finish() first, which waits for it"
-            )
-
-    def reader(self, spread: int = 0) -> Reader:
-        """Return a new reader of the fields of this view, for its ``supply``; see ``Reader``."""
-        return Reader(self._fields, spread)
-
-    def _present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
-        """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""
-        supply = self._backing.supply
-        return _AT_ONCE if supply is None else self._supplied(supply, base_rows)
-
-    @contextlib.contextmanager
-    def _supplied(self, supply: RowSupply, base_rows: Int64Array) -> Iterator[None]:
-        reader = self.reader()
-        try:
-            present = supply.wait(reader, base_rows)
-            if present is not None:
-                raise RowError(
-                    f"{self.path}: found row {int(base_rows[int(present.argmin())])}, for which the dataset raised; "
-                    "expected a row that was written: a Loader masks such rows"
-                )
-            yield
-        finally:
-            supply.forget(reader)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on disk of the selected columns, for all rows of the base store."""
-        return sum(field_bytes(self))
-
-    @property
-    def skipped(self) -> tuple[int, ...]:
-        """The dataset indices of samples that were left out (``on_error="skip"``)."""
-        return self._backing.manifest.skipped if self._backing.manifest else ()
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The JSON dict that was passed as ``metadata=``, a copy; {} without one."""
-        manifest = self._backing.manifest
-        return copy.deepcopy(manifest.metadata) if manifest is not None and manifest.metadata else {}
-
-    @property
-    def transform(self) -> Transform | None:
-        """The steps that `cache(split=True)` left out of the pipeline, as one transform of batches; None without steps.
-
-        A `Loader` without ``transform=`` applies it; ``store[i]`` is the sample before it. StoreError if steps of it
-        are functions of the dataset's own, which a store cannot hold: `cache(dataset, path, split=True)` has them.
-        """
-        if self._backing.transform is not None:
-            return self._backing.transform  # type: ignore[no-any-return]
-        recipe = self.recipe
-        if not recipe:
-            return None
-        from memfeed.transforms.recipe import make_pipeline  # most trainings need no transforms
-
-        made = make_pipeline(recipe)
-        if made is None:
-            own = listed([step.shown for step in recipe if step.shown], 120)
-            raise StoreError(
-                f"{self.path}: found a store whose pipeline goes on with functions of its dataset ({own}), which a "
-                "store cannot hold; expected them from the dataset: store = memfeed.cache(dataset, path, split=True), "
-                "or another transform: Loader(store, transform=...), with {} for none"
-            )
-        return made
-
-    @property
-    def recipe(self) -> tuple[RecipeStep, ...]:
-        """The steps of `transform` as the manifest describes them; () without one."""
-        manifest = self._backing.manifest
-        return (manifest.attributes.transform or ()) if manifest is not None and manifest.attributes else ()
-
-    def with_transform(self, transform: Transform | None) -> Store:
-        """Return this store with another `transform`; None gives that of the directory. Nothing is written."""
-        backing = dataclasses.replace(self._backing, transform=transform)
-        if backing.supply is not None:
-            backing.supply.follow(backing)
-        return Store(backing, types=self._types, fields=self._fields, rows=self._rows)
-
-    @property
-    def classes(self) -> list[Any]:
-        """The names of the classes, as the dataset's own ``classes``. AttributeError if it had none."""
-        return list(self._attribute("classes"))
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The number of each class, as the dataset's own ``class_to_idx``. AttributeError if it had none."""
-        return dict(self._attribute("class_to_idx"))
-
-    @cached_property
-    def targets(self) -> list[int] | torch.Tensor:
-        """The class number of each row of this view, as the dataset's own ``targets``. AttributeError if it had none.
-
-        A list of ints if the dataset had a list, else an int64 tensor [n]. Made once, and shared by later uses.
-        """
-        self._require_filled("targets")
-        targets = self._attribute("targets")
-        assert self._backing.manifest is not None
-        field, file = targets_column(self._backing.manifest.schema.fields, targets, self.path)
-        numbers = FixedColumn(field, file, self._backing.row_count, self._backing.check).data
-        return in_form(numbers if self._rows is None else numbers[torch.from_numpy(self._rows)], targets.form)
-
-    def _attribute(self, name: str) -> Any:
-        manifest = self._backing.manifest
-        found = getattr(manifest.attributes, name) if manifest is not None and manifest.attributes else None
-        if found is None:
-            raise AttributeError(
-                f"found no {name} in {self.path}: its dataset had none, or the store is older than this attribute; "
-                f"expected a dataset with .{name}: write the store again with overwrite=True"
-            )
-        return found
-
-    def __len__(self) -> int:
-        if self._rows is not None:
-            return len(self._rows)
-        if self._backing.row_count is None:
-            raise StoreError(
-                f"{self.path}: found a TensorDict with batch_size [], which has no rows; "
-                "expected rows to count or load: use column(), tensordict() or select(), or save it with a batch_size"
-            )
-        return self._backing.row_count
-
-    def __repr__(self) -> str:
-        size = "no rows" if self._backing.row_count is None else f"{len(self):,} rows"
-        shown = [f"  {printable(field.name)}: {field.describe()}" for field in self.schema.fields[:20]]
-        more = [f"  ... and {len(self.schema) - 20} more"] if len(self.schema) > 20 else []
-        made = [f"  ({self._backing.description})"] if self._backing.description else []
-        return "\n".join([f"Store({str(self.path)!r}, {size}, {format_bytes(self.nbytes)})", *shown, *more, *made])
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Store) or self._backing.supply is not None or other._backing.supply is not None:
             return self is other
@@ -364,93 +61,40 @@ class Store(Dataset[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # small: the path and the view; the other process maps the files itself
-        rows = None if self._rows is None else self._rows.tobytes()
-        attached = () if self._backing.transform is None else (self._backing.transform,)
-        if self._backing.remake is not None:
-            return _remade, (self._backing.remake, tuple(self._fields), rows, self._types, *attached)
-        if self._backing.path is None:
-            raise TypeError(
-                "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
-                "the store, or make the loader in the process that uses it"
-            )
-        return _reopen, (str(self.path), self._backing.digest, tuple(self._fields), rows, self._types, *attached)
+        return Store, (self._view,)
 
     # --- reading
 
-    @cached_property
-    def columns(self) -> list[Column]:
-        """The selected columns, in the schema's order. A loader plans from them."""
-        return [self._backing.column(index) for index in self._fields]
-
-    @cached_property
-    def window_paths(self) -> frozenset[tuple[str | int, ...]]:
-        """The paths of the fields that are windows, [steps, *shape]."""
-        return frozenset(column.field.path for column in self.columns if isinstance(column, WindowColumn))
-
-    @cached_property
-    def assemble_sample(self) -> Callable[[Sequence[Any]], Any]:
-        """A function that builds a sample from one leaf per field."""
-        return assembler(self.schema.structure, self._types, batched=False)
-
-    @cached_property
-    def assemble_batch(self) -> Callable[[Sequence[Any]], Any]:
-        """A function that builds a batch from one leaf per field."""
-        forms = [field.form for field in self.schema]
-        return assembler(self.schema.structure, self._types, batched=True, forms=forms)
-
-    @cached_property
-    def _gather(self) -> Gather:
-        return Gather(self.columns, [Fresh()] * len(self.columns))
-
-    def base_rows(self, ids: Int64Array) -> Int64Array:
-        """Convert rows of this view to rows of the base store. Raises RowError for one out of range."""
-        indexing.check_range(ids, len(self))
-        return ids if self._rows is None else self._rows[ids]
-
-    def stored_value(self, source_index: int, field_index: int) -> Any:
-        """Return the stored value of field ``field_index`` for the dataset's sample ``source_index``."""
-        row = source_index - sum(skipped < source_index for skipped in self.skipped)
-        return read_row(self.columns[field_index], row)
-
-    @fork_safe
-    def gather(self, ids: Int64Array) -> Any:
-        """Return the batch of rows ``ids`` (int64 [k], not negative), in new memory that belongs to the caller."""
-        rows = self.base_rows(ids)
-        with self._present(rows):
-            return self.assemble_batch(self._gather(rows))
+    def _batch(self, ids: Int64Array) -> Any:
+        rows = self._view.base_rows(ids)
+        with self._view.present(rows):
+            return self._view.assemble_batch(self._view.gather(rows))
 
     @fork_safe
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
-            return self.gather(np.arange(*which.indices(len(self)), dtype=np.int64))
+            return self._batch(np.arange(*which.indices(len(self)), dtype=np.int64))
         if isinstance(which, str):
             raise FieldError(f"found the index {which!r}; rows have numbers: for a field use column({which!r})")
         if isinstance(which, list | tuple | range | np.ndarray | torch.Tensor) and np.ndim(which) > 0:
-            return self.gather(indexing.many_rows(which, len(self)))
+            return self._batch(indexing.many_rows(which, len(self)))
         row = indexing.one_row(which, len(self))
-        base_row = row if self._rows is None else int(self._rows[row])
-        with self._present(np.array([base_row])):
-            return self.assemble_sample([read_row(column, base_row) for column in self.columns])
+        base_row = row if self._view.rows is None else int(self._view.rows[row])
+        with self._view.present(np.array([base_row])):
+            return self._view.sample_maker.assemble([column.read_row(base_row) for column in self._view.columns])
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
     @fork_safe
-    def __getitems__(self, ids: Sequence[int]) -> Samples:
+    def __getitems__(self, ids: Sequence[int]) -> ReadSamples:
         """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
         rows = indexing.many_rows(list(ids), len(self))
-        base_rows = self.base_rows(rows)
-        with self._present(base_rows):
-            leaves = self._gather(base_rows)
-        batch = self.assemble_batch(leaves)
-        transform = partial(getattr, self, "transform")
-        return Samples(self.samples_of(leaves), batch, rows, base_rows, self.schema, self.window_paths, transform)
-
-    def samples_of(self, leaves: Sequence[Any]) -> Iterator[Any]:
-        """Return the samples of a batch, given its leaves, one per field; they share the memory of the leaves."""
-        columns = [sample_leaves(column, leaf) for column, leaf in zip(self.columns, leaves, strict=True)]
-        return (self.assemble_sample(values) for values in zip(*columns, strict=True))
+        base_rows = self._view.base_rows(rows)
+        with self._view.present(base_rows):
+            leaves = self._view.gather(base_rows)
+        batch, maker = self._view.assemble_batch(leaves), self._view.sample_maker
+        return ReadSamples(maker.samples_of_leaves(leaves), batch, rows, base_rows, self, maker.canvases(leaves))
 
     @fork_safe
     def column(self, which: Name) -> Any:
@@ -459,18 +103,15 @@ class Store(Dataset[Any]):
         A ragged column is returned as a sequence of views (str, bytes and json: of values). A subset of consecutive
         rows is a view too; the rows of any other subset are copied.
         """
-        self._require_filled("column(...)")
-        column = self.columns[self.schema.field_index(which)]
-        if isinstance(column, FixedColumn):
-            if self._rows is None:
-                return column.data
-            rows = self._rows
-            if len(rows) and (np.diff(rows) == 1).all():
-                return column.data[int(rows[0]) : int(rows[-1]) + 1]
-            return column.data[torch.from_numpy(rows)]
-        if isinstance(column, JsonColumn) and self._rows is None:
-            return column.values
-        rows = np.arange(column.row_count, dtype=np.int64) if self._rows is None else self._rows
+        self._view.require_filled("column(...)")
+        column = self._view.columns[self.schema.field_index(which)]
+        whole = column.whole
+        if self._view.rows is None and whole is not None:
+            return whole
+        rows = np.arange(column.row_count or 0, dtype=np.int64) if self._view.rows is None else self._view.rows
+        if isinstance(whole, torch.Tensor):
+            is_run = len(rows) and (np.diff(rows) == 1).all()
+            return whole[int(rows[0]) : int(rows[-1]) + 1] if is_run else whole[torch.from_numpy(rows)]
         return RaggedView(column, rows, self._backing)
 
     @fork_safe
@@ -479,25 +120,23 @@ class Store(Dataset[Any]):
 
         The keys are those of `TensorDict.load_memmap(path)`. Rows of a subset are copied.
         """
-        self._require_filled("tensordict()")
-        if self.window_paths:
+        self._view.require_filled("tensordict()")
+        if self._view.window_paths:
             raise StoreError(
                 f"{self.path}: found a view whose rows are made when they are read ({self._backing.description}); "
                 "expected rows that are on the disk: store[:] reads them all"
             )
         if self._backing.manifest is None:
-            full: TensorDictBase = self.assemble_batch([tensordict_columns.all_rows(column) for column in self.columns])
-            return full if self._rows is None else full[torch.from_numpy(self._rows)]
+            full: TensorDictBase = self._view.assemble_batch([all_rows(column) for column in self._view.columns])
+            return full if self._view.rows is None else full[torch.from_numpy(self._view.rows)]
         from tensordict import TensorDict
 
         tree = TensorDict({}, batch_size=[self._backing.row_count])
-        for field, column in zip(self.schema, self.columns, strict=True):
+        columns: list[Any] = self._view.columns
+        for field, column in zip(self.schema, columns, strict=True):
             keys = tuple(map(decode_key, field.stem.split("/")))
-            if isinstance(column, FixedColumn):
-                tree[keys] = column.data
-            elif isinstance(column, RaggedColumn):
-                tree[keys] = {"start": column.start, "dims": column.dims}
-        return tree if self._rows is None else tree[torch.from_numpy(self._rows)]
+            tree[keys] = column.data if field.kind == "fixed" else {"start": column.start, "dims": column.dims}
+        return tree if self._view.rows is None else tree[torch.from_numpy(self._view.rows)]
 
     # --- all rows at once
 
@@ -513,8 +152,9 @@ class Store(Dataset[Any]):
 
             images, labels = memfeed.open("ants.mf").to("cuda")
         """
-        self._require_filled("to(...)")
-        return self.assemble_batch(bulk.load(self.columns, self._all_rows(), device, self.path.name, progress=progress))
+        self._view.require_filled("to(...)")
+        leaves = bulk.load(self._view.columns, self._view.all_rows(), device, self.path.name, progress=progress)
+        return bulk.on_device(self._view.assemble_batch(leaves), device)  # a TensorDict says where it is
 
     @fork_safe
     def into(self, dest: Any, *, strict: bool = True) -> bulk.Unfilled:
@@ -536,12 +176,8 @@ class Store(Dataset[Any]):
 
             memfeed.open("weights.mf").into(model.state_dict())
         """
-        self._require_filled("into(...)")
-        return bulk.into(self.columns, self._all_rows(), dest, str(self.path), strict=strict)
-
-    def _all_rows(self) -> Int64Array:
-        """Return every row, by its number in the base store; an empty array for weights, which have no rows."""
-        return np.empty(0, np.int64) if self._backing.row_count is None else self.base_rows(np.arange(len(self)))
+        self._view.require_filled("into(...)")
+        return bulk.into(self._view.columns, self._view.all_rows(), dest, str(self.path), strict=strict)
 
     # --- views
 
@@ -553,11 +189,13 @@ class Store(Dataset[Any]):
         if not which:
             raise FieldError(f"found select() without a field; expected at least one of: {self.schema.names()}")
         kept = sorted({index for name in which for index in self.schema.field_indices(name)})
-        return self._view(fields=[self._fields[index] for index in kept])
+        view = self._view
+        return Store(View(view.backing, view.types, [view.fields[index] for index in kept], view.rows))
 
     def subset(self, rows: Any) -> Store:
         """Return a store of the given rows (ints, or a mask of bools), in that order; nothing is copied."""
-        return self._view(rows=self.base_rows(indexing.many_rows(rows, len(self))))
+        view = self._view
+        return Store(View(view.backing, view.types, view.fields, view.base_rows(indexing.many_rows(rows, len(self)))))
 
     def split(self, parts: Sequence[float], *, seed: int = 0) -> list[Store]:
         """Split into disjoint random subsets that cover every row: fractions that sum to 1, or counts that sum to n.
@@ -592,16 +230,18 @@ class Store(Dataset[Any]):
             steps = store.windows({"image": [-1, 0], "action": range(16)}, within="episode")
             train = steps.subset(steps.column("episode") < 80)
         """
-        self._require_filled("windows(...)")
-        if self._backing.remake is not None:
+        from memfeed.store.window_view import complete_rows, window_backing  # most stores are read as they are
+
+        self._view.require_filled("windows(...)")
+        if self._backing.description:
             raise StoreError(
                 f"{self.path}: found windows(...) of a view whose rows are made when they are read "
                 f"({self._backing.description}); expected one call, with the offsets of all fields"
             )
-        backing = window_backing(self, offsets, within, complete)
+        backing = window_backing(self._view, offsets, within, complete)
         backing.transform = self._backing.transform
-        view = Store(backing, types=self._types, rows=self._rows)
-        return Store(backing, types=self._types, rows=complete_rows(view.columns)) if complete else view
+        view = View(backing, self._view.types, rows=self._view.rows)
+        return Store(View(backing, view.types, rows=complete_rows(view.columns)) if complete else view)
 
     def packed(
         self,
@@ -640,10 +280,12 @@ class Store(Dataset[Any]):
             for batch in memfeed.Loader(blocks, 8, shuffle=True):  # {"input_ids": [8, 2048], ...}
                 ...
         """
-        self._require_filled("packed(...)")
+        self._view.require_filled("packed(...)")
+        from memfeed.store.packed import packed_backing  # most stores are read as they are
+
         names = tuple(which) if isinstance(which, list) else (which,)
-        backing = packed_backing(self, names, operator.index(size), eos, pad)
-        return Store(backing)
+        backing = packed_backing(self._view, names, operator.index(size), eos, pad)
+        return Store(View(backing))
 
     def lengths(self, which: Name) -> torch.Tensor:
         """Return the length of each row of a field of which one dim varies, int64 [n]. Reads no value.
@@ -652,17 +294,9 @@ class Store(Dataset[Any]):
 
             short = store.subset(store.lengths("input_ids") <= 2048)
         """
-        self._require_filled("lengths(...)")
-        column = self.columns[self.schema.field_index(which)]
-        return torch.from_numpy(row_lengths(column, self.base_rows(np.arange(len(self)))))
-
-    def _view(self, *, fields: Sequence[int] | None = None, rows: Int64Array | None = None) -> Store:
-        return Store(
-            self._backing,
-            types=self._types,
-            fields=self._fields if fields is None else fields,
-            rows=self._rows if rows is None else rows,
-        )
+        self._view.require_filled("lengths(...)")
+        column = self._view.columns[self.schema.field_index(which)]
+        return torch.from_numpy(row_lengths(column, self._view.base_rows(np.arange(len(self)))))
 
     # --- trust
 
@@ -671,93 +305,27 @@ class Store(Dataset[Any]):
 
         ``progress`` is called with (bytes done, bytes in total).
         """
-        self._require_filled("verify()")
-        if isinstance(self._backing.owner, Store):
-            self._backing.owner.verify(progress)  # the store of which this is a view
-            return
-        if self._backing.manifest is None:
+        from memfeed.store.checksums import verify  # a training verifies nothing
+
+        self._view.require_filled("verify()")
+        backing = self._backing
+        while isinstance(backing.owner, View):  # rows that are made of another store's
+            backing = backing.owner.backing
+        if backing.manifest is None or backing.path is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
-                "its sizes were checked when it was opened: cache(..., copy_existing=True) makes a store that has them"
+                "its sizes were checked when it was opened: cache(..., allow='copy') makes a store that has them"
             )
         try:
-            verify(self.path, self._backing.manifest, progress)
+            verify(backing.path, backing.manifest, progress)
         finally:
-            self._backing.check()  # the damage may be that of a store that replaced this one
+            backing.check()  # the damage may be that of a store that replaced this one
 
 
-def field_bytes(store: Store) -> list[int]:
-    """Return the bytes on disk of every field, for all rows of the base store, in the order of the schema."""
-    manifest = store.manifest
-    if manifest is None:
-        return [tensordict_columns.column_bytes(column) for column in store.columns]
-    # the mask of a window has no file
-    return [sum(manifest.files.get(name, 0) for name in column_files(field, 0)) for field in store.schema]
-
-
-def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (), owner: object = None) -> Store:
-    """Open a store, see ``memfeed.open``. ``owner`` lives as long as the store and all its views."""
-    path = local_path(path)
-    backing = open_backing(path, owner)
-    if backing.left_out:
-        warnings.warn(
-            f"{path}: left out what is not read ({'; '.join(backing.left_out)[:200]}): a pickle can run code when it "
-            "is read; save such values as JSON",
-            stacklevel=3,
-        )
-    store = Store(backing, types=as_types(types))
-    filled = None if backing.manifest is not None else filled_rows(path)
-    if filled is None or backing.row_count is None or filled >= backing.row_count:
-        return store
-    return store.subset(np.arange(filled))  # a replay buffer that is not full yet
-
-
-def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: type | Iterable[type] = ()) -> Store:
-    """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
-
-    The manifest and the size of every file are checked first; nothing is mapped and no class is imported by name.
-    ``types`` are the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their
-    names: without them a namedtuple is
-    returned as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields`` opens only
-    some fields, named as for `Store.select`.
-
-    Raises StoreError if ``path`` is not a store (or one of a newer format), CorruptStoreError if it is damaged,
-    FieldError for a field that it does not have.
-    """
-    store = open_store(path, types=types)
-    return store if fields is None else store.select(fields)
-
-
-def _reopen(
-    path: str,
-    digest: str,
-    fields: tuple[int, ...],
-    rows: bytes | None,
-    types: tuple[type, ...],
-    transform: Transform | None = None,
-) -> Store:
-    backing = open_backing(Path(path))
-    if backing.digest != digest:
-        raise StoreError(
-            f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
-            f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
-        )
-    backing.transform = transform
-    return Store(backing, types=types, fields=fields, rows=_row_ids(rows))
-
-
-def _remade(
-    remake: tuple[Callable[..., Backing], tuple[Any, ...]],
-    fields: tuple[int, ...],
-    rows: bytes | None,
-    types: tuple[type, ...],
-    transform: Transform | None = None,
-) -> Store:
-    make, arguments = remake
-    backing = make(*arguments)
-    backing.transform = transform
-    return Store(backing, types=types, fields=fields, rows=_row_ids(rows))
-
-
-def _row_ids(rows: bytes | None) -> Int64Array | None:
-    return None if rows is None else np.frombuffer(bytearray(rows), np.int64)
+def with_transform(store: Store, transform: Transform | None) -> Store:
+    """Return ``store`` with another `Store.transform`; None gives that of the directory. Nothing is written."""
+    view = store._view
+    backing = dataclasses.replace(view.backing, transform=transform)
+    if backing.supply is not None:
+        backing.supply.follow(backing)
+    return Store(View(backing, view.types, view.fields, view.rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,19 +14,10 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.store import tensordict_entries as entries
-from memfeed.store.columns import (
-    Column,
-    ComputedColumn,
-    FixedColumn,
-    InMemoryColumn,
-    JsonColumn,
-    NestedColumn,
-)
-from memfeed.store.gather import Gather
-from memfeed.store.mapping import Place
-from memfeed.store.separate_rows import FilePerRowColumn, InMemoryRowsColumn
-from memfeed.store.windows import MaskColumn, WindowColumn
-from memfeed.system.buffers import Fresh
+from memfeed.store.column import Column
+from memfeed.store.columns import FixedColumn, InMemoryColumn, JsonColumn
+from memfeed.store.mapping import FilePosition
+from memfeed.store.ragged_columns import FilePerRowColumn, InMemoryRowsColumn, NestedColumn
 
 
 class Contents(NamedTuple):
@@ -51,29 +42,6 @@ def contents_of(top: entries.Group) -> Contents:
         raise StoreError(f"found no tensor in it{left_out}; expected at least one field")
     schema = Schema(fields=tuple(column.field for column in planner.columns), structure=structure)
     return Contents(schema, row_count, tuple(planner.columns), tuple(planner.left_out))
-
-
-def column_bytes(column: Column) -> int:
-    """Return the bytes on disk of a column; values that tensordict keeps in its metadata count as 0."""
-    if isinstance(column, WindowColumn):
-        return column_bytes(column.base)
-    if isinstance(column, MaskColumn):
-        return 0
-    if isinstance(column, FixedColumn | ComputedColumn):
-        return (1 if column.row_count is None else column.row_count) * column.field.row_bytes
-    if isinstance(column, JsonColumn):
-        return 0
-    return column.locate(np.arange(column.row_count)).nbytes
-
-
-def all_rows(column: Column) -> Any:
-    """Return a column's leaf of the batch of all rows: without a copy for a fixed column, else in new memory."""
-    if isinstance(column, FixedColumn):
-        return column.data
-    if isinstance(column, JsonColumn):
-        return column.values
-    # Gather reads and does not map: a process may have 65,530 maps, and a stack more files
-    return Gather([column], [Fresh()])(np.arange(column.row_count))[0]
 
 
 class _Planner:
@@ -126,7 +94,7 @@ class _Planner:
         shapes = [tensor.shape for tensor in entry.tensors]
         dims = np.array(shapes, np.int64).reshape(len(shapes), len(shapes[0]))
         ragged = self._ragged(field, entry.tensors[0].dtype, dims, False)
-        places = [tensor.data for tensor in entry.tensors if isinstance(tensor.data, Place)]
+        places = [tensor.data for tensor in entry.tensors if isinstance(tensor.data, FilePosition)]
         if places:
             return FilePerRowColumn(ragged, places, shapes)
         return InMemoryRowsColumn(ragged, [torch.as_tensor(tensor.data, device="cpu") for tensor in entry.tensors])

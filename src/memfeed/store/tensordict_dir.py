@@ -9,9 +9,9 @@ from pathlib import Path
 
 from memfeed.errors import StoreError
 from memfeed.store.manifest import MOST_EMPTY_ROWS
-from memfeed.store.tensordict_columns import Contents, column_bytes, contents_of
+from memfeed.store.tensordict_columns import Contents, contents_of
 from memfeed.store.tensordict_entries import DESCRIPTIONS, Group
-from memfeed.store.tensordict_layout import Reader
+from memfeed.store.tensordict_layout import MetadataReader
 
 
 def read(root: Path) -> tuple[Contents, str]:
@@ -21,7 +21,7 @@ def read(root: Path) -> tuple[Contents, str]:
     older than meta.json, a lazy stack along another dim than the first, a dtype that no column can have),
     CorruptStoreError for files that are shorter than the metadata says. Pickles are left out.
     """
-    reader = Reader(root)
+    reader = MetadataReader(root)
     top = reader.directory(root, 0)
     if not isinstance(top, Group):
         raise StoreError(f"{root}: found {DESCRIPTIONS[type(top)]}; expected a TensorDict: save it inside one")
@@ -30,7 +30,7 @@ def read(root: Path) -> tuple[Contents, str]:
     except StoreError as error:
         raise StoreError(f"{root}: {error}") from None
     rows = contents.row_count or 0
-    if rows > MOST_EMPTY_ROWS and not any(map(column_bytes, contents.columns)):
+    if rows > MOST_EMPTY_ROWS and not any(column.nbytes for column in contents.columns):
         raise StoreError(
             f"{root}: found {rows:,} rows in no byte at all; expected at most {MOST_EMPTY_ROWS:,} of those"
         )

@@ -15,13 +15,13 @@ from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import NodeKind, display
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.store.mapping import Place
+from memfeed.store.mapping import FilePosition
 
 
 class Tensor(NamedTuple):
     """A dense tensor: a place in a file, or memory."""
 
-    data: Place | torch.Tensor
+    data: FilePosition | torch.Tensor
     dtype: str
     shape: tuple[int, ...]
 
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 class Nested(NamedTuple):
     """A nested tensor: its rows one after another, in a file or as one flat tensor; ``dims`` int64 [n, rank]."""
 
-    data: Place | torch.Tensor
+    data: FilePosition | torch.Tensor
     dtype: str
     dims: Int64Array
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.store.mapping import Place
+from memfeed.store.mapping import FilePosition
 
 _LOCAL_HEADER = struct.Struct("<4s22s2H")  # of a zip entry: signature, facts, lengths of the name and of the extra part
 _ENCRYPTED = 1  # a bit of ZipInfo.flag_bits
@@ -35,7 +35,7 @@ class Files(Protocol):
     def read(self, path: Path) -> bytes:
         """Return the bytes of a file."""
 
-    def place(self, path: Path, size: int) -> Place:
+    def place(self, path: Path, size: int) -> FilePosition:
         """Return where the bytes of a file begin; it has ``size`` bytes or more."""
 
 
@@ -76,9 +76,9 @@ class Directory:
         """See ``Files.read``."""
         return path.read_bytes()
 
-    def place(self, path: Path, size: int) -> Place:
+    def place(self, path: Path, size: int) -> FilePosition:
         """See ``Files.place``."""
-        return Place(path)
+        return FilePosition(path)
 
 
 class Archive:
@@ -128,7 +128,7 @@ class Archive:
             raise CorruptStoreError(f"{path}: found {len(data):,} bytes; expected {entry.file_size:,}: save it again")
         return data
 
-    def place(self, path: Path, size: int) -> Place:
+    def place(self, path: Path, size: int) -> FilePosition:
         """See ``Files.place``. Raises StoreError for an entry that is compressed, which cannot be mapped."""
         entry = self._entry(path)
         assert entry is not None
@@ -141,7 +141,7 @@ class Archive:
         begin = entry.header_offset + _LOCAL_HEADER.size + name + extra
         if signature != b"PK\x03\x04" or begin + size > self._root.stat().st_size:
             raise CorruptStoreError(f"{path}: found an entry that is not inside the archive: save it again")
-        return Place(self._root, begin)
+        return FilePosition(self._root, begin)
 
 
 def files_at(root: Path) -> Files:

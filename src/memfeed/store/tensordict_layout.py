@@ -1,7 +1,8 @@
 """Read and check the layout of a directory that `TensorDict.memmap()` wrote, and of a ``.tdz`` archive.
 
-``Reader`` turns a directory, or an archive of one, into entries such as `Tensor` and `Group`, and compares every file's
-size with its shape and dtype. It imports no class by name, reads no pickle, follows no symbolic link and maps nothing.
+``MetadataReader`` turns a directory, or an archive of one, into entries such as `Tensor` and `Group`, and compares
+every file's size with its shape and dtype. It imports no class by name, reads no pickle, follows no symbolic link and
+maps nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from memfeed.schema.fields import DEEPEST, DTYPES
 from memfeed.schema.stems import encode_key
 from memfeed.store.format import LARGEST_JSON, metadata_limit
 from memfeed.store.manifest import LARGEST_FILE, MOST_ROWS
-from memfeed.store.mapping import Place
+from memfeed.store.mapping import FilePosition
 from memfeed.store.tensordict_entries import (
     DESCRIPTIONS,
     Entry,
@@ -100,7 +101,7 @@ def _tensor_bytes(shape: Sequence[int], dtype: str, where: str) -> int:
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
-class Reader:
+class MetadataReader:
     """Reads the metadata of a directory and of all below it, and hashes the bytes that it reads."""
 
     def __init__(self, root: Path) -> None:
@@ -143,7 +144,7 @@ class Reader:
             )
         return size
 
-    def _place(self, path: Path, size: int, item: int, why: str) -> Place:
+    def _place(self, path: Path, size: int, item: int, why: str) -> FilePosition:
         """Return where a tensor's bytes begin. The file may be longer, as tensordict leaves it if fewer rows are saved.
 
         Raises CorruptStoreError if it is shorter.
@@ -238,7 +239,7 @@ class Reader:
             return self._nested(file, dtype, shape, where)
         size = _tensor_bytes(shape, dtype, where)
         if not size:  # tensordict writes no file for a tensor without elements
-            return Tensor(Place(file), dtype, shape)
+            return Tensor(FilePosition(file), dtype, shape)
         return Tensor(self._place(file, size, DTYPES[dtype].itemsize, f"{dtype} {list(shape)}"), dtype, shape)
 
     def _nested(self, file: Path, dtype: str, shape: tuple[int, ...], where: str) -> Nested:
@@ -254,7 +255,7 @@ class Reader:
             raise CorruptStoreError(f"{sizes}: found sizes that are negative or too large; the file is damaged")
         size = int(dims.prod(axis=1).sum()) * DTYPES[dtype].itemsize
         if not size:
-            return Nested(Place(file), dtype, dims)
+            return Nested(FilePosition(file), dtype, dims)
         place = self._place(file, size, DTYPES[dtype].itemsize, f"{len(dims):,} nested rows of {dtype}")
         return Nested(place, dtype, dims)
 

@@ -53,6 +53,7 @@ def _entry(value: Any, path: FieldPath, types: dict[str, type]) -> Entry:
     if isinstance(value, TensorDictBase):
         return _tensordict(value, path, types)
     if isinstance(value, torch.Tensor):
+        values.check_class(value, f"field {display(path)}: ")
         return _nested(value.detach()) if value.is_nested else _tensor(value)
     return Shared(value)
 

@@ -6,7 +6,7 @@ import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,18 +15,16 @@ from memfeed.errors import FieldError, RowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Path, Schema, display
 from memfeed.store.backing import Backing
-from memfeed.store.columns import Column, FixedColumn
-from memfeed.store.gather import Gather
+from memfeed.store.column import Column
+from memfeed.store.gather import Gather, all_rows
+from memfeed.store.view import View
 from memfeed.store.windows import Episodes, MaskColumn, WindowColumn
 from memfeed.system.buffers import Fresh
-
-if TYPE_CHECKING:
-    from memfeed.store.store import Store
 
 MOST_STEPS = 1 << 20
 
 
-class Window(NamedTuple):
+class WindowArgument(NamedTuple):
     """One argument of ``Store.windows``: the leaves at ``path``, and the offsets at which they are given."""
 
     name: str
@@ -34,43 +32,45 @@ class Window(NamedTuple):
     offsets: Int64Array
 
 
-def window_backing(store: Store, offsets: Any, within: Any, complete: bool) -> Backing:
+def window_backing(view: View, offsets: Any, within: Any, complete: bool) -> Backing:
     """Return the schema and the columns of the view that ``store.windows`` returns; see there."""
-    row_count = store.base_length
-    asked = parse(offsets, store.schema, row_count)
-    column = None if within is None else store.columns[store.schema.field_index(within)]
-    rows = None if store.has_all_rows else store.base_rows(np.arange(len(store)))
-    episodes = find_episodes(column, len(store), rows)
-    schema, columns = with_windows(store.schema, store.columns, row_count, asked, episodes, masks=not complete)
+    row_count = view.base_length
+    asked = parse(offsets, view.schema, row_count)
+    column = None if within is None else view.columns[view.schema.field_index(within)]
+    rows = None if view.has_all_rows else view.base_rows(np.arange(len(view)))
+    episodes = find_episodes(column, len(view), rows)
+    schema, columns = with_windows(view.schema, view.columns, row_count, asked, episodes, masks=not complete)
     arguments = {one.path: tuple(one.offsets.tolist()) for one in asked}, within, complete
     return Backing(
-        path=store.path,
+        path=view.path,
         schema=schema,
         row_count=row_count,
-        digest=hashlib.blake2b(f"{store.digest} {arguments}".encode(), digest_size=8).hexdigest(),
+        digest=hashlib.blake2b(f"{view.source_digest()} {arguments}".encode(), digest_size=8).hexdigest(),
         open_column=columns.__getitem__,
-        manifest=store.manifest,
-        owner=store,
-        remake=(window_backing, (store, *arguments)),
+        manifest=view.manifest,
+        owner=view,
+        remake=(window_backing, (view, *arguments)),
         description=describe(asked, within, complete=complete),
+        check_dataset=lambda _: view.check_dataset(),
     )
 
 
-def complete_rows(columns: Sequence[Column]) -> Int64Array:
+def complete_rows(columns: Sequence[Any]) -> Int64Array:
     """Return the rows whose windows are all complete, in order."""
-    windows = [column for column in columns if isinstance(column, WindowColumn)]
+    windows = [column for column in columns if column.base is not column]
     offsets = np.concatenate([one.offsets for one in windows])
-    return windows[0].episodes.complete_rows(int(offsets.min()), int(offsets.max()))
+    found: Int64Array = windows[0].episodes.complete_rows(int(offsets.min()), int(offsets.max()))
+    return found
 
 
-def parse(offsets: Any, schema: Schema, row_count: int) -> list[Window]:
+def parse(offsets: Any, schema: Schema, row_count: int) -> list[WindowArgument]:
     """Return the windows that a user asks for. Raises FieldError, RowError for what cannot be given as windows."""
     if not isinstance(offsets, Mapping) or not offsets:
         raise FieldError(
             f"found {type(offsets).__name__} {offsets!r:.80}; expected the offsets of one or more fields: "
             'store.windows({"image": [-1, 0], "action": range(16)}, within="episode")'
         )
-    windows: list[Window] = []
+    windows: list[WindowArgument] = []
     taken: set[int] = set()
     for key, given in offsets.items():
         indices = schema.field_indices(key)
@@ -85,7 +85,9 @@ def parse(offsets: Any, schema: Schema, row_count: int) -> list[Window]:
             if index in taken:
                 raise FieldError(f"found two windows of field {field.name}; expected one list of offsets for it")
             taken.add(index)
-        windows.append(Window(fields[0].name if len(fields) == 1 else display(path), path, _offsets(key, given)))
+        windows.append(
+            WindowArgument(fields[0].name if len(fields) == 1 else display(path), path, _offsets(key, given))
+        )
     return [one._replace(offsets=one.offsets.clip(-row_count, row_count)) for one in windows]
 
 
@@ -126,10 +128,7 @@ def find_episodes(column: Column | None, row_count: int, rows: Int64Array | None
             f"found within={field.name!r}, which is {field.describe()}; expected a field with one int for each row, "
             "the same in all rows of an episode; within=None takes the whole store as one sequence"
         )
-    if isinstance(column, FixedColumn) and rows is None:
-        ids = column.data
-    else:
-        ids = Gather([column], [Fresh()])(np.arange(row_count) if rows is None else rows)[0]
+    ids = all_rows(column) if rows is None else Gather([column], [Fresh()])(rows)[0]
     values = ids.reshape(-1).numpy()
     starts = np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])[: len(values)]
     names, first = np.unique(values[starts], return_index=True)
@@ -155,7 +154,7 @@ def _check_unique(rows: Int64Array) -> None:
         )
 
 
-def describe(windows: Sequence[Window], within: Any, *, complete: bool) -> str:
+def describe(windows: Sequence[WindowArgument], within: Any, *, complete: bool) -> str:
     """Return the arguments of ``Store.windows`` as text: ``windows: image [-1, 0], within episode``."""
     shown = [f"{one.name} {_shortened(one.offsets.tolist())}" for one in windows[:5]]
     shown += [f"{len(windows) - 5} more"] if len(windows) > 5 else []
@@ -176,7 +175,7 @@ def with_windows(
     schema: Schema,
     columns: Sequence[Column],
     row_count: int,
-    windows: Sequence[Window],
+    windows: Sequence[WindowArgument],
     episodes: Episodes,
     masks: bool,
 ) -> tuple[Schema, list[Column]]:
@@ -184,14 +183,14 @@ def with_windows(
 
     ``columns`` are those of the base store, which has ``row_count`` rows.
     """
-    leaves: list[int | Window] = []
+    leaves: list[int | WindowArgument] = []
     structure = _structure(schema, windows if masks else (), leaves)
     steps = {index: one for one in windows for index in schema.field_indices(one.path)}
     new_index = {leaf: at for at, leaf in enumerate(leaves) if isinstance(leaf, int)}
     fields: list[Field] = []
     made: list[Column] = []
     for leaf, path in zip(leaves, structure.leaves(), strict=True):
-        if isinstance(leaf, Window):
+        if isinstance(leaf, WindowArgument):
             size = len(leaf.offsets)
             field = Field(path=path, name=f"{leaf.name}_mask", stem="", kind="fixed", dtype="bool", shape=(size,))
             column: Column = MaskColumn(field, row_count, leaf.offsets, episodes)
@@ -208,7 +207,7 @@ def with_windows(
     return Schema(fields=tuple(fields), structure=structure), made
 
 
-def _structure(schema: Schema, windows: Iterable[Window], leaves: list[int | Window]) -> Node:
+def _structure(schema: Schema, windows: Iterable[WindowArgument], leaves: list[int | WindowArgument]) -> Node:
     """Return the structure with a mask beside the leaf or container of each window; collect its ``leaves``."""
     indices = count()
 
@@ -245,7 +244,9 @@ def _structure(schema: Schema, windows: Iterable[Window], leaves: list[int | Win
     return build(schema.structure, ())
 
 
-def _keys_of(node: Node, leaves: Sequence[int | Window], schema: Schema, window: Window) -> tuple[Any, tuple[Any, ...]]:
+def _keys_of(
+    node: Node, leaves: Sequence[int | WindowArgument], schema: Schema, window: WindowArgument
+) -> tuple[Any, tuple[Any, ...]]:
     """Return the kind and the keys of a container that gets a mask. A record becomes a dict, as in ``Store.select``."""
     if node.kind in ("tensordict", "tensorclass"):
         return "tensordict", node.keys

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,8 @@ import torch
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
-from memfeed.store.columns import Column, ComputedColumn, ConcatFixedColumn, gather_rows
+from memfeed.store.column import Column, FileRows
+from memfeed.store.columns import ComputedColumn, ConcatFixedColumn
 
 
 class Episodes:
@@ -79,59 +82,82 @@ class Episodes:
 class WindowColumn(ComputedColumn):
     """The rows of a column around each row: row i is [steps, *shape], the rows at ``offsets`` from row i."""
 
+    offsets: Int64Array
+
     def __init__(self, field: Field, base: Column, row_count: int, offsets: Int64Array, episodes: Episodes) -> None:
         super().__init__(field, row_count)
-        self.base, self.offsets, self.episodes = base, offsets, episodes
+        self._base, self.offsets, self.episodes = base, offsets, episodes
+
+    @property
+    def base(self) -> Column:
+        """See ``Column.base``."""
+        return self._base
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the base."""
+        return self.base.nbytes
+
+    @property
+    def kept_in(self) -> str:
+        """The place of the base."""
+        return self.base.kept_in
 
     def base_rows(self, rows: Int64Array) -> Int64Array:
-        """Return the rows of ``base`` that ``rows`` (int [k]) are made of, int64 [k, steps]."""
+        """See ``Column.base_rows``."""
         return self.episodes.window_rows(rows, self.offsets)
 
+    def rows_needed(self, rows: Int64Array) -> Int64Array:
+        """Return all rows of the episodes of ``rows``."""
+        return self.episodes.rows_with(rows)
+
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         return self.gather_windows(self.base_rows(rows), out)
 
     def gather_windows(self, base_rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """Write windows of ``base_rows`` (int64 [k, steps]) into ``out``, as ``gather_into`` does."""
-        gather_rows(self.base, base_rows.ravel(), out.view(-1, *out.shape[2:]))
+        """See ``Column.gather_windows``."""
+        self.base.gather_into(base_rows.ravel(), out.view(-1, *out.shape[2:]))
         return out
 
     def over(self, base: Column) -> WindowColumn:
-        """Return the same windows over another column of the same rows."""
+        """See ``Column.over``."""
         return WindowColumn(self.field, base, self.row_count, self.offsets, self.episodes)
+
+    def files(self, begin: int = 0) -> Iterator[FileRows]:
+        """See ``Column.files``."""
+        return (replace(part, base_rows=self.base_rows, shares_pages=True) for part in self.base.files(begin))
+
+    def placed_bytes(self, rows: Int64Array | None) -> int | None:
+        """See ``Column.placed_bytes``."""
+        return self.base.placed_bytes(None if rows is None else self.rows_needed(rows))
+
+    def joined(self, field: Field, columns: Sequence[Any]) -> Column:
+        """See ``Column.joined``."""
+        base = ConcatFixedColumn(self.base.field, [one.base for one in columns])
+        return WindowColumn(self.field, base, base.row_count, self.offsets, _join_episodes(columns))
 
 
 class MaskColumn(ComputedColumn):
     """Which steps of a window are rows of the episode, bool [steps] for each row. Kept nowhere."""
 
+    offsets: Int64Array
     in_memory = True
+    nbytes = 0
+    why_mapped = "made of row numbers"
 
     def __init__(self, field: Field, row_count: int, offsets: Int64Array, episodes: Episodes) -> None:
         super().__init__(field, row_count)
         self.offsets, self.episodes = offsets, episodes
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
-        """See ``ComputedColumn.gather_into``."""
+        """See ``Column.gather_into``."""
         return out.copy_(torch.from_numpy(self.episodes.exist(rows, self.offsets)))
 
-
-def offsets_of(column: Column) -> list[int] | None:
-    """Return the offsets of a column of windows or of their mask; None for any other column."""
-    return column.offsets.tolist() if isinstance(column, WindowColumn | MaskColumn) else None
-
-
-def join_windows(columns: Sequence[Column]) -> Column | None:
-    """Return the columns of several stores, all of windows or all of masks, as one; None for other columns."""
-    first = columns[0]
-    if isinstance(first, WindowColumn):
-        windows = [column for column in columns if isinstance(column, WindowColumn)]
-        bases = [one.base for one in windows]
-        base = ConcatFixedColumn(bases[0].field, bases)
-        return WindowColumn(first.field, base, base.row_count, first.offsets, _join_episodes(windows))
-    if isinstance(first, MaskColumn):
-        masks = [column for column in columns if isinstance(column, MaskColumn)]
-        return MaskColumn(first.field, sum(one.row_count for one in masks), first.offsets, _join_episodes(masks))
-    return None
+    def joined(self, field: Field, columns: Sequence[Any]) -> Column:
+        """See ``Column.joined``."""
+        count = sum(one.row_count for one in columns)
+        return MaskColumn(self.field, count, self.offsets, _join_episodes(columns))
 
 
 def _join_episodes(columns: Sequence[WindowColumn | MaskColumn]) -> Episodes:

@@ -25,14 +25,14 @@ class FillProgress(NamedTuple):
     skipped: int = 0
 
 
-class Reader:
+class ReadRequest:
     """Who reads rows of a store that is not complete, and which fields of them, by index; None means all.
 
-    ``spread`` is how many rows lie between those that are read one after another, at most: 0 for rows in order.
+    ``shuffle_span`` is how many rows lie between those that are read one after another, at most: 0 for rows in order.
     """
 
-    def __init__(self, fields: Sequence[int] | None = None, spread: int = 0) -> None:
-        self.fields, self.spread = fields, spread
+    def __init__(self, fields: Sequence[int] | None = None, shuffle_span: int = 0) -> None:
+        self.fields, self.shuffle_span = fields, shuffle_span
 
 
 class RowSupply(Protocol):
@@ -45,22 +45,22 @@ class RowSupply(Protocol):
     in_caller: bool
     keeps_rows: bool
 
-    def want(self, reader: Reader, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         """Ask for rows (int [k]) that ``reader`` will wait for, in this order, after those it asked for before."""
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """Forget what ``reader`` asked for and has not waited for."""
 
-    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """Return once no row of ``rows`` is absent: which of them can be read, bool [k]; None if all can.
 
         Raises what the dataset raised for one of them, or what keeps rows from being written.
         """
 
-    def bytes_again(self, spread: int) -> int:
-        """Return the bytes that a reader of this ``spread`` fetches in each epoch though all rows were there before."""
+    def refetched_bytes(self, shuffle_span: int) -> int:
+        """Return the bytes that a reader of this ``shuffle_span`` fetches again in each epoch, after all were there."""
 
-    def stand_in(self) -> int:
+    def substitute_row(self) -> int:
         """Return a row that can be read, to take the place of one that cannot."""
 
     def follow(self, backing: Any) -> None:
@@ -68,6 +68,9 @@ class RowSupply(Protocol):
 
     def progress(self) -> FillProgress:
         """Return how full the store is."""
+
+    def skipped(self) -> tuple[int, ...]:
+        """Return the rows that will never be read, because the dataset raised for them, of those tried so far."""
 
     def finish(self) -> None:
         """Return once all rows are there and the store is committed. Raises what keeps it from that."""

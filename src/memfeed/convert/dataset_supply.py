@@ -1,11 +1,10 @@
 """Fill a store while it is read: send rows to workers, in the order in which loaders want them, and commit at the end.
 
-`Filler` is what the store holds. Its work is done by `_Work`, in a thread that ends when the store is dropped.
+`DatasetSupply` is what the store holds. `_Filling` does its work, in a thread that ends when the store is dropped.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import os
@@ -21,39 +20,42 @@ import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, claim, unshare
-from memfeed.building.rows import SKIPPED
+from memfeed.building.rows import ABSENT, SKIPPED
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.driver import mark_skipped
 from memfeed.convert.fill_job import REREAD, FillJob, FillReport, FillWorker
-from memfeed.convert.processes import WorkerDied, run_job
+from memfeed.convert.processes import WorkerDied, WorkerInterrupted, run_job
 from memfeed.convert.readback import require_probed
 from memfeed.convert.row_queue import MOST_ROWS_A_LIST, RowQueue
 from memfeed.convert.write_run import Report
 from memfeed.errors import BuildError, MemfeedError
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
-from memfeed.store.backing import Backing, settle
+from memfeed.store.backing import Backing, switch_to_committed
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.supply import FillProgress, Reader
+from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.progress import Progress, write_line
+from memfeed.system.threads import end_at_exit
 
 LISTS_AHEAD = 2  # that a worker has: it reads one while its report of another is on the way
 POLL_SECONDS = 0.003  # between two looks whether rows are there: each takes a few microseconds of the workers' CPU
 URGE_SECONDS = 0.25  # after which rows that are waited for are sent again, if nobody has them
 TICK_SECONDS = 0.5
+MOST_INTERRUPTS = 8  # of workers, between which they do not write a row, before it is an error
+INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the filling, so that no workers are started for it
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
 JOIN_SECONDS = 5.0
 QUIET_SECONDS = 2.0  # of a wait at the end that nobody is told of
 COMMIT_SECONDS = 60.0  # that the end of a process waits for a commit; the next run makes up for what is left
 
 
-class Filler:
+class DatasetSupply:
     """Brings the rows of a build, as ``RowSupply`` says. It ends with the last store that holds it."""
 
-    def __init__(self, work: _Work) -> None:
+    def __init__(self, work: _Filling) -> None:
         self._work = work
         self.in_caller, self.keeps_rows = not work.worker_count, True
-        weakref.finalize(self, work.release).atexit = False  # `running` does that
+        weakref.finalize(self, work.release).atexit = False  # `end_at_exit` does that
 
     def start(self, backing: Backing) -> None:
         """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
@@ -63,36 +65,44 @@ class Filler:
         """Let another view of the same columns read the finished store, too."""
         self._work.follow(backing)
 
-    def want(self, reader: Reader, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         """See ``RowSupply``."""
         self._work.want(reader, rows)
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """See ``RowSupply``."""
         self._work.forget(reader)
 
-    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
         return self._work.wait(reader, rows)
 
-    def bytes_again(self, spread: int) -> int:
+    def refetched_bytes(self, shuffle_span: int) -> int:
         """See ``RowSupply``: rows stay."""
         return 0
 
-    def stand_in(self) -> int:
+    def substitute_row(self) -> int:
         """See ``RowSupply``."""
-        return self._work.stand_in()
+        return self._work.substitute_row()
+
+    def has(self, row: int) -> bool:
+        """Return True if a row can be read."""
+        return self._work.has(row)
 
     def progress(self) -> FillProgress:
         """See ``RowSupply``."""
         return self._work.progress()
+
+    def skipped(self) -> tuple[int, ...]:
+        """See ``RowSupply``."""
+        return self._work.skipped()
 
     def finish(self) -> None:
         """See ``RowSupply``."""
         self._work.finish()
 
 
-class _Work:
+class _Filling:
     """The state of one filling process. ``lead`` holds the claim of the build, if this process has it.
 
     Rows go to workers in lists, which ``queue`` makes.
@@ -108,6 +118,7 @@ class _Work:
         self._tick_due = 0.0
         self._lists: list[int] = []  # lists that each worker has
         self._deaths: dict[int, int] = {}
+        self._interrupts = 0
         self._error: BaseException | None = None
         self._reread = False  # True once rows were compared with the dataset, before the commit
         self._reread_asked = False
@@ -124,21 +135,22 @@ class _Work:
 
     def _new_job(self) -> FillJob:
         conversion = self.conversion
-        init = conversion.options.worker_init
+        init = conversion.options.worker_init_fn
         return FillJob(conversion.given.dataset, self.build, conversion.plan, self.worker_count, init)
 
     def start(self, backing: Backing) -> None:
         self.follow(backing)
         reports = self._start_workers()
         self._thread = threading.Thread(target=self._run, args=(reports,), name="memfeed-filler", daemon=True)
-        running.add(self)
+        _filling.add(self)
+        end_at_exit(self)
         self._thread.start()
 
     def follow(self, backing: Backing) -> None:
         with self._lock:
             self._backings.add(backing)
             if self._done.is_set():
-                settle(backing)
+                switch_to_committed(backing)
 
     def another_backing(self) -> Backing | None:
         """Return one more view of the columns; None in another process, or if this one does not fill any more."""
@@ -225,7 +237,7 @@ class _Work:
         """Close the pipes to workers that have ended, which no other thread may be writing to. Make new ones."""
         with self._lock:
             self._job.close()
-            self._lists = []
+            self._lists, self._reread_asked = [], False
             if not self._is_over():
                 self._job = self._new_job()
                 self._queue.take_back_all()
@@ -263,7 +275,14 @@ class _Work:
         return self._done.is_set() or self._stopping.is_set()
 
     def _note_death(self, death: WorkerDied) -> None:
-        """Skip a sample that killed two workers. Raise the death of a worker for which no sample is to blame."""
+        """Skip a sample that killed two workers. Raise the death of a worker for which no sample is to blame.
+
+        Ctrl-C ends the workers, but the program may go on, as a notebook does.
+        """
+        if isinstance(death, WorkerInterrupted) and self._interrupts < MOST_INTERRUPTS:
+            self._interrupts += 1
+            self._stopping.wait(INTERRUPT_SECONDS)
+            return
         if not self.conversion.plan.skip_errors or death.reading is None:
             raise death
         for row in death.reading:
@@ -286,7 +305,7 @@ class _Work:
     def _receive(self, report: Report) -> None:
         if not isinstance(report, FillReport):
             return
-        self._reread = self._reread or report.is_reread
+        self._reread, self._interrupts = self._reread or report.is_reread, 0
         with self._lock:
             self._lists[report.worker] -= 1
             self._queue.give_back(report.rows, dict(report.failed), report.seconds)
@@ -311,19 +330,19 @@ class _Work:
 
     # --- what loaders ask for
 
-    def want(self, reader: Reader, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         if self._is_elsewhere() or not self.worker_count:
             return
         with self._lock:
             self._queue.want(reader, rows)
             self._feed()
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         if not self._is_elsewhere():
             with self._lock:
                 self._queue.forget(reader)
 
-    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         due = 0.0
         while len(absent := self._queue.absent(rows)):
             self._raise_for(absent)
@@ -333,7 +352,7 @@ class _Work:
             if time.monotonic() >= due and not self._is_elsewhere():
                 due = time.monotonic() + URGE_SECONDS
                 with self._lock:
-                    self._queue.urge(reader, absent)
+                    self._queue.prioritise(reader, absent)
                     self._feed()
             time.sleep(POLL_SECONDS)
         if not self.worker_count and not self._reread:
@@ -393,7 +412,7 @@ class _Work:
             self._reread = True
             self._wake.set()
 
-    def stand_in(self) -> int:
+    def substitute_row(self) -> int:
         row = self._queue.a_present_row()
         if row is None:
             raise BuildError(
@@ -401,11 +420,17 @@ class _Work:
             )
         return row
 
+    def has(self, row: int) -> bool:
+        return int(self._queue.presence[row]) not in (ABSENT, SKIPPED)
+
     def progress(self) -> FillProgress:
         return self._queue.progress()
 
+    def skipped(self) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(self._queue.presence == SKIPPED).tolist())
+
     def finish(self) -> None:
-        every, reader = np.arange(len(self._queue.presence)), Reader()
+        every, reader = np.arange(len(self._queue.presence)), ReadRequest()
         for first in range(0, len(every), 1 << 16):
             self.wait(reader, every[first : first + (1 << 16)])
         self.forget(reader)
@@ -466,45 +491,23 @@ class _Work:
                     self._job.senders[0].send(REREAD)
             return
         require_probed(self.build)
-        self.build.commit(self.conversion.target, kept=self.conversion.kept)
+        self.build.commit(self.conversion.target, kept=self.conversion.kept_now())
         self._settle()
 
     def _settle(self) -> None:
         with self._lock:
             self._done.set()
             for backing in list(self._backings):
-                settle(backing)
+                switch_to_committed(backing)
 
 
-class _Running:
-    """The filling of this process. It ends before the interpreter does, which a thread inside torch would abort."""
-
-    def __init__(self) -> None:
-        self._works: weakref.WeakSet[_Work] = weakref.WeakSet()
-        self._registered = False
-
-    def add(self, work: _Work) -> None:
-        if not self._registered:
-            # what ends threads comes before what atexit runs: thread pools, which a commit needs, take no work then
-            getattr(threading, "_register_atexit", atexit.register)(self.end)
-            self._registered = True
-        self._works.add(work)
-
-    def backing_at(self, target: Path) -> Backing | None:
-        """Return the columns of the store at `target`, as new ones, if this process fills it."""
-        for work in list(self._works):
-            found = work.another_backing() if work.conversion.target.absolute() == target else None
-            if found is not None:
-                return found
-        return None
-
-    def end(self) -> None:
-        """End all of it, and wait a few seconds for that."""
-        works = list(self._works)
-        for work in works:
-            work.release()
-        for work in works:
-            work.join()
+_filling: weakref.WeakSet[_Filling] = weakref.WeakSet()
 
 
-running = _Running()
+def backing_at(target: Path) -> Backing | None:
+    """Return the columns of the store at `target`, as new ones, if this process fills it."""
+    for work in list(_filling):
+        found = work.another_backing() if work.conversion.target.absolute() == target else None
+        if found is not None:
+            return found
+    return None

@@ -38,7 +38,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """The attributes of a dataset that its store keeps; None for one that it did not have.
 
     ``transform`` is the part of its pipeline that was not stored (``cache(split=True)``), ``keep`` the choice how
-    its images were.
+    its images were. ``proven`` is the number of samples on which its cut was proven, whole.
     """
 
     classes: tuple[ClassName, ...] | None = None
@@ -46,6 +46,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     targets: Targets | None = None
     transform: tuple[RecipeStep, ...] | None = None
     keep: Keep | None = None
+    proven: int | None = None
 
 
 class Kept(NamedTuple):
@@ -58,6 +59,7 @@ class Kept(NamedTuple):
     targets_form: TargetsForm = "list"
     transform: tuple[RecipeStep, ...] | None = None
     keep: Keep | None = None
+    proven: int | None = None
 
 
 def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str:
@@ -69,9 +71,8 @@ def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str
             return f"targets in field {at}, which is not there"
         if not may_be_targets(fields[at]):
             return f"targets in field {fields[at].name!r}, which holds no class numbers"
-    return recipe_problem(attributes.transform or ()) or metadata_problem(
-        [step.arguments for step in attributes.transform or ()]
-    )
+    steps = attributes.transform or ()
+    return metadata_problem([step.arguments for step in steps]) or recipe_problem(steps, fields)
 
 
 def metadata_problem(metadata: Any) -> str:

@@ -1,0 +1,251 @@
+"""Watch a dataset whose store is in use: what its attributes held, and which of them have changed since."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import random
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memfeed.convert.digests import PARTIAL, Digest, digest_attributes, hash_value
+from memfeed.convert.file_digests import digest_files, digest_single_files, times_differ_in_all
+from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, is_array, is_owner, leaves_of
+from memfeed.errors import brief
+
+EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
+MOST_SETTINGS = 10_000
+SMALL_BYTES = 1 << 16  # an array of a pipeline with more is no setting
+
+_GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum, type)
+_OF_MODULES = ("_modules", "_parameters", "_buffers")
+
+
+class State(NamedTuple):
+    """What the attributes of a dataset held at one time: digests of its data, and the settings of its pipelines."""
+
+    digests: dict[str, Digest]
+    settings: dict[str, Any]
+
+    def stable(self, later: State) -> State:
+        """Return what is the same in a later state: the rest changes when the dataset is read."""
+        return State(
+            {path: one for path, one in later.digests.items() if _same(self.digests.get(path), one)},
+            {path: one for path, one in later.settings.items() if path in self.settings and self.settings[path] == one},
+        )
+
+
+class Watched:
+    """A dataset, and what its attributes held before and after some samples were read.
+
+    Args:
+        dataset: as the user gave it, so that what is assigned to its attributes later is seen.
+        target: the directory of its store.
+    """
+
+    def __init__(self, dataset: Any, target: Path) -> None:
+        self.dataset, self._target = dataset, target
+        self.inferred: Any = None  # of the samples that were probed
+        self.seconds = 0.0  # that one of them took
+        self.checks = 0  # at the beginnings of epochs
+        self.checked_at: float | None = None  # `time.monotonic` of the last one
+        leaves = leaves_of(dataset)
+        self._before = State(digest_attributes(leaves), settings_of(dataset))
+        self._files_before = digest_single_files(leaves)  # reading may write a log
+        self._known: State | None = None
+        self._files: dict[str, Digest] | None = None
+        self._partial: set[str] = set()
+
+    def note(self, inferred: Any, seconds: float) -> None:
+        """Remember what the samples that were probed showed."""
+        self.inferred, self.seconds = inferred, seconds
+
+    def digests(self) -> dict[str, Digest]:
+        """Return the digests of the dataset's data and files that stayed the same while samples were probed."""
+        leaves = leaves_of(self.dataset)
+        if self._known is None:
+            self._known = self._before.stable(State(digest_attributes(leaves), settings_of(self.dataset)))
+        if self._files is None:
+            single = digest_single_files(leaves)
+            same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
+            self._files = {**same, **digest_files(leaves, self._target)}
+        return {**self._known.digests, **self._files}
+
+    def changed_by_reading(self) -> list[str]:
+        """Return the attributes with data that has changed since this was made."""
+        now = digest_attributes(leaves_of(self.dataset))
+        before = self._before.digests
+        return [
+            path for path, one in now.items() if one.kind == "data" and path in before and not _same(before[path], one)
+        ]
+
+    def follow(self) -> None:
+        """Begin to watch: what is there now is what later states are compared with."""
+        self.digests()
+        assert self._known is not None
+        seconds = 0.0
+        for path, digest in sorted(self._known.digests.items(), key=lambda item: item[1].seconds):
+            seconds += digest.seconds
+            if seconds > EPOCH_SECONDS:
+                self._partial.add(path)
+        if self._partial:
+            found = digest_attributes(leaves_of(self.dataset), self._partial.__contains__)
+            known = {path: found.get(path, digest) for path, digest in self._known.digests.items()}
+            self._known = self._known._replace(digests=known)
+
+    def changed(self, reads: Iterator[object] | None = None) -> tuple[str, bool] | None:
+        """Return which attribute has changed since, and whether it is one of a pipeline; None if none has.
+
+        ``reads`` reads one sample at each step, and is used only if something has changed. What these reads change too
+        is left out from now on: a step keeps there what it drew last.
+        """
+        assert self._known is not None
+        now = self._now()
+        while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
+            before, now = now, self._now()
+            stays = before.stable(now)
+            self._known = State(
+                {path: one for path, one in self._known.digests.items() if path in stays.digests},
+                {path: one for path, one in self._known.settings.items() if path in stays.settings},
+            )
+        return found
+
+    def _difference(self, now: State) -> tuple[str, bool] | None:
+        assert self._known is not None
+        for path, digest in now.digests.items():
+            if path in self._known.digests and differ(self._known.digests[path].text, digest.text):
+                return f"{shown(path)} has another content", False
+        for path, value in now.settings.items():
+            if path in self._known.settings and self._known.settings[path] != value:
+                old = self._known.settings[path]
+                return f"{shown(path)} is {_brief(value)}, and was {_brief(old)}", True
+        return None
+
+    def forget_what_reading_changes(self) -> None:
+        """Leave out, from now on, what has changed since ``changed`` was called, by reading some samples."""
+        assert self._known is not None
+        self._known = self._known.stable(self._now())
+
+    def _now(self) -> State:
+        return State(digest_attributes(leaves_of(self.dataset), self._partial.__contains__), settings_of(self.dataset))
+
+
+def differences(stored: Mapping[str, str], found: Mapping[str, Digest]) -> tuple[list[str], list[str]]:
+    """Return the attributes that differ from those stored: of data, and of settings, which may differ between runs.
+
+    Where the times of all files differ and no size, they may have been copied: that counts as a setting.
+    """
+    data: list[str] = []
+    settings: list[str] = []
+    for path, digest in found.items():
+        old = stored.get(path)
+        if old is None or not differ(old, digest.text):
+            continue
+        is_weak = digest.kind == "setting" or (digest.kind == "times" and times_differ_in_all(old, digest.text))
+        (settings if is_weak else data).append(path)
+    return data, settings
+
+
+def differ(one: str, other: str) -> bool:
+    """Return True if two digests are of different data: one of all values says nothing about one of some."""
+    return one != other and one.startswith(PARTIAL) == other.startswith(PARTIAL)
+
+
+def shown(path: str) -> str:
+    """Return the expression that reaches an attribute from the dataset."""
+    return f"dataset{'' if not path or path[0] == '[' else '.'}{path}"
+
+
+def _same(one: Digest | None, other: Digest) -> bool:
+    return one is not None and one.text == other.text
+
+
+def _brief(value: Any) -> str:
+    return getattr(value, "co_name", None) or getattr(value, "__qualname__", None) or brief(value)
+
+
+# --- the settings of pipelines
+
+
+def settings_of(dataset: Any) -> dict[str, Any]:
+    """Return the numbers, text and classes of the pipelines of a dataset, and of those inside it, by their paths.
+
+    A pipeline is any attribute that can be called, or a list of such. Of a function these are its code and what it
+    closes over. What a step keeps for itself, with a name that begins with ``_``, and generators are left out.
+    """
+    found: dict[str, Any] = {}
+    _collect_owner(dataset, "", found, set(), 0)
+    return found
+
+
+def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int], depth: int) -> None:
+    if id(owner) in seen or depth > DEEPEST or not is_owner(owner, path):
+        return
+    seen.add(id(owner))
+    attributes = getattr(owner, "__dict__", {})
+    for name, value in list(attributes.items()):
+        inner = f"{path}.{name}" if path else name
+        if value is None or callable(value) or _are_callable(value):
+            _collect(value, inner, found, seen, 0)
+        elif isinstance(value, list | tuple):
+            for index, one in enumerate(value[:MOST_PARTS]):
+                if not is_array(one) and hasattr(one, "__getitem__") and hasattr(one, "__dict__"):
+                    _collect_owner(one, f"{inner}[{index}]", found, seen, depth + 1)
+        else:
+            _collect_owner(value, inner, found, seen, depth + 1)
+
+
+def _are_callable(value: Any) -> bool:
+    return isinstance(value, list | tuple) and 0 < len(value) <= MOST_PARTS and all(map(callable, value))
+
+
+def _collect(value: Any, path: str, found: dict[str, Any], seen: set[int], depth: int) -> None:
+    """Add what one step of a pipeline, or one part of it, holds."""
+    if len(found) >= MOST_SETTINGS or depth > DEEPEST or isinstance(value, _GENERATORS):
+        return
+    if isinstance(value, _PLAIN):
+        found[path] = value if value == value else "nan"
+        return
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        if value.nbytes <= SMALL_BYTES and (text := hash_value(value)) is not None:
+            found[path] = text
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, list | tuple | Mapping):
+        found[f"len({path})"] = len(value)
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in list(items) if len(value) <= MOST_SETTINGS // 100 else []:
+            _collect(one, f"{path}[{key!r}]" if type(key) in (int, str) else f"{path}[?]", found, seen, depth + 1)
+    elif isinstance(value, types.FunctionType):
+        found[path] = value.__code__
+        for name, one in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            _collect(_content(one), f"{path}.{name}", found, seen, depth + 1)
+        _collect(value.__defaults__, f"{path}.__defaults__", found, seen, depth + 1)
+    elif isinstance(value, types.MethodType):
+        _collect(value.__func__, f"{path}.__func__", found, seen, depth + 1)
+    elif isinstance(value, functools.partial):
+        for name in ("func", "args", "keywords"):
+            _collect(getattr(value, name), f"{path}.{name}", found, seen, depth + 1)
+    else:
+        found[path] = type(value)
+        for name, one in list(getattr(value, "__dict__", {}).items()):
+            if name[:1] != "_":
+                _collect(one, f"{path}.{name}", found, seen, depth + 1)
+            elif name in _OF_MODULES and isinstance(value, torch.nn.Module):
+                for key, part in one.items():
+                    _collect(part, f"{path}[{key}]", found, seen, depth + 1)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is not set yet
+        return None

@@ -1,0 +1,268 @@
+"""Hash the plain data in the attributes of a dataset, alike in every process.
+
+Only numbers, text, arrays, tensors, columns of tables, and lists, tuples, dicts and sets of them are read, never the
+`repr` or the pickle of another object: those differ from run to run although nothing has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+
+from memfeed.convert.plain_data import DEEPEST, Kind, Leaf, is_arrow, is_column, is_table
+from memfeed.schema.values import bytes_of
+from memfeed.tables.table_column import is_a
+
+MOST_BYTES = 256 << 20  # of one attribute; of a larger one, parts are hashed
+MOST_VALUES = 400_000  # Python objects of one attribute that are visited one by one, about half a second
+MOST_SECONDS = 3.0  # for all attributes, the smallest first
+SOME = 4096  # values, or blocks of bytes, that stand for a larger attribute
+BLOCK_BYTES = 4096
+WIDEST = 64  # values of a record, if all records of a list have as many
+MOST_DIGESTS = 1000
+PARTIAL = "~"  # before the digest of an attribute of which some values were hashed
+
+_ARRAYS: dict[Any, Any] = {int: np.int64, bool: np.bool_, float: np.float64}  # of lists of one type
+
+
+class Digest(NamedTuple):
+    """The hash of one attribute, and the seconds that it took. Two that start differently cannot be compared."""
+
+    text: str
+    kind: Kind
+    seconds: float = 0.0
+
+
+def digest_attributes(
+    leaves: Sequence[Leaf], is_partial: Callable[[str], bool] = lambda path: False
+) -> dict[str, Digest]:
+    """Return the `Digest` of each attribute by its path, the smallest first. What takes too long is left out.
+
+    Of those for which `is_partial` returns True, `SOME` values are hashed.
+    """
+    found: dict[str, Digest] = {}
+    started = time.monotonic()
+    for leaf in sorted((leaf for leaf in leaves if leaf.kind != "place"), key=lambda leaf: _size_of(leaf.value)):
+        begun = time.monotonic()
+        if begun - started > MOST_SECONDS:
+            break
+        text = hash_value(leaf.value, is_partial(leaf.path))
+        if text is not None:
+            add(found, leaf.path, Digest(text, leaf.kind, time.monotonic() - begun))
+    return found
+
+
+def add(found: dict[str, Digest], path: str, digest: Digest) -> None:
+    """Put a digest among others; those of one path, of many datasets, become one."""
+    old = found.get(path)
+    if old is not None:
+        text = xxhash.xxh3_64_hexdigest(f"{old.text} {digest.text}".encode())
+        mark = PARTIAL if PARTIAL in (old.text[:1], digest.text[:1]) else ""
+        digest = Digest(mark + text, digest.kind, old.seconds + digest.seconds)
+    if old is not None or len(found) < MOST_DIGESTS:
+        found[path] = digest
+
+
+# --- the hash
+
+
+class _TooLargeError(Exception):
+    """There is more than can be hashed in time."""
+
+
+class _Budget:
+    def __init__(self) -> None:
+        self.values, self.bytes = MOST_VALUES, MOST_BYTES
+
+    def take(self, values: float, byte_count: int = 0) -> None:
+        self.values -= int(values) + 1
+        self.bytes -= byte_count
+        if self.values < 0 or self.bytes < 0:
+            raise _TooLargeError
+
+
+def hash_value(value: Any, is_partial: bool = False) -> str | None:
+    """Return the digest of plain data; None if it cannot be read."""
+    try:
+        if not is_partial:
+            try:
+                return _hash(value)
+            except _TooLargeError:
+                pass
+        return PARTIAL + _hash(some_of(value))
+    except Exception:  # data that cannot be read now: a class of the user's, the memory of another device
+        return None
+
+
+def _hash(value: Any) -> str:
+    hashed = xxhash.xxh3_64()
+    _feed(hashed, value, _Budget(), 0)
+    return hashed.hexdigest()
+
+
+def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
+    """Hash one value. An object of another class counts as being there, whatever it is."""
+    budget.take(1)
+    kind = type(value)
+    if depth > DEEPEST:
+        raise _TooLargeError
+    if value is None or kind in (bool, int, float, complex):
+        hashed.update(f"{kind.__name__} {value!r};".encode())
+    elif isinstance(value, np.generic):
+        _feed_array(hashed, np.asarray(value), budget, depth)
+    elif isinstance(value, str | os.PathLike):
+        text = os.fspath(value)
+        hashed.update(_encoded(os.path.basename(text) if isinstance(text, str) and os.path.isabs(text) else text))
+    elif isinstance(value, bytes | bytearray):
+        budget.take(1, len(value))
+        hashed.update(bytes(value))
+    elif isinstance(value, list | tuple):
+        _feed_list(hashed, list(value), budget, depth)
+    elif isinstance(value, dict):
+        keys = _ordered(value)
+        _feed_list(hashed, keys, budget, depth)
+        _feed_list(hashed, [value[key] for key in keys], budget, depth)
+    elif isinstance(value, set | frozenset):
+        _feed_list(hashed, _ordered(value), budget, depth)
+    elif isinstance(value, torch.Tensor):
+        _feed_array(hashed, _as_bytes(value), budget, depth, f"{value.dtype}{list(value.shape)}")
+    elif isinstance(value, np.ndarray):
+        _feed_array(hashed, value, budget, depth)
+    elif is_column(value):
+        _feed_column(hashed, value, budget, depth)
+    else:
+        hashed.update(b"?")
+
+
+def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> None:
+    """Hash a list; of values of one type at once, of records column by column."""
+    types = set(map(type, values))
+    budget.take(len(values) / 50)
+    hashed.update(f"[{len(values)}]".encode())
+    kind = next(iter(types)) if len(types) == 1 else None
+    if kind in _ARRAYS or (kind is not None and issubclass(kind, np.generic)):
+        try:
+            _feed_array(hashed, np.array(values, _ARRAYS.get(kind)), budget, depth)
+            return
+        except OverflowError:  # ints beyond 64 bits
+            pass
+    if types and types <= {int, float, bool, complex, type(None)}:
+        budget.take(len(values) / 10)
+        hashed.update("\n".join(map(repr, values)).encode())
+    elif types and all(issubclass(one, str | os.PathLike) for one in types):
+        _feed_text(hashed, list(map(os.fspath, values)), budget)
+    elif kind in (tuple, list) and len(sizes := set(map(len, values))) == 1 and 0 < min(sizes) <= WIDEST:
+        for position in range(sizes.pop()):
+            _feed_list(hashed, list(map(itemgetter(position), values)), budget, depth + 1)
+    elif kind is dict and values[0] and all(one.keys() == values[0].keys() for one in values):
+        for key in _ordered(values[0]):
+            hashed.update((f"{key!r}" if type(key) in (int, str) else "?").encode())
+            _feed_list(hashed, list(map(itemgetter(key), values)), budget, depth + 1)
+    else:
+        for value in values:
+            _feed(hashed, value, budget, depth + 1)
+
+
+def _feed_text(hashed: Any, values: list[str], budget: _Budget) -> None:
+    """Hash strings. Paths are hashed without the directory that all of them are in, which may have another place."""
+    if values[0][:1] in ("/", ".", "~"):
+        first, last = min(values), max(values)
+        alike = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        begin = first.rfind("/", 0, alike) + 1
+        values = [value[begin:] for value in values] if begin else values
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    budget.take(len(values) / 50, int(lengths.sum()))
+    hashed.update(lengths.tobytes())
+    hashed.update(_encoded("".join(values)))
+
+
+def _feed_array(hashed: Any, array: Any, budget: _Budget, depth: int, described: str = "") -> None:
+    if array.dtype.hasobject:
+        hashed.update(str(array.shape).encode())
+        _feed_list(hashed, array.ravel().tolist(), budget, depth + 1)
+        return
+    if array.dtype.kind == "U":
+        hashed.update(str(array.shape).encode())
+        _feed_text(hashed, array.ravel().tolist() or [""], budget)
+        return
+    budget.take(1, array.nbytes)
+    hashed.update((described or f"{array.dtype.str}{array.shape}").encode())
+    hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b"")
+
+
+def _feed_column(hashed: Any, column: Any, budget: _Budget, depth: int) -> None:
+    array = column.to_numpy(zero_copy_only=False) if is_a(column, "pyarrow", "Array") else column.to_numpy()
+    _feed_array(hashed, np.asarray(array), budget, depth)
+
+
+def _as_bytes(tensor: torch.Tensor) -> Any:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
+        raise TypeError("no memory of this process")
+    plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
+    return bytes_of(plain)
+
+
+def _ordered(keys: Any) -> list[Any]:
+    """Return keys in an order that does not depend on hashes of text, which differ from process to process."""
+    types = set(map(type, keys))
+    if len(types) == 1 and types <= {int, str, float}:
+        return sorted(keys)
+    return sorted(keys, key=lambda key: (type(key).__name__, key if type(key) in (int, str, float) else 0))
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+# --- parts of what is large
+
+
+def chosen(count: int, most: int = SOME) -> list[int]:
+    """Return up to `most` positions of `count`, ascending, the same in every process: chosen by a hash."""
+    if count <= most:
+        return list(range(count))
+    return sorted({0, count - 1} | {xxhash.xxh3_64_intdigest(i.to_bytes(8, "little")) % count for i in range(most - 2)})
+
+
+def some_of(value: Any) -> Any:
+    """Return the length of plain data and some of it, to be hashed in its place."""
+    if isinstance(value, dict | set | frozenset):
+        value = list(value.items() if isinstance(value, dict) else _ordered(value))
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return _blocks_of(value)
+    if is_table(value) or is_column(value):
+        rows = chosen(len(value))
+        taken = value.iloc[rows] if is_a(value, "pandas", "Series") else value.take(rows) if is_arrow(value) else None
+        return [len(value), value[rows] if taken is None else taken]
+    if isinstance(value, bytes):
+        return _blocks_of(np.frombuffer(value, np.uint8))
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return value
+    return [len(value), [value[i] for i in chosen(len(value))]]
+
+
+def _blocks_of(value: Any) -> Any:
+    described = [str(value.dtype), list(value.shape)]
+    is_flat = isinstance(value, torch.Tensor) or (not value.dtype.hasobject and value.flags.c_contiguous)
+    if not is_flat:
+        return [described, value[chosen(len(value))]]
+    data = _as_bytes(value) if isinstance(value, torch.Tensor) else value.reshape(-1).view(np.uint8)
+    if len(data) <= SOME * BLOCK_BYTES:
+        return [described, data]
+    blocks = chosen(len(data) // BLOCK_BYTES)
+    return [described, [data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in blocks], data[-BLOCK_BYTES:]]
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return 50 * len(value) if hasattr(value, "__len__") else 0

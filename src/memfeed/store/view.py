@@ -1,0 +1,261 @@
+"""The fields and rows that a store shows of its backing, for code that reads rows of the base store."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memfeed.errors import RowError, StoreError
+from memfeed.schema.assemble import assembler
+from memfeed.schema.codec import Int64Array
+from memfeed.schema.fields import Schema
+from memfeed.schema.recipe import RecipeStep
+from memfeed.schema.samples import SampleMaker
+from memfeed.store import indexing
+from memfeed.store.backing import Backing, open_backing
+from memfeed.store.column import Column
+from memfeed.store.gather import Gather
+from memfeed.store.manifest import Manifest
+from memfeed.store.ragged import column_files
+from memfeed.store.row_supply import FillProgress, ReadRequest, RowSupply
+from memfeed.system.buffers import Fresh
+
+_AT_ONCE = contextlib.nullcontext()
+
+
+class View:
+    """Some fields and rows of a backing.
+
+    Args:
+        backing: the columns of the base store.
+        types: the record classes of samples and batches.
+        fields: the fields that are shown, by index; None for all.
+        rows: the rows of the base store that are shown, in order, int64 [n]; None for all.
+    """
+
+    def __init__(
+        self,
+        backing: Backing,
+        types: tuple[type, ...] = (),
+        fields: Sequence[int] | None = None,
+        rows: Int64Array | None = None,
+    ) -> None:
+        self.backing, self.types, self.rows = backing, types, rows
+        self.fields = list(range(len(backing.schema))) if fields is None else list(fields)
+        self.schema: Schema = backing.schema if fields is None else backing.schema.select(self.fields)
+
+    @property
+    def path(self) -> Path:
+        """The directory; "(memory)" for columns that a loader reads in place."""
+        return self.backing.path or Path("(memory)")
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The content of memfeed.json, or what is known of it while the store is filled.
+
+        None for a directory that tensordict wrote.
+        """
+        return self.backing.manifest
+
+    @property
+    def recipe(self) -> tuple[RecipeStep, ...]:
+        """The steps of `Store.transform` as the manifest describes them; () without one."""
+        manifest = self.manifest
+        return (manifest.attributes.transform or ()) if manifest is not None and manifest.attributes else ()
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """The dataset indices of samples that were left out (``on_error="skip"``)."""
+        return self.manifest.skipped if self.manifest else ()
+
+    def check_dataset(self) -> None:
+        """Raise StaleStoreError if the dataset that this store was made of for a `Loader` has changed since.
+
+        Nothing is compared where that dataset is not at hand: for a store that was opened, and in another process.
+        """
+        self.backing.check_dataset(self.backing)
+
+    # --- rows
+
+    def __len__(self) -> int:
+        if self.rows is not None:
+            return len(self.rows)
+        if self.backing.row_count is None:
+            raise StoreError(
+                f"{self.path}: found a TensorDict with batch_size [], which has no rows; "
+                "expected rows to count or load: use column(), tensordict() or select(), or save it with a batch_size"
+            )
+        return self.backing.row_count
+
+    @property
+    def has_all_rows(self) -> bool:
+        """True if this has every row, in order: its row numbers are those of the base store."""
+        return self.rows is None
+
+    @property
+    def base_length(self) -> int:
+        """How many rows the base store has."""
+        return len(self) if self.rows is None else self.backing.row_count or 0
+
+    def base_rows(self, ids: Int64Array) -> Int64Array:
+        """Convert rows of this view to rows of the base store. Raises RowError for one out of range."""
+        indexing.check_range(ids, len(self))
+        return ids if self.rows is None else self.rows[ids]
+
+    def all_rows(self) -> Int64Array:
+        """Return every row, by its number in the base store; an empty array for weights, which have no rows."""
+        return np.empty(0, np.int64) if self.backing.row_count is None else self.base_rows(np.arange(len(self)))
+
+    def digest(self) -> str:
+        """Return the digest of the manifest and of the row numbers, in hexadecimal: it differs for every view.
+
+        While the store is filled it is the ``source_digest``.
+        """
+        return self._with_rows(self.backing.digest)
+
+    def source_digest(self) -> str:
+        """Return a hash of the dataset and of the row numbers, in hexadecimal: the ``digest`` while it is filled.
+
+        It is the same for every conversion of the dataset, whose bytes may be in another order, and for views of it.
+        Where samples were skipped, a dash and a hash of their numbers follow. Where the dataset is not known, it is the
+        ``digest``.
+        """
+        if self.backing.source is None:
+            return self.digest()
+        skipped = hashlib.blake2b(repr(self.skipped).encode(), digest_size=4).hexdigest() if self.skipped else ""
+        return self._with_rows(self.backing.source) + (f"-{skipped}" if skipped else "")
+
+    def _with_rows(self, digest: str) -> str:
+        return f"{digest[:16]}:{self._rows_hash}" if self._rows_hash else digest[:16]
+
+    @cached_property
+    def _rows_hash(self) -> str:
+        return "" if self.rows is None else hashlib.blake2b(self.rows.tobytes(), digest_size=8).hexdigest()
+
+    # --- columns
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The selected columns, in the schema's order. A loader plans from them."""
+        return [self.backing.column(index) for index in self.fields]
+
+    @cached_property
+    def window_paths(self) -> frozenset[tuple[str | int, ...]]:
+        """The paths of the fields that are windows, [steps, *shape]."""
+        return frozenset(column.field.path for column in self.columns if column.base is not column)
+
+    @cached_property
+    def sample_maker(self) -> SampleMaker:
+        """Builds samples from one leaf per field, of one row or of a batch."""
+        return SampleMaker(self.schema, self.types)
+
+    @cached_property
+    def assemble_batch(self) -> Callable[[Sequence[Any]], Any]:
+        """A function that builds a batch from one leaf per field."""
+        forms = [field.form for field in self.schema]
+        return assembler(self.schema.structure, self.types, batched=True, forms=forms)
+
+    @cached_property
+    def gather(self) -> Gather:
+        """Gathers rows of the base store into new memory."""
+        return Gather(self.columns, [Fresh()] * len(self.columns))
+
+    def field_bytes(self) -> list[int]:
+        """Return the bytes on disk of every field, for all rows of the base store, in the order of the schema."""
+        if self.manifest is None:
+            return [column.nbytes for column in self.columns]
+        # the mask of a window has no file
+        return [sum(self.manifest.files.get(name, 0) for name in column_files(field, 0)) for field in self.schema]
+
+    # --- rows that are not there yet
+
+    @property
+    def supply(self) -> RowSupply | None:
+        """The source of the rows of a store that is being filled; None for a finished one."""
+        return self.backing.supply
+
+    def progress(self) -> FillProgress:
+        """Return how many rows can be read, of how many, of the base store."""
+        if self.supply is not None:
+            return self.supply.progress()
+        total = self.backing.row_count or 0
+        return FillProgress(total, total)
+
+    def require_filled(self, what: str) -> None:
+        """Raise StoreError for what needs all rows while some are absent."""
+        if self.supply is not None:
+            found = self.progress()
+            raise StoreError(
+                f"{self.path}: found {what} of a store that is being filled ({found.present:,} of {found.total:,} rows "
+                "are there); expected a finished one: call store.finish() first, which waits for it"
+            )
+
+    def reader(self, shuffle_span: int = 0) -> ReadRequest:
+        """Return a new reader of the fields of this view, for its ``supply``; see ``ReadRequest``."""
+        return ReadRequest(self.fields, shuffle_span)
+
+    def present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
+        """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""
+        return _AT_ONCE if self.supply is None else self._supplied(self.supply, base_rows)
+
+    @contextlib.contextmanager
+    def _supplied(self, supply: RowSupply, base_rows: Int64Array) -> Iterator[None]:
+        reader = self.reader()
+        try:
+            present = supply.wait(reader, base_rows)
+            if present is not None:
+                raise RowError(
+                    f"{self.path}: found row {int(base_rows[int(present.argmin())])}, for which the dataset raised; "
+                    "expected a row that was written: a Loader masks such rows"
+                )
+            yield
+        finally:
+            supply.forget(reader)
+
+    # --- in other processes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, View) and self.__reduce__() == other.__reduce__()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # small: the path and the rows; the other process maps the files itself
+        backing, rows = self.backing, None if self.rows is None else self.rows.tobytes()
+        shown = backing.transform, self.types, tuple(self.fields), rows
+        if backing.remake is not None:
+            return _remade, (backing.remake, *shown)
+        if backing.path is None:
+            raise TypeError(
+                "found columns in memory, which a pickle would copy; expected a store on disk: cache() them and send "
+                "the store, or make the loader in the process that uses it"
+            )
+        return _reopened, (str(backing.path), backing.digest, *shown)
+
+
+def _reopened(path: str, digest: str, *shown: Any) -> View:
+    backing = open_backing(Path(path))
+    if backing.digest != digest:
+        raise StoreError(
+            f"{path}: found another store than the one that was sent here (manifest {backing.digest[:8]}, "
+            f"expected {digest[:8]}): it was rebuilt meanwhile; open it again"
+        )
+    return _shown(backing, *shown)
+
+
+def _remade(remake: tuple[Callable[..., Backing], tuple[Any, ...]], *shown: Any) -> View:
+    make, arguments = remake
+    return _shown(make(*arguments), *shown)
+
+
+def _shown(
+    backing: Backing, transform: Any, types: tuple[type, ...], fields: tuple[int, ...], rows: bytes | None
+) -> View:
+    backing.transform = transform
+    return View(backing, types, fields, None if rows is None else np.frombuffer(bytearray(rows), np.int64))

@@ -1,0 +1,357 @@
+"""A dataset that changes while a loader serves its store is noticed when the next epoch begins."""
+
+import copy
+import functools
+import json
+import pickle
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import memfeed
+from memfeed import Loader
+from memfeed.convert import changes, staleness
+from memfeed.convert.changes import Watched, settings_of
+from memfeed.convert.probe import probe_indices
+from memfeed.errors import StaleStoreError
+from memfeed.system import random_state
+from memfeed.system.threads import end_all
+from support import cache
+
+N = 1000
+OTHER = next(i for i in range(200, N) if i not in probe_indices(N))
+
+
+class Labelled(Dataset):
+    def __init__(self, n=N):
+        self.data, self.targets = torch.arange(2 * n).view(n, 2), [i % 10 for i in range(n)]
+        self.transform, self.epoch, self.threshold = None, 0, 0.5
+
+    def __len__(self):
+        return len(self.data)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return self.data[index].clone(), self.targets[index]
+
+
+class Flip:
+    """A random step, and one that keeps what it drew."""
+
+    def __init__(self, p):
+        self.p, self.drawn, self._drawn = p, 0, 0
+
+    def __call__(self, image):
+        self.drawn = self._drawn = random.random()
+        return image.flip(-1) if self.drawn < self.p else image
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, image):
+        return image * self.factor
+
+
+class Transformed(Dataset):
+    def __init__(self, steps, n=60):
+        self.images, self.transform = torch.arange(n * 48).view(n, 3, 4, 4), steps
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index]
+        for step in self.transform:
+            image = step(image)
+        return image, index
+
+
+@pytest.fixture(autouse=True)
+def quiet(capsys):
+    yield
+    end_all()
+
+
+def stored_again(dataset, path):
+    with pytest.raises(StaleStoreError) as caught:
+        cache(dataset, path, workers=0)
+    return str(caught.value)
+
+
+# --- between two runs
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_ten_corrected_labels_of_a_thousand_are_noticed(path, kind):
+    dataset = Labelled()
+    dataset.targets = kind(dataset.targets)
+    cache(dataset, path)
+    assert len(cache(dataset, path)) == N
+    others = [i for i in range(200, N) if i not in probe_indices(N)][:10]
+    for index in others:
+        dataset.targets[index] = 99
+    text = stored_again(dataset, path)
+    assert f"dataset.targets: 10 of 1,000 targets, the first of sample {others[0]}: found 99" in text
+    assert "overwrite=True" in text
+    assert len(memfeed.open(path)) == N
+
+
+def test_columns_are_compared_whole(path):
+    columns = {"x": torch.arange(N), "y": np.arange(N)}
+    cache(columns, path)
+    columns["y"][OTHER] = -1
+    assert "dataset['y']" in stored_again(columns, path)
+
+
+def test_the_build_of_a_dataset_that_changed_is_not_gone_on_with(path):
+    loader = Loader(Labelled(), 10, cache=path)
+    next(iter(loader))
+    del loader
+    end_all()
+    dataset = Labelled()
+    dataset.targets[OTHER] = 99
+    assert "dataset.targets" in stored_again(dataset, path)
+
+
+def test_an_attribute_that_is_new_or_gone_is_no_alarm(path):
+    cache(Labelled(), path)
+    dataset = Labelled()
+    del dataset.threshold
+    dataset.more = [1, 2, 3] * 100
+    assert len(cache(dataset, path)) == N
+
+
+def test_another_setting_is_told_and_rows_are_compared(path):
+    class Limited(Labelled):
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image, label if index != OTHER or self.threshold < 0.7 else -1
+
+    cache(Limited(), path)
+    dataset = Limited()
+    dataset.threshold = 0.6
+    with pytest.warns(match=r"dataset\.threshold differs .* but the samples compared are the same") as told:
+        cache(dataset, path)
+    assert told[0].filename.endswith("support.py"), "the line that called memfeed.cache"
+    dataset.threshold = 0.8
+    assert f"field 1, sample {OTHER}: found -1" in stored_again(dataset, path)
+
+
+def test_a_store_without_digests_is_compared_as_before(path):
+    cache(Labelled(), path)
+    file = path / "memfeed.json"
+    manifest = json.loads(file.read_text())
+    assert "targets" in manifest["fingerprint"].pop("digests")
+    file.chmod(0o644)
+    file.write_text(json.dumps(manifest))
+    dataset = Labelled()
+    dataset.targets[OTHER] = 99
+    assert len(cache(dataset, path)) == N
+
+
+def test_touched_files_and_digests_make_no_other_source(path, tmp_path):
+    first = cache(Labelled(), path)
+    dataset = Labelled()
+    dataset.more = [1] * 200
+    assert cache(dataset, tmp_path / "b.mf")._view.source_digest() == first._view.source_digest()
+
+
+# --- between two epochs
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("filled", [False, True])
+def test_one_label_of_a_thousand_that_changed_in_place(path, workers, filled):
+    if filled:
+        cache(Labelled(), path)
+    dataset = Labelled()
+    loader = Loader(dataset, 100, cache=path, num_workers=workers)
+    assert len(list(loader)) == 10
+    dataset.targets[OTHER] += 1
+    with pytest.raises(StaleStoreError, match=r"since its loader was made: dataset\.targets has another content"):
+        next(iter(loader))
+    dataset.targets[OTHER] -= 1
+    assert len(list(loader)) == 10
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda d: d.set_epoch(1), r"dataset\.epoch has another content"),
+        (lambda d: setattr(d, "targets", [0] * N), r"dataset\.targets"),
+        (lambda d: setattr(d, "transform", lambda x: x + 1), r"dataset\.transform is .*lambda.*, and was None"),
+        (lambda d: d.data.add_(1), r"dataset\.data"),
+    ],
+)
+def test_what_a_program_changes(path, change, found):
+    dataset = Labelled()
+    store = cache(dataset, path, lazily=True, workers=0)
+    for loader in (Loader(store, 100), Loader(store.subset(range(50)), 10)):
+        list(loader)
+        changed = copy.deepcopy(dataset.__dict__)
+        change(dataset)
+        with pytest.raises(StaleStoreError, match=f"{found}.*cache='NEW_PATH'.*transform="):
+            next(iter(loader))
+        dataset.__dict__.update(changed)
+
+
+def test_data_in_a_dataset_inside_is_seen_and_so_are_rows(path, monkeypatch):
+    monkeypatch.setattr(staleness, "CHECK_SECONDS", 60.0)
+    monkeypatch.setattr(staleness, "MOST_CHECKED", N)
+    inner = Labelled()
+    hidden = [0]
+
+    class Hiding(Labelled):
+        def __getitem__(self, index):
+            return torch.tensor([index + hidden[0]])
+
+    loader = Loader(Subset(inner, range(N)), 100, cache=path)
+    list(loader)
+    inner.targets[OTHER] += 1
+    with pytest.raises(StaleStoreError, match=r"dataset\.dataset\.targets"):
+        next(iter(loader))
+    loader = Loader(Hiding(), 100, cache=path.with_name("b.mf"))
+    list(loader)
+    hidden[0] = 1
+    with pytest.raises(StaleStoreError, match=r"made: field value, sample \d+: found \d+ at \[0\], expected"):
+        next(iter(loader))
+
+
+def test_the_fixed_and_the_random_part_of_a_cut_pipeline(path):
+    dataset = Transformed([Scale(2), Flip(0.5)])
+    loader = Loader(dataset, 10, cache=path)
+    for _ in range(3):
+        assert len(list(loader)) == 6
+    dataset.transform[1].p = 0.9
+    with pytest.raises(
+        StaleStoreError, match=r"dataset\.transform\[1\]\.p is 0\.9, and was 0\.5.* make the Loader anew"
+    ):
+        next(iter(loader))
+    assert len(list(Loader(dataset, 10, cache=path))) == 6, "made anew it has the new probability"
+    dataset.transform[0].factor = 3
+    with pytest.raises(StaleStoreError, match=r"dataset\.transform\[0\]\.factor is 3, and was 2"):
+        next(iter(loader))
+    with pytest.raises(StaleStoreError, match="field 0, sample"):
+        Loader(dataset, 10, cache=path)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_what_reading_changes_is_no_alarm(path, filled):
+    class Keeping(Dataset):
+        def __init__(self, n=300):
+            self.cache, self.slots, self.calls, self.handle, self.n = {}, [None] * n, 0, None, n
+            self.rng, self.random = np.random.default_rng(0), random.Random(0)
+
+        def __len__(self):
+            return self.n
+
+        def __getitem__(self, index):
+            self.calls += 1
+            self.handle = self.handle or open
+            if index not in self.cache:
+                self.cache[index] = self.slots[index] = torch.full((3,), index)
+            return self.cache[index]
+
+    if filled:
+        cache(Keeping(), path)
+    probed, dataset = Keeping(), Keeping()
+    Loader(probed, 50, cache=path)  # so that a second probe changes nothing, but other reads do
+    for given in (probed, dataset, dataset, Keeping()):
+        loader = Loader(given, 50, shuffle=True, seed=0, cache=path)
+        for _ in range(3):
+            assert len(list(loader)) == 6
+        loader.store.finish()
+        assert len(cache(Keeping(), path)) == 300
+
+
+def test_generators_stay_and_nothing_is_read_in_a_thread(path):
+    class Asking(Labelled):
+        def __getitem__(self, index):
+            assert threading.current_thread() is threading.main_thread()
+            return super().__getitem__(index)
+
+    loader = Loader(Asking(), 100, cache=path)
+    list(loader)
+    before = random_state.save()
+    list(loader)
+    assert random_state.save() == before
+
+
+def test_slow_samples_are_not_read_again(path):
+    class Slow(Labelled):
+        reads = 0
+
+        def __getitem__(self, index):
+            Slow.reads += 1
+            return super().__getitem__(index)
+
+    loader = Loader(Slow(), 100, cache=path)
+    list(loader)
+    loader.store.finish()
+    watched = loader.store._backing.check_dataset.args[0].watched
+    watched.seconds = 1000.0
+    before = Slow.reads
+    list(loader)
+    assert Slow.reads == before
+    watched.seconds = 1e-5
+    list(loader)
+    assert Slow.reads == before + staleness.MOST_CHECKED
+
+
+def test_where_there_is_no_dataset_nothing_is_compared(path):
+    dataset = Labelled()
+    loader = Loader(dataset, 100, cache=path)
+    list(loader)
+    loader.store.finish()
+    copied = pickle.loads(pickle.dumps(loader.store))
+    dataset.targets[OTHER] = 99
+    assert len(list(Loader(copied, 100))) == 10
+    assert len(list(Loader(memfeed.open(path), 100))) == 10
+    assert len(list(DataLoader(loader.store, 100))) == 10
+
+
+def test_of_large_attributes_some_values_are_hashed(path, monkeypatch):
+    monkeypatch.setattr(changes, "EPOCH_SECONDS", 0.0)
+    dataset = Labelled(30_000)
+    watched = Watched(dataset, path)
+    watched.follow()
+    assert watched.changed() is None
+    begun = time.monotonic()
+    dataset.targets = [0] * 30_000
+    assert watched.changed() == ("dataset.targets has another content", False)
+    assert time.monotonic() - begun < 5
+    dataset.targets = Labelled(30_000).targets
+    dataset.targets.append(3)
+    assert watched.changed() == ("dataset.targets has another content", False)
+
+
+def test_settings_are_those_of_the_pipelines():
+    scale = Scale(3)
+    add = functools.partial(lambda x, by, *, of: x + by, by=2, of=scale)
+
+    def closing(x):
+        return x * scale.factor
+
+    dataset = Labelled()
+    dataset.transform = torch.nn.Sequential(torch.nn.Dropout(0.25), torch.nn.BatchNorm1d(2))
+    dataset.target_transform, dataset.steps, dataset.other = add, [scale, closing], {"a": 1}
+    found = settings_of(dataset)
+    assert found["transform[0]"] is torch.nn.Dropout
+    assert found["transform[0].p"] == 0.25
+    assert found["target_transform.keywords['by']"] == 2
+    assert found["target_transform.keywords['of'].factor"] == 3
+    assert found["steps[1]"] is closing.__code__
+    assert not any(path.startswith(("other", "targets", "epoch")) for path in found)
+    before = dict(found)
+    with torch.no_grad():
+        dataset.transform[1].weight[0] = 7
+    assert [path for path, one in settings_of(dataset).items() if before[path] != one] == ["transform[1][weight]"]

@@ -1,0 +1,233 @@
+"""Plain data in a dataset's attributes is hashed: equal data alike, in every process, and every change is seen."""
+
+import copy
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from memfeed.convert import digests
+from memfeed.convert.digests import PARTIAL, digest_attributes, hash_value
+from memfeed.convert.plain_data import leaves_of
+
+scalars = st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=3)
+plain = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 9), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+class Of(Dataset):
+    def __init__(self, n=200, **attributes):
+        self.__dict__.update(attributes)
+        self._n = n
+
+    def __len__(self):
+        return self._n
+
+    def __getitem__(self, index):
+        return index
+
+
+def texts(dataset, **options):
+    return {path: one.text for path, one in digest_attributes(leaves_of(dataset), **options).items()}
+
+
+def exact(value):
+    """Return plain data so that two compare equal only if they are the same to the last type."""
+    if isinstance(value, list | tuple):
+        return [exact(one) for one in value]
+    if isinstance(value, dict):
+        return {(type(key).__name__, key): exact(one) for key, one in value.items()}
+    return (type(value).__name__, repr(value))
+
+
+@settings(max_examples=300, deadline=None)
+@given(plain, plain)
+def test_two_values_have_one_digest_if_they_are_equal(one, other):
+    assert hash_value(copy.deepcopy(one)) == hash_value(one) is not None
+    # relative and absolute paths are hashed without the folder that they share
+    if not any(mark in repr((one, other)) for mark in "/.~"):
+        assert (hash_value(one) == hash_value(other)) == (exact(one) == exact(other))
+
+
+@pytest.mark.parametrize("position", [0, 1, 499, 999])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: list(range(1000)),
+        lambda: [float(i) for i in range(1000)],
+        lambda: [i % 2 == 0 for i in range(1000)],
+        lambda: [np.int64(i) for i in range(1000)],
+        lambda: [f"{i}.png" for i in range(1000)],
+        lambda: [None if i % 7 == 0 else i for i in range(1000)],
+        lambda: np.arange(1000, dtype=np.int16),
+        lambda: np.arange(2000)[::2],
+        lambda: np.array([f"{i}" for i in range(1000)]),
+        lambda: np.array([f"{i}" for i in range(1000)], object),
+        lambda: torch.arange(1000),
+        lambda: torch.arange(2000).view(1000, 2)[:, 0],
+        lambda: torch.arange(1000).to(torch.bfloat16),
+        lambda: torch.arange(1000).float().requires_grad_(),
+    ],
+)
+def test_one_changed_label_of_a_thousand_is_always_seen(make, position):
+    dataset = Of(1000, labels=make())
+    before = texts(dataset)
+    assert texts(Of(1000, labels=make())) == before
+    with torch.no_grad():
+        changed = make()
+        changed[position] = changed[0 if position else 1]
+    dataset.labels = changed
+    after = texts(dataset)
+    assert before["labels"] != after["labels"]
+
+
+@pytest.mark.parametrize("at", [0, 700, 999])
+def test_records_are_hashed_by_column(at):
+    records = [(f"/data/a/{i}.png", i % 10) for i in range(1000)]
+    before = texts(Of(samples=records, imgs=records))
+    assert set(before) == {"samples", "_n"}, "one object is found once"
+    moved = [(f"/elsewhere/x/{i}.png", i % 10) for i in range(1000)]
+    assert texts(Of(samples=moved)) == before
+    moved[at] = (moved[at][0], 11)
+    assert texts(Of(samples=moved))["samples"] != before["samples"]
+    records[at] = (records[at][0] + "x", records[at][1])
+    assert texts(Of(samples=records))["samples"] != before["samples"]
+
+
+def test_what_is_no_plain_data_has_no_digest(tmp_path):
+    import threading
+
+    class Handle:
+        def __init__(self):
+            self.counter, self.lock = 3, threading.Lock()
+
+    found = texts(
+        Of(
+            transform=lambda x: x,
+            lock=threading.Lock(),
+            generator=torch.Generator(),
+            rng=np.random.default_rng(),
+            handle=Handle(),
+            model=torch.nn.Linear(2, 2),
+            empty=[],
+            none=None,
+            root=tmp_path,
+            place="/nowhere/at/all",
+            meta=torch.empty(3, device="meta"),
+        )
+    )
+    assert set(found) == {"_n"}
+
+
+def test_annotations_in_an_object_of_another_class_count_but_its_settings_do_not():
+    class Coco:
+        def __init__(self):
+            self.anns = {i: {"id": i, "box": [i, 2.0]} for i in range(300)}
+            self.verbose = True
+
+    one, other = Of(coco=Coco()), Of(coco=Coco())
+    assert texts(one) == texts(other)
+    assert set(texts(one)) == {"coco.anns", "_n"}
+    other.coco.anns[77]["box"][1] = 3.0
+    assert texts(one)["coco.anns"] != texts(other)["coco.anns"]
+
+
+def test_inner_datasets_are_walked_and_many_have_one_digest():
+    class Wrapper:
+        def __init__(self, dataset):
+            self.dataset = dataset
+
+        def __getitem__(self, index):
+            return self.dataset[index]
+
+    inner = Of(targets=list(range(200)))
+    assert "dataset.dataset.targets" in texts(Subset(Wrapper(inner), range(100)))
+    assert "indices" in texts(Subset(inner, list(range(100))))
+    assert "datasets[1].targets" in texts(ConcatDataset([Of(), inner]))
+    parts = [Of(targets=[i] * 200) for i in range(40)]
+    before = texts(ConcatDataset(parts))
+    assert "datasets[*].targets" in before
+    parts[33].targets[5] = 77
+    assert texts(ConcatDataset(parts))["datasets[*].targets"] != before["datasets[*].targets"]
+
+
+def test_data_and_settings_are_told_apart():
+    dataset = Of(50, targets=[0] * 50, config={"lr": 0.1}, size=3, names=["a"] * 100, mean=torch.zeros(3))
+    kinds = {path: one.kind for path, one in digest_attributes(leaves_of(dataset)).items()}
+    expected = {"targets": "data", "config": "setting", "size": "setting", "names": "data", "mean": "data"}
+    assert kinds == {**expected, "_n": "setting"}
+
+
+def test_tables_are_hashed_by_column():
+    pandas, polars, arrow = pytest.importorskip("pandas"), pytest.importorskip("polars"), pytest.importorskip("pyarrow")
+    columns = {"file": [f"{i}.png" for i in range(200)], "label": list(range(200)), "score": [0.5] * 200}
+    for make in (pandas.DataFrame, polars.DataFrame, arrow.table):
+        before = texts(Of(table=make(columns)))
+        assert {"table['file']", "table['label']", "table['score']"} <= set(before)
+        changed = {**columns, "label": [*range(199), 3]}
+        after = texts(Of(table=make(changed)))
+        assert [path for path in before if before[path] != after[path]] == ["table['label']"]
+        partial = texts(Of(table=make(columns)), is_partial=lambda path: True)
+        assert all(text.startswith(PARTIAL) for text in partial.values())
+
+
+def test_of_what_is_too_large_some_is_hashed(monkeypatch):
+    monkeypatch.setattr(digests, "MOST_BYTES", 32 << 20)
+    monkeypatch.setattr(digests, "MOST_VALUES", 100_000)
+    large = np.zeros(40 << 20, np.uint8)
+    nested = [{str(i): i} for i in range(30_000)]
+    before = texts(Of(large=large, nested=nested, small=list(range(200))))
+    assert {path: text[:1] == PARTIAL for path, text in before.items()} == {
+        "large": True,
+        "nested": True,
+        "small": False,
+        "_n": False,
+    }
+    assert texts(Of(large=large.copy(), nested=copy.deepcopy(nested), small=list(range(200)))) == before
+    large[-1] = 1
+    assert texts(Of(large=large))["large"] != before["large"]
+    assert texts(Of(large=np.zeros(39 << 20, np.uint8)))["large"] != before["large"]
+
+
+def test_what_cannot_be_read_is_left_out():
+    class Odd(dict):
+        def values(self):
+            raise OSError("gone")
+
+        def __len__(self):
+            return 300
+
+        def __iter__(self):
+            raise OSError("gone")
+
+    loop = []
+    loop += [loop] * 200
+    found = texts(Of(loop=loop, odd=Odd(), text="a\ud800"))
+    assert set(found) <= {"_n", "text", "loop"}
+
+
+def test_digests_are_the_same_in_another_process():
+    value = [{"a", "b", "c"}, {"x": 1, "y": [2.5, None, True]}, ("p", b"q"), np.arange(3)]
+    code = "\n".join(
+        [
+            "import numpy as np",
+            "from memfeed.convert.digests import hash_value",
+            "value = [{'a', 'b', 'c'}, {'x': 1, 'y': [2.5, None, True]}, ('p', b'q'), np.arange(3)]",
+            "print(hash_value(value))",
+        ]
+    )
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == hash_value(value)

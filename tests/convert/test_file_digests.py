@@ -1,0 +1,172 @@
+"""The files that a dataset's attributes name are compared by size and time; a folder that was moved is the same."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from memfeed.convert import file_digests
+from memfeed.convert.file_digests import digest_files, digest_single_files
+from memfeed.convert.plain_data import leaves_of
+from memfeed.convert.probe import probe_indices
+from memfeed.errors import StaleStoreError
+from support import cache
+
+N = 60
+OTHER = next(i for i in range(20, N) if i not in probe_indices(N))  # a sample that is not compared
+
+
+class Files(Dataset):
+    """Samples of files: one row of numbers each."""
+
+    def __init__(self, root, form="records"):
+        paths = sorted(str(path) for path in root.glob("*.npy"))
+        self.root = str(root)
+        if form == "records":
+            self.samples = [(path, 0) for path in paths]
+        elif form == "names":
+            self.names = [os.path.basename(path) for path in paths]
+        elif form == "dict":
+            self.labels = dict.fromkeys(paths, 0)
+        elif form == "frame":
+            pandas = pytest.importorskip("pandas")
+            self.table = pandas.DataFrame({"file": [os.path.basename(path) for path in paths], "label": 0})
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return torch.from_numpy(np.load(os.path.join(self.root, f"{index:03}.npy")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    for i in range(N):
+        np.save(root / f"{i:03}.npy", np.full(4, i))
+        os.utime(root / f"{i:03}.npy", ns=(i, 10**18 + i))
+    return root
+
+
+def rewrite(file, value):
+    np.save(file, np.full(4, value))
+
+
+@pytest.mark.parametrize("form", ["records", "names", "dict", "frame", "none"])
+def test_a_file_of_many_that_was_rewritten_is_seen(folder, path, form):
+    cache(Files(folder, form), path)
+    assert len(cache(Files(folder, form), path)) == N
+    rewrite(folder / f"{OTHER:03}.npy", 7)  # of the same size, and not among the samples that are compared
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.[a-z'\[\]]+ \(file times\)"):
+        cache(Files(folder, form), path)
+
+
+def test_another_size_is_named(folder, path):
+    cache(Files(folder), path)
+    times = (folder / f"{OTHER:03}.npy").stat()
+    np.save(folder / f"{OTHER:03}.npy", np.full(5, OTHER))
+    os.utime(folder / f"{OTHER:03}.npy", ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(StaleStoreError, match=r"dataset\.samples \(file sizes\)"):
+        cache(Files(folder), path)
+
+
+@pytest.mark.parametrize("form", ["records", "names", "dict", "none"])
+def test_a_moved_folder_is_the_same(folder, path, form):
+    cache(Files(folder, form), path)
+    shutil.move(folder, folder.with_name("moved"))
+    assert len(cache(Files(folder.with_name("moved"), form), path)) == N
+
+
+def test_a_copy_with_other_times_is_told_and_its_rows_are_compared(folder, path):
+    cache(Files(folder), path)
+    copied = folder.with_name("copied")
+    shutil.copytree(folder, copied, copy_function=shutil.copyfile)
+    with pytest.warns(match=r"dataset\.samples \(file times\) differs from .* but the samples compared are the same"):
+        assert len(cache(Files(copied), path)) == N
+    rewrite(copied / f"{OTHER:03}.npy", 7)
+    with pytest.raises(StaleStoreError, match=rf"field value, sample {OTHER}: found 7 at \[0\], expected {OTHER}"):
+        cache(Files(copied), path)
+
+
+def test_one_file_counts_with_its_bytes(tmp_path, path, monkeypatch):
+    class Table(Dataset):
+        def __init__(self, file):
+            self.file, self.n = str(file), 5
+
+        def __len__(self):
+            return self.n
+
+        def __getitem__(self, index):
+            return index
+
+    file = tmp_path / "labels.csv"
+    for whole in (1 << 20, 10):
+        monkeypatch.setattr(file_digests, "WHOLE_BYTES", whole)
+        file.write_bytes(b"a,b\n" * 5000)
+        cache(Table(file), path, overwrite=True)
+        other = tmp_path / "other" / "labels.csv"
+        other.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, other)
+        with pytest.warns(match=r"dataset\.file \(file times\)") if whole == 10 else contextlib.nullcontext():
+            assert len(cache(Table(other), path)) == 5
+        other.write_bytes(b"c,b\n" + b"a,b\n" * 4999)
+        with pytest.raises(StaleStoreError, match=r"dataset\.file \(file\)"):
+            cache(Table(other), path)
+
+
+def test_a_file_that_reading_writes_is_left_out(tmp_path, path):
+    class Logged(Dataset):
+        def __init__(self):
+            self.log = str(tmp_path / "log")
+
+        def __len__(self):
+            return 50
+
+        def __getitem__(self, index):
+            with open(self.log, "a") as file:
+                file.write(f"{index}\n")
+            return index
+
+    for _ in range(3):
+        assert len(cache(Logged(), path, workers=0)) == 50
+
+
+def test_a_folder_counts_only_for_a_dataset_without_data(folder, path, monkeypatch):
+    store = folder / "store.mf"
+    cache(Files(folder, "none"), store)
+    assert len(cache(Files(folder, "none"), store)) == N, "its own store is no data"
+    (folder / ".hidden").touch()
+    subprocess.run(["cp", "-r", store, folder / "other.mf"], check=True)
+    assert len(cache(Files(folder, "none"), store)) == N
+    (folder / "more.npy").touch()
+    with pytest.raises(StaleStoreError, match=r"dataset\.root \(files\)"):
+        cache(Files(folder, "none"), store)
+    monkeypatch.chdir(folder)
+    assert digest_files(leaves_of(Files(folder, "none")), store) == {}
+
+
+def test_of_many_files_some_stand_for_all(folder, monkeypatch):
+    leaves = leaves_of(Files(folder))
+    monkeypatch.setattr(file_digests, "SOME", 20)
+    every = digest_files(leaves, folder)
+    monkeypatch.setattr(file_digests, "MOST_SECONDS", 0.0)
+    some = digest_files(leaves, folder)
+    assert set(every) - set(some) == {"samples (file sizes)", "samples (file times)"}
+    assert {path: every[path] for path in some} == some
+    (folder / "000.npy").unlink()
+    assert digest_files(leaves, folder) == {}, "without the first file the list may be one of other names"
+
+
+def test_names_that_are_no_files_are_left_alone(tmp_path):
+    class Words(Dataset):
+        def __init__(self):
+            self.words, self.name, self.bad = ["cat", "dog"] * 60, "cat", "a\0b"
+            self.path, self.odd = tmp_path, ["a\0b"] * 120
+
+    assert digest_files(leaves_of(Words()), tmp_path) == digest_single_files(leaves_of(Words())) == {}
