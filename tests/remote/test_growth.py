@@ -51,12 +51,12 @@ def asked(monkeypatch):
 @pytest.mark.parametrize("size", [None, "9MB"])
 def test_what_was_fetched_is_not_fetched_again(stores, address, asked, tmp_path, size):
     old, new = stores
-    store = memfeed.open(address, cache=tmp_path / "cache", size=size)
+    store = memfeed.open(address, cache_dir=tmp_path / "cache", size=size)
     assert equal(store[:80]["image"], old[:80]["image"])
     del store
     memfeed.push(new, address)
     asked.clear()
-    store = memfeed.open(address, cache=tmp_path / "cache", size=size)
+    store = memfeed.open(address, cache_dir=tmp_path / "cache", size=size)
     assert len(store) == ROWS + MORE
     if size is None:
         assert equal(store[:80]["image"], new[:80]["image"])
@@ -69,15 +69,15 @@ def test_what_was_fetched_is_not_fetched_again(stores, address, asked, tmp_path,
 
 def test_a_complete_cache_grows_and_who_reads_it_keeps_its_rows(stores, address, asked, tmp_path):
     old, new = stores
-    memfeed.open(address, cache=tmp_path / "cache").finish()
-    reader = memfeed.open(address, cache=tmp_path / "cache")
+    memfeed.open(address, cache_dir=tmp_path / "cache").finish()
+    reader = memfeed.open(address, cache_dir=tmp_path / "cache")
     pickled = pickle.dumps(reader)
     images = reader.column("image")
     memfeed.push(new, address)
     asked.clear()
-    with pytest.raises(StoreError, match="pass another cache="):
-        memfeed.open(address, cache=tmp_path / "cache", size="9MB")
-    store = memfeed.open(address, cache=tmp_path / "cache")
+    with pytest.raises(StoreError, match="pass another cache_dir="):
+        memfeed.open(address, cache_dir=tmp_path / "cache", size="9MB")
+    store = memfeed.open(address, cache_dir=tmp_path / "cache")
     store.finish()
     assert asked["image.memmap"] < 3 * (4 << 20)
     assert equal(memfeed.open(tmp_path / "cache")[:], new[:])
@@ -89,48 +89,48 @@ def test_a_complete_cache_grows_and_who_reads_it_keeps_its_rows(stores, address,
 
 
 def test_a_complete_cache_is_read_without_its_address(stores, address, tmp_path):
-    memfeed.open(address, cache=tmp_path / "cache").finish()
+    memfeed.open(address, cache_dir=tmp_path / "cache").finish()
     shutil.rmtree(tmp_path / "remote")
-    assert equal(memfeed.open(address, cache=tmp_path / "cache")[:], stores[0][:])
+    assert equal(memfeed.open(address, cache_dir=tmp_path / "cache")[:], stores[0][:])
 
 
 def test_a_complete_cache_is_read_without_obstore(stores, address, tmp_path, monkeypatch):
-    memfeed.open(address, cache=tmp_path / "cache").finish()
+    memfeed.open(address, cache_dir=tmp_path / "cache").finish()
     monkeypatch.setitem(sys.modules, "obstore", None)
-    assert equal(memfeed.open(address, cache=tmp_path / "cache")[:], stores[0][:])
+    assert equal(memfeed.open(address, cache_dir=tmp_path / "cache")[:], stores[0][:])
 
 
 def test_another_store_at_the_address_is_refused(stores, address, tmp_path):
-    store = memfeed.open(address, cache=tmp_path / "cache")
+    store = memfeed.open(address, cache_dir=tmp_path / "cache")
     memfeed.push(stores[1], address)
     with pytest.raises(StoreError, match="wait until no other process uses this cache"):  # this one does
-        memfeed.open(address, cache=tmp_path / "cache")
+        memfeed.open(address, cache_dir=tmp_path / "cache")
     store.finish()
     del store
     columns = [sample(i) for i in range(ROWS + MORE)]  # the same rows, but nobody says that they were appended
     memfeed.push(memfeed.cache(columns, tmp_path / "other.mf", workers=0, progress=False), address)
     with pytest.raises(StoreError, match="was replaced"):
-        memfeed.open(address, cache=tmp_path / "cache")
+        memfeed.open(address, cache_dir=tmp_path / "cache")
     assert equal(memfeed.open(tmp_path / "cache")[:], stores[0][:])
 
 
 @pytest.mark.parametrize("size", [None, "9MB"])
 def test_it_may_fail_at_any_write(stores, address, tmp_path, size):
     new = stores[1]
-    store = memfeed.open(address, cache=tmp_path / "begun", size=size)
+    store = memfeed.open(address, cache_dir=tmp_path / "begun", size=size)
     _ = store[:80]
     del store
     memfeed.push(new, address)
     shutil.copytree(tmp_path / "begun", tmp_path / "counted")
     with Faults() as counted:
-        _ = memfeed.open(address, cache=tmp_path / "counted", size=size)
+        _ = memfeed.open(address, cache_dir=tmp_path / "counted", size=size)
     assert len(counted.operations) > 10
     for at in range(0, len(counted.operations), 2):
         cache = tmp_path / f"cache{at}"
         shutil.copytree(tmp_path / "begun", cache)
         with Faults(at, errno.EIO), contextlib.suppress(MemfeedError):
-            memfeed.open(address, cache=cache, size=size)
-        store = memfeed.open(address, cache=cache, size=size)
+            memfeed.open(address, cache_dir=cache, size=size)
+        store = memfeed.open(address, cache_dir=cache, size=size)
         assert equal(store[[0, 50, ROWS - 1, ROWS + 3]], new[[0, 50, ROWS - 1, ROWS + 3]])
         del store
         shutil.rmtree(cache, ignore_errors=True)  # its threads may be at work still

@@ -33,10 +33,10 @@ def upload(store: memfeed.Store, address: str, prefix: str = "") -> Objects:
 def test_a_store_that_was_copied_file_by_file_is_read(store, address):
     upload(store, address)
     found = read_manifest(address)
-    assert found.manifest == store.manifest
+    assert found.manifest == store._view.manifest
     assert found.manifest_bytes == (store.path / format.MANIFEST).read_bytes()
-    assert set(found.files) == {*store.manifest.files, format.CHECKSUMS}
-    assert found.read_checksums() == read_checksums(store.path, store.manifest)
+    assert set(found.files) == {*store._view.manifest.files, format.CHECKSUMS}
+    assert found.read_checksums() == read_checksums(store.path, store._view.manifest)
     name = "x.memmap"
     assert bytes(found.read(name, 8, 16)) == (store.path / name).read_bytes()[8:24]
 
@@ -96,7 +96,7 @@ def test_a_web_server_without_lists_is_read(store, bucket, proxy):
     proxy.login = "AWS4-HMAC-SHA256 Credential=x/20200101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
     upload(store, f"{bucket}/ants.mf")
     found = read_manifest(f"{proxy.url}/{bucket[5:]}/ants.mf")
-    assert found.manifest == store.manifest
+    assert found.manifest == store._view.manifest
     assert found.files["x.memmap"].etag
     assert bytes(found.read("x.memmap", 0, 8)) == (store.path / "x.memmap").read_bytes()[:8]
     with pytest.raises(MemfeedError):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import memfeed
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import supply
+from memfeed.remote import remote_supply
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -46,12 +46,11 @@ def cache(tmp_path):
 
 
 def loaders(stores, shuffle, **options):
-    blocks = {"block_rows": 5} if shuffle == "blocks" else {}
-    return [memfeed.Loader(store, 16, shuffle=shuffle, seed=3, **blocks, **options) for store in stores]
+    return [memfeed.Loader(store, 16, shuffle=shuffle, seed=3, **options) for store in stores]
 
 
 def test_every_row_is_that_of_the_local_store(local, origin, cache):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     assert len(store) == len(local)
     assert store.progress() == (0, ROWS, 0)
     assert equal(store[3], local[3])
@@ -60,21 +59,21 @@ def test_every_row_is_that_of_the_local_store(local, origin, cache):
     with pytest.raises(StoreError, match="finish"):
         store.column("image")
     store.finish()
-    assert store.supply is None
+    assert store._view.supply is None
     assert equal(store[:], local[:])
     store.verify()
     assert store.digest == local.digest
     # the cache is a store like any other now, and needs no address any more
     assert equal(memfeed.open(cache)[:], local[:])
     shutil.rmtree(cache.parent / "remote")
-    assert equal(memfeed.open(origin, cache=cache)[:], local[:])
+    assert equal(memfeed.open(origin, cache_dir=cache)[:], local[:])
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks", False])
+@pytest.mark.parametrize("shuffle", [True, memfeed.Blocks(5), False])
 @pytest.mark.parametrize("size", [None, 0.3])
 def test_a_loader_gives_the_batches_of_the_local_store(local, origin, cache, shuffle, size):
     most = None if size is None else int(size * local.nbytes)
-    store = memfeed.open(origin, cache=cache, size=most)
+    store = memfeed.open(origin, cache_dir=cache, size=most)
     loader, expected = loaders([store, local], shuffle)
     for _ in range(2):
         for mine, theirs in zip(loader, expected, strict=True):
@@ -85,7 +84,7 @@ def test_a_loader_gives_the_batches_of_the_local_store(local, origin, cache, shu
 
 
 def test_a_small_cache_works_while_two_loaders_read(local, origin, cache):
-    store = memfeed.open(origin, cache=cache, size="5MB")
+    store = memfeed.open(origin, cache_dir=cache, size="5MB")
     one, other, expected = *loaders([store, store], True), *loaders([local], True)
     for mine, also, theirs in zip(one, other, expected, strict=True):
         assert equal(mine, theirs)
@@ -111,7 +110,7 @@ def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monke
                 counts["now"] -= 1
 
     monkeypatch.setattr(LazyRemote, "read", counted)
-    store = memfeed.open(origin, cache=cache, fields=["image", "label"])
+    store = memfeed.open(origin, cache_dir=cache, fields=["image", "label"])
     assert torch.equal(store[:]["image"], local[:]["image"])
     assert counts["most"] > LEAST_IN_FLIGHT
 
@@ -119,7 +118,7 @@ def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monke
 def test_a_loop_that_was_left_says_nothing_when_the_interpreter_ends(origin, cache):
     code = """
 import sys, memfeed
-batches = iter(memfeed.Loader(memfeed.open(sys.argv[1], cache=sys.argv[2]), 4, shuffle=True))
+batches = iter(memfeed.Loader(memfeed.open(sys.argv[1], cache_dir=sys.argv[2]), 4, shuffle=True))
 next(batches)
 """
     command = [sys.executable, "-c", code, origin, str(cache)]
@@ -127,29 +126,54 @@ next(batches)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_interpreter_ends_after_the_commit_of_a_complete_cache(origin, cache):
+    """A thread inside torch, which a commit calls, would abort the process."""
+    code = """
+import sys, threading, time, torch, memfeed
+from memfeed.building import commit
+write, began = commit.write_metadata, threading.Event()
+
+def slowly(*arguments):
+    began.set()
+    for _ in range(100):
+        torch.rand(1 << 16).sort()
+        time.sleep(0.005)
+    write(*arguments)
+
+commit.write_metadata = slowly
+store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
+store[:]
+assert began.wait(60)
+"""
+    command = [sys.executable, "-c", code, origin, str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (cache / "memfeed.json").exists()
+
+
 def test_blocks_are_those_that_are_fetched_together(local, origin, cache):
-    store = memfeed.open(origin, cache=cache)
-    assert memfeed.Loader(store, 4, shuffle="blocks")._rows.block_rows == (4 << 20) // (96 << 10)
+    store, rows = memfeed.open(origin, cache_dir=cache), (4 << 20) // (96 << 10)
+    assert f"shuffle=Blocks(rows={rows})" in repr(memfeed.Loader(store, 4, shuffle=memfeed.Blocks()))
     store.finish()
-    again = memfeed.open(origin, cache=cache)
-    assert memfeed.Loader(again, 4, shuffle="blocks")._rows.block_rows == (4 << 20) // (96 << 10)
+    again = memfeed.open(origin, cache_dir=cache)
+    assert f"shuffle=Blocks(rows={rows})" in repr(memfeed.Loader(again, 4, shuffle=memfeed.Blocks()))
 
 
 def test_only_the_selected_fields_are_fetched(local, origin, cache):
-    store = memfeed.open(origin, cache=cache, fields=["label", "text"])
+    store = memfeed.open(origin, cache_dir=cache, fields=["label", "text"])
     (cache.parent / "remote/a.mf/image.memmap").chmod(0o644)
     (cache.parent / "remote/a.mf/image.memmap").write_bytes(b"")  # it is not looked at again
     assert equal(store[:], local.select("label", "text")[:])
 
 
 def test_resume_before_and_after_it_is_complete(local, origin, cache):
-    loader, expected = loaders([memfeed.open(origin, cache=cache), local], True)
+    loader, expected = loaders([memfeed.open(origin, cache_dir=cache), local], True)
     want = list(expected)
     batches = iter(loader)
     got = [next(batches) for _ in range(4)]
     state = loader.state_dict()
     del batches, loader
-    again, _ = loaders([memfeed.open(origin, cache=cache), local], True)
+    again, _ = loaders([memfeed.open(origin, cache_dir=cache), local], True)
     again.load_state_dict(state)
     again.store.finish()
     assert equal(got + list(again), want)
@@ -157,7 +181,7 @@ def test_resume_before_and_after_it_is_complete(local, origin, cache):
 
 @pytest.mark.parametrize(("size", "context"), [(None, "fork"), ("6MB", "fork"), (None, "spawn")])
 def test_workers_of_a_dataloader(local, origin, cache, size, context):
-    store = memfeed.open(origin, cache=cache, size=size)
+    store = memfeed.open(origin, cache_dir=cache, size=size)
     assert equal(store[0], local[0])  # connections were made: a forked child cannot use them
     workers = 2 if context == "fork" else 1
     loader = DataLoader(
@@ -168,7 +192,7 @@ def test_workers_of_a_dataloader(local, origin, cache, size, context):
 
 
 def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]
     shutil.rmtree(cache.parent / "remote")
     loader = DataLoader(store, 30, num_workers=1, collate_fn=memfeed.Collate(), multiprocessing_context="fork")
@@ -177,7 +201,7 @@ def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
 
 
 def test_a_pickle_opens_the_address_again(local, origin, cache):
-    store = memfeed.open(origin, cache=cache).select("label", "sound").subset([5, 7])
+    store = memfeed.open(origin, cache_dir=cache).select("label", "sound").subset([5, 7])
     assert equal(pickle.loads(pickle.dumps(store))[:], local.select("label", "sound")[[5, 7]])
 
 
@@ -185,15 +209,15 @@ def test_a_pickle_from_before_an_append_keeps_its_generation(local, tmp_path, ca
     shutil.copytree(local.path, tmp_path / "grown.mf")
     address = f"file://{tmp_path}/remote/grown.mf"
     memfeed.push(tmp_path / "grown.mf", address)
-    store = memfeed.open(address, cache=cache)
+    store = memfeed.open(address, cache_dir=cache)
     pickled = pickle.dumps(store)
     memfeed.append(tmp_path / "grown.mf", [local[i] for i in range(3)], progress=False)
     memfeed.push(tmp_path / "grown.mf", address)
     other = pickled.replace(str(cache).encode(), str(cache).replace("cache", "other").encode())  # in another process
     assert equal(pickle.loads(other)[:], local[:])
-    assert len(memfeed.open(address, cache=tmp_path / "new")) == ROWS + 3
+    assert len(memfeed.open(address, cache_dir=tmp_path / "new")) == ROWS + 3
     with pytest.raises(StoreError, match="was replaced"):
-        memfeed.open(address, cache=cache)
+        memfeed.open(address, cache_dir=cache)
     memfeed.push(tmp_path / "grown.mf", address, remove_old=True)
     with pytest.raises(StoreError, match="found another store than the one that was sent here"):
         pickle.loads(other.replace(b"other", b"third"))
@@ -214,10 +238,10 @@ def run(code: str, *arguments: object, check: bool = True) -> subprocess.Popen:
 
 EPOCH = """
 import sys, memfeed
-store, local = memfeed.open(sys.argv[1], cache=sys.argv[2], size=eval(sys.argv[3])), memfeed.open(sys.argv[4])
+store, local = memfeed.open(sys.argv[1], cache_dir=sys.argv[2], size=eval(sys.argv[3])), memfeed.open(sys.argv[4])
 from memfeed.testing import equal
 rank = int(sys.argv[5])
-loaders = [memfeed.Loader(one, 15, shuffle=True, seed=1, rank=rank, world_size=2) for one in (store, local)]
+loaders = [memfeed.Loader(one, 15, shuffle=True, seed=1, ranks=(rank, 2)) for one in (store, local)]
 for _ in range(2):
     assert all(equal(a, b) for a, b in zip(*loaders, strict=True))
 """
@@ -233,7 +257,7 @@ def test_two_ranks_share_a_cache(local, bucket, proxy, cache, size):
     if size is None:
         fetched = chunks_fetched(proxy.requests[before:])
         assert sorted(set(fetched)) == sorted(fetched)
-        assert len(fetched) == sum(-(-bytes_ // (4 << 20)) for bytes_ in local.manifest.files.values())
+        assert len(fetched) == sum(-(-bytes_ // (4 << 20)) for bytes_ in local._view.manifest.files.values())
     else:
         assert disk_bytes(cache) <= size * 1.05
 
@@ -250,7 +274,7 @@ def chunks_fetched(requests):
 
 KILLED = """
 import os, signal, sys, memfeed
-store = memfeed.open(sys.argv[1], cache=sys.argv[2])
+store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
 for i, batch in enumerate(memfeed.Loader(store, 10)):
     if i == 5:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -263,21 +287,21 @@ def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy
     killed = run(KILLED, address, cache, check=False)
     assert killed.wait(300) == -9
     proxy.bytes_per_second = None
-    store = memfeed.open(address, cache=cache)
-    present, before = store.supply.directory.bytes_present, len(proxy.requests)
+    store = memfeed.open(address, cache_dir=cache)
+    present, before = store._view.supply.directory.bytes_present, len(proxy.requests)
     assert present > 0
     assert equal(store[:], local[:])
     fetched = chunks_fetched(proxy.requests[before:])
-    table = store.supply.directory.table if store.supply else None
+    table = store._view.supply.directory.table if store._view.supply else None
     assert table is None or len(fetched) < table.count
-    total = sum(local.manifest.files.values())
-    assert sum(min(4 << 20, local.manifest.files[name_of(local, path)] - (chunk << 22)) for path, chunk in fetched) == (
-        total - present
-    )
+    total = sum(local._view.manifest.files.values())
+    assert sum(
+        min(4 << 20, local._view.manifest.files[name_of(local, path)] - (chunk << 22)) for path, chunk in fetched
+    ) == (total - present)
 
 
 def name_of(store, path):
-    return next(name for name in store.manifest.files if path.endswith(f"/{name}"))
+    return next(name for name in store._view.manifest.files if path.endswith(f"/{name}"))
 
 
 # --- faults
@@ -286,7 +310,7 @@ def name_of(store, path):
 @pytest.mark.parametrize("kind", ["reset", "truncate", "slow_down", "wrong_bytes"])
 def test_faults_change_no_row(local, bucket, proxy, cache, kind):
     address = upload(local, f"{bucket}/a.mf")
-    store = memfeed.open(address, cache=cache)
+    store = memfeed.open(address, cache_dir=cache)
     proxy.inject(kind, 5, method="GET", path="a.mf/", every=2)
     loader, expected = loaders([store, local], True)
     assert all(equal(a, b) for a, b in zip(loader, expected, strict=True))
@@ -295,14 +319,14 @@ def test_faults_change_no_row(local, bucket, proxy, cache, kind):
 
 def test_without_a_network_the_cache_is_read_and_the_rest_is_an_error(local, bucket, proxy, cache):
     address = upload(local, f"{bucket}/a.mf")
-    store = memfeed.open(address, cache=cache)
+    store = memfeed.open(address, cache_dir=cache)
     assert equal(store[6], local[6])
     proxy.inject("slow_down", -1)
     with pytest.raises(RemoteError, match=r"s3://.*SlowDown"):
         _ = store[149]
     assert equal(store[7], local[7])
     del store
-    store = memfeed.open(address, cache=cache)  # without a manifest from the address
+    store = memfeed.open(address, cache_dir=cache)  # without a manifest from the address
     assert equal(store[7], local[7])
     with pytest.raises(RemoteError, match=r"s3://.*SlowDown"):
         list(memfeed.Loader(store, 50))
@@ -321,7 +345,7 @@ def rows_when_back(store):
 
 
 def test_an_object_with_other_bytes_is_an_error(origin, cache):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     image = cache.parent / "remote/a.mf/image.memmap"
     image.chmod(0o644)
     stat = image.stat()
@@ -335,7 +359,7 @@ def test_an_object_with_other_bytes_is_an_error(origin, cache):
 
 
 def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]
     shutil.rmtree(tmp_path / "remote")
     other = memfeed.cache([{"image": torch.zeros(9)}] * 4, tmp_path / "remote/a.mf", workers=0, progress=False)
@@ -344,11 +368,11 @@ def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path):
         _ = store[149]
     del store
     with pytest.raises(StoreError, match="was replaced"):
-        memfeed.open(origin, cache=cache)
+        memfeed.open(origin, cache_dir=cache)
 
 
 def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache, monkeypatch):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     write_at = files.write_at
 
     def full(fd, data, offset):
@@ -364,7 +388,7 @@ def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache,
 
 
 def test_a_disk_that_gives_no_room_back_is_an_error(local, origin, cache, monkeypatch):
-    store = memfeed.open(origin, cache=cache, size="6MB")
+    store = memfeed.open(origin, cache_dir=cache, size="6MB")
 
     def refused(fd, ranges):
         raise files.refused(OSError(errno.EIO, "Input/output error"), cache, "making room")
@@ -378,7 +402,7 @@ def test_a_disk_that_gives_no_room_back_is_an_error(local, origin, cache, monkey
 
 @pytest.mark.parametrize("size", [None, "6MB"])
 def test_a_cache_that_is_removed_while_it_is_used_is_an_error(origin, cache, local, size):
-    store = memfeed.open(origin, cache=cache, size=size)
+    store = memfeed.open(origin, cache_dir=cache, size=size)
     assert equal(store[0], local[0])
     shutil.rmtree(cache)
     with pytest.raises((StoreError, BuildError), match=f"{cache}.*No such file or directory"):
@@ -395,11 +419,11 @@ def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monk
         commit(self)
 
     monkeypatch.setattr(CacheDirectory, "commit", fails_once)
-    monkeypatch.setattr(supply, "SYNC_SECONDS", 0.1)
-    store = memfeed.open(origin, cache=cache)
+    monkeypatch.setattr(remote_supply, "SYNC_SECONDS", 0.1)
+    store = memfeed.open(origin, cache_dir=cache)
     assert equal(store[:], local[:])
     until = time.monotonic() + 60
-    while store.supply is not None and time.monotonic() < until:
+    while store._view.supply is not None and time.monotonic() < until:
         time.sleep(0.05)
     assert len(memfeed.open(cache)) == ROWS
     assert "no room" in capfd.readouterr().err
@@ -412,41 +436,41 @@ def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path)
     cache.mkdir()
     (cache / "letter.txt").write_text("mine")
     with pytest.raises(StoreError, match="no cache"):
-        memfeed.open(origin, cache=cache)
+        memfeed.open(origin, cache_dir=cache)
     (tmp_path / "link").symlink_to(tmp_path / "remote")
     with pytest.raises(StoreError, match="symbolic link"):
-        memfeed.open(origin, cache=tmp_path / "link")
-    with pytest.raises(StoreError, match="without cache="):
+        memfeed.open(origin, cache_dir=tmp_path / "link")
+    with pytest.raises(StoreError, match="without cache_dir="):
         memfeed.open(origin)
-    with pytest.raises(StoreError, match="cache="):
+    with pytest.raises(StoreError, match="cache_dir="):
         memfeed.open(origin, size="9GB")
     with pytest.raises(StoreError, match="an address"):
-        memfeed.open(local.path, cache=tmp_path / "c")
+        memfeed.open(local.path, cache_dir=tmp_path / "c")
     for size in ("much", "0GB", -3, True):
         with pytest.raises(ValueError, match="size="):
-            memfeed.open(origin, cache=tmp_path / "c", size=size)
+            memfeed.open(origin, cache_dir=tmp_path / "c", size=size)
     with pytest.raises(StoreError, match="at least"):
-        memfeed.open(origin, cache=tmp_path / "c", size="1MB")
+        memfeed.open(origin, cache_dir=tmp_path / "c", size="1MB")
 
 
 def test_a_cache_whose_beginning_was_interrupted_is_begun_again(local, origin, cache):
     """The settings are written last: a process that comes meanwhile, or after a kill, finds files without them."""
-    _ = memfeed.open(origin, cache=cache)[0]
+    _ = memfeed.open(origin, cache_dir=cache)[0]
     wait_until_unused(cache)
     (cache / ".build" / "remote.json").unlink()
-    assert equal(memfeed.open(origin, cache=cache)[:], local[:])
+    assert equal(memfeed.open(origin, cache_dir=cache)[:], local[:])
 
 
 def test_a_cache_of_another_address_is_refused(local, origin, cache, tmp_path):
     shutil.copytree(local.path, tmp_path / "remote" / "b.mf")
-    _ = memfeed.open(origin, cache=cache)[0]
+    _ = memfeed.open(origin, cache_dir=cache)[0]
     with pytest.raises(StoreError, match=r"cache of .*a\.mf; expected that of .*b\.mf"):
-        memfeed.open(origin.replace("a.mf", "b.mf"), cache=cache)
+        memfeed.open(origin.replace("a.mf", "b.mf"), cache_dir=cache)
 
 
 USER = """
 import sys, memfeed
-store = memfeed.open(sys.argv[1], cache=sys.argv[2])
+store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -458,20 +482,20 @@ def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache):
     ) as user:
         assert user.stdout.readline() == "open\n"
         with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):
-            memfeed.open(origin, cache=cache, size="9MB")
+            memfeed.open(origin, cache_dir=cache, size="9MB")
         user.stdin.close()
-    store = memfeed.open(origin, cache=cache)
-    assert equal(store[:], local[:]) if store.supply else True
+    store = memfeed.open(origin, cache_dir=cache)
+    assert equal(store[:], local[:]) if store._view.supply else True
 
 
 def test_a_cache_that_nobody_uses_takes_another_size(local, origin, cache):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     _ = store[:100]
     del store
     deadline = time.monotonic() + 60
     while True:
         try:
-            store = memfeed.open(origin, cache=cache, size="9MB")
+            store = memfeed.open(origin, cache_dir=cache, size="9MB")
             break
         except StoreError:  # the last request of the other store is under way
             assert time.monotonic() < deadline
@@ -481,7 +505,7 @@ def test_a_cache_that_nobody_uses_takes_another_size(local, origin, cache):
 
 
 def test_damage_by_a_power_loss_is_found(local, origin, cache):
-    store = memfeed.open(origin, cache=cache)
+    store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]
     del store
     wait_until_unused(cache)
@@ -492,7 +516,20 @@ def test_damage_by_a_power_loss_is_found(local, origin, cache):
     with open(cache / "image.memmap", "r+b") as file:
         file.seek(200)
         file.write(bytes(100))
-    assert equal(memfeed.open(origin, cache=cache)[0], local[0])
+    assert equal(memfeed.open(origin, cache_dir=cache)[0], local[0])
+
+
+def test_verify_finds_damage_in_a_cache_that_is_read_as_it_is(local, origin, cache):
+    memfeed.open(origin, cache_dir=cache).finish()
+    with open(cache / "image.memmap", "r+b") as file:
+        file.seek(200)
+        byte = file.read(1)[0]
+        file.seek(200)
+        file.write(bytes([byte ^ 1]))
+    store = memfeed.open(origin, cache_dir=cache)
+    assert not equal(store[0], local[0])  # docs/reliability.md says so, and why
+    with pytest.raises(CorruptStoreError, match=r"image\.memmap: .* in 4,.* bytes from 0 \(field image"):
+        store.verify()
 
 
 def wait_until_unused(cache):
@@ -507,16 +544,16 @@ def wait_until_unused(cache):
                 time.sleep(0.02)
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
+@pytest.mark.parametrize("shuffle", [True, memfeed.Blocks()])
 def test_pieces_of_two_nodes_are_those_of_a_local_store(local, origin, tmp_path, shuffle):
     """Rows come as with placement="sharded" of the local store, also once one node's cache has all rows, and one node
     goes on with the epoch of two."""
 
     def loader(store, rank, world_size=2):
-        options = {"rank": rank, "world_size": world_size, "placement": "sharded", "drop_last": True}
+        options = {"ranks": (rank, world_size), "placement": "sharded", "drop_last": True}
         return memfeed.Loader(store, 16, shuffle=shuffle, seed=3, return_rows=True, **options)
 
-    stores = [memfeed.open(origin, cache=tmp_path / f"cache{rank}") for rank in range(2)]
+    stores = [memfeed.open(origin, cache_dir=tmp_path / f"cache{rank}") for rank in range(2)]
     loaders = [loader(stores[rank], rank) for rank in range(2)]
     own = [loader(local, rank) for rank in range(2)]
     for epoch in range(2):
@@ -533,7 +570,7 @@ def test_pieces_of_two_nodes_are_those_of_a_local_store(local, origin, tmp_path,
     batches = iter(loaders[1])
     begun = [next(batches)["rows"].tolist() for _ in range(2)]
     begun += [batch["rows"].tolist() for batch, _ in zip(loaders[0], range(2), strict=False)]
-    alone = loader(memfeed.open(origin, cache=tmp_path / "cache0"), 0, 1)
+    alone = loader(memfeed.open(origin, cache_dir=tmp_path / "cache0"), 0, 1)
     alone.load_state_dict(loaders[1].state_dict())
     rest = [row for batch in alone for row in batch["rows"].tolist()]
     assert len({*sum(begun, []), *rest}) == 64 + len(rest) >= ROWS // 32 * 32

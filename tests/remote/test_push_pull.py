@@ -23,6 +23,7 @@ from memfeed.errors import (
     StoreError,
     StoreNotFoundError,
 )
+from memfeed.remote import fetching
 from memfeed.remote import push as push_module
 from memfeed.remote.chunks import verify
 from memfeed.remote.layout import read_manifest
@@ -106,32 +107,30 @@ def test_an_interrupted_push_shows_nothing_and_goes_on(wide, bucket, proxy):
 
 
 def test_an_interrupted_pull_asks_only_for_what_is_missing(wide, bucket, proxy, tmp_path, monkeypatch):
-    address = f"{bucket}/wide.mf"
+    address, target = f"{bucket}/wide.mf", tmp_path / "pulled.mf"
     memfeed.push(wide, address)
-    monkeypatch.setattr("memfeed.remote.pull.CHUNKS_AT_ONCE", 1)
-    target = tmp_path / "pulled.mf"
-    seen = len(proxy.requests)
     real, count = Objects.read, 0
 
     def stop_after_three(self, name, *args, **options):
         nonlocal count
         count += name.endswith(".memmap")
         if count > 3:
-            raise KeyboardInterrupt
+            raise RemoteError("the network is gone")
         return real(self, name, *args, **options)
 
+    seen = len(proxy.requests)
     with monkeypatch.context() as patch:
+        for name in ("LEAST_IN_FLIGHT", "MOST_IN_FLIGHT", "MOST_CHUNKS"):
+            patch.setattr(fetching, name, 1)
         patch.setattr(Objects, "read", stop_after_three)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RemoteError, match="the network is gone"):
             memfeed.pull(address, target)
     assert not target.exists()
     assert format.build_path(target).exists()
-    first = sum(".memmap" in request.path for request in proxy.requests[seen:])
-    assert first == 3
+    assert sum(".memmap" in request.path for request in proxy.requests[seen:]) == 3
     seen = len(proxy.requests)
     pulled = memfeed.pull(address, target)
-    asked = sum(".memmap" in request.path for request in proxy.requests[seen:])
-    assert asked == 7 - 3
+    assert sum(".memmap" in request.path for request in proxy.requests[seen:]) == 7 - 3
     assert content(pulled.path) == content(wide.path)
 
 
@@ -183,7 +182,7 @@ def test_two_pushes_at_once_are_not_mixed(store, address, tmp_path, monkeypatch)
 
 def test_damage_on_this_machine_is_not_pushed(wide, address, tmp_path):
     damaged = memfeed.cache((np.zeros((24, 1 << 20), np.uint8),), tmp_path / "damaged.mf", progress=False)
-    name = next(name for name in damaged.manifest.files if name.endswith(".memmap"))
+    name = next(name for name in damaged._view.manifest.files if name.endswith(".memmap"))
     os.chmod(damaged.path / name, 0o644)
     with open(damaged.path / name, "r+b") as file:
         file.seek(22 << 20)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, InFlight
 from memfeed.remote.ranges import ChunkTable, first_uses
-from memfeed.store.supply import Reader
+from memfeed.store.row_supply import ReadRequest
 from memfeed.system.units import parse_bytes
 
 CHUNK = 4 << 20
@@ -71,10 +71,10 @@ def test_chunks_come_in_the_order_of_their_first_use(asked, present, urgent, ahe
     there = np.zeros(20, bool)
     there[list(present)] = True
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: ~there[chunks], ahead)
-    reader, rows = Reader(), [np.array(one) for one in asked]
+    reader, rows = ReadRequest(), [np.array(one) for one in asked]
     for one in rows:
         demand.add(reader, one)
-    demand.urge(np.array([chunk for chunk in urgent if not there[chunk]], np.int64))
+    demand.prioritise(np.array([chunk for chunk in urgent if not there[chunk]], np.int64))
     order = list(dict.fromkeys(chunk for one in asked for chunk in one))
     first = [chunk for chunk in dict.fromkeys(urgent) if not there[chunk]]
     want = first + [chunk for chunk in order[:ahead] if not there[chunk] and chunk not in first]
@@ -97,7 +97,7 @@ def test_chunks_come_in_the_order_of_their_first_use(asked, present, urgent, ahe
 def test_a_chunk_that_is_taken_is_not_taken_again_and_one_put_back_is():
     table = ChunkTable({"a": 6 * CHUNK})
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
-    demand.add(Reader(), np.arange(6))
+    demand.add(ReadRequest(), np.arange(6))
     first, second = demand.take(1), demand.take(1)
     assert (first.chunk, first.size, second.chunk, second.size) == (0, 4, 4, 2)
     assert demand.take(1) is None
@@ -107,7 +107,7 @@ def test_a_chunk_that_is_taken_is_not_taken_again_and_one_put_back_is():
 
 def test_chunks_without_room_wait_until_a_reader_goes_on():
     """Each was taken again at once, and put off again, for ever, while no other thread got the lock."""
-    table, reader, rows = ChunkTable({"a": 40 * CHUNK}), Reader(), np.arange(0, 40, 2)
+    table, reader, rows = ChunkTable({"a": 40 * CHUNK}), ReadRequest(), np.arange(0, 40, 2)
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
     demand.add(reader, rows)
     taken = []
@@ -125,7 +125,7 @@ def test_chunks_without_room_wait_until_a_reader_goes_on():
 def test_few_chunks_are_spread_over_requests():
     table = ChunkTable({"a": 8 * CHUNK})
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
-    demand.add(Reader(), np.arange(8))
+    demand.add(ReadRequest(), np.arange(8))
     assert [demand.take(8).size for _ in range(8)] == [1] * 8
 
 
@@ -133,7 +133,7 @@ def test_chunks_that_are_needed_later_are_joined_also_if_they_are_few():
     table = ChunkTable({"a": 200 * CHUNK})
     absent = np.arange(200) >= 192
     demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: absent[chunks], None)
-    demand.add(Reader(), np.arange(200))
+    demand.add(ReadRequest(), np.arange(200))
     assert [demand.take(8).size for _ in range(2)] == [4, 4]
     assert demand.take(8) is None
 
@@ -192,7 +192,7 @@ def test_what_is_planned_does_not_grow_with_the_store():
         present: set[int] = set()
         chunks_of = lambda reader, rows: RowChunks(first_uses(rows // 1024), True)  # noqa: E731
         absent = lambda chunks: np.array([chunk not in present for chunk in chunks.tolist()], bool)  # noqa: E731
-        demand, reader = Demand(table, chunks_of, absent, None), Reader()
+        demand, reader = Demand(table, chunks_of, absent, None), ReadRequest()
         for first in range(0, 10**11, 10**10):
             demand.add(reader, np.arange(first, first + 4096))
         ranges = []

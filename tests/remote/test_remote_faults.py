@@ -120,7 +120,7 @@ def test_pushing_and_pulling_through_faults(store, bucket, proxy: FaultProxy, tm
         proxy.clear()
         verify(address)
         assert memfeed.open(target).digest == store.digest
-        for name in store.manifest.files:
+        for name in store._view.manifest.files:
             assert (target / name).read_bytes() == (store.path / name).read_bytes()
     figures = {"faults": proxy.injected[kind], "seconds": time.monotonic() - began, "came": dict(came)}
     record("pushing and pulling", kind, {**figures, "stores": round_number})

@@ -23,8 +23,8 @@ from memfeed.remote.caches import Remote, open_directory
 from memfeed.remote.directory import ABSENT
 from memfeed.remote.layout import RANGES, is_range_file, read_manifest
 from memfeed.remote.opening import LazyRemote
-from memfeed.remote.pieces import Pieces
 from memfeed.remote.ranges import ByteRange, ChunkTable, aligned_step
+from memfeed.remote.row_hashes import RowHashes
 from memfeed.store import format
 from memfeed.store.manifest import CHUNK_BYTES
 from memfeed.testing import equal
@@ -39,7 +39,7 @@ SIZE = 0.4
 def local(tmp_path_factory):
     images = torch.randint(0, 256, (ROWS, *ROW_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     columns = {"image": images, "label": torch.arange(ROWS)}
-    return memfeed.cache(columns, tmp_path_factory.mktemp("small") / "a.mf", copy_existing=True, progress=False)
+    return memfeed.cache(columns, tmp_path_factory.mktemp("small") / "a.mf", allow="copy", progress=False)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def fetched(monkeypatch):
 
 def open_small(origin, local, cache):
     size = int(SIZE * local.nbytes)
-    return memfeed.open(origin, cache=cache, size=size), size
+    return memfeed.open(origin, cache_dir=cache, size=size), size
 
 
 @given(st.integers(1, 40 << 20))
@@ -90,9 +90,11 @@ def test_by_blocks_each_chunk_comes_once_an_epoch(local, origin, tmp_path, fetch
     monkeypatch.setattr(orders, "WINDOW_BLOCKS", 2)
     monkeypatch.setattr(choice, "WINDOW_BLOCKS", 2)
     store, size = open_small(origin, local, tmp_path / "cache")
-    loaders = [memfeed.Loader(one, 16, shuffle="blocks", seed=1, block_rows=store.chunk_rows) for one in (store, local)]
-    step = store.supply.directory.table.steps["image.memmap"]
-    assert step == store.chunk_rows * ROW_BYTES
+    loaders = [
+        memfeed.Loader(one, 16, shuffle=memfeed.Blocks(store._backing.chunk_rows), seed=1) for one in (store, local)
+    ]
+    step = store._view.supply.directory.table.steps["image.memmap"]
+    assert step == store._backing.chunk_rows * ROW_BYTES
     for _ in range(2):
         fetched.clear()
         for mine, theirs in zip(*loaders, strict=True):
@@ -107,12 +109,12 @@ def test_by_blocks_each_chunk_comes_once_an_epoch(local, origin, tmp_path, fetch
         assert set(chunks.values()) <= {1}
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_rows_that_have_no_room_are_fetched_alone(local, origin, tmp_path, fetched, capfd, shuffle):
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_rows_that_have_no_room_are_fetched_alone(local, origin, tmp_path, fetched, capfd, in_blocks):
     """A window of 128 blocks has no room here: it is as an order of all rows."""
     store, size = open_small(origin, local, tmp_path / "cache")
-    blocks = {"block_rows": store.chunk_rows} if shuffle == "blocks" else {}
-    loaders = [memfeed.Loader(one, 16, shuffle=shuffle, seed=1, **blocks) for one in (store, local)]
+    shuffle = memfeed.Blocks(store._backing.chunk_rows) if in_blocks else True
+    loaders = [memfeed.Loader(one, 16, shuffle=shuffle, seed=1) for one in (store, local)]
     for epoch in range(3):
         fetched.clear()
         for mine, theirs in zip(*loaders, strict=True):
@@ -151,7 +153,7 @@ def test_an_epoch_goes_on_from_where_it_was(local, origin, tmp_path):
     got = [next(batches) for _ in range(9)]
     state = loader.state_dict()
     del batches, loader, store
-    again = memfeed.Loader(memfeed.open(origin, cache=tmp_path / "cache", size=size), 16, shuffle=True, seed=5)
+    again = memfeed.Loader(memfeed.open(origin, cache_dir=tmp_path / "cache", size=size), 16, shuffle=True, seed=5)
     again.load_state_dict(state)
     got += list(again)
     assert all(equal(a, b) for a, b in zip(got, want, strict=True))
@@ -161,8 +163,8 @@ RANK = """
 import os, signal, sys, memfeed
 from memfeed.testing import equal
 origin, cache, size, local, rank, dies = sys.argv[1:]
-stores = memfeed.open(origin, cache=cache, size=int(size)), memfeed.open(local)
-loaders = [memfeed.Loader(one, 16, shuffle=True, seed=1, rank=int(rank), world_size=2) for one in stores]
+stores = memfeed.open(origin, cache_dir=cache, size=int(size)), memfeed.open(local)
+loaders = [memfeed.Loader(one, 16, shuffle=True, seed=1, ranks=(int(rank), 2)) for one in stores]
 for _ in range(2):
     for at, (mine, theirs) in enumerate(zip(*loaders, strict=True)):
         assert equal(mine, theirs)
@@ -190,7 +192,7 @@ def test_two_ranks_share_it_also_when_one_is_killed(local, origin, tmp_path):
 def test_pieces_are_compared(tmp_path_factory, chunks, piece, data):
     """Of any bytes of a chunk, the pieces around them are right, and are not with one bit changed."""
     table = ChunkTable({"a": chunks * 100 - 7, "b": 0}, {"a": 100, "b": 100})
-    found = Pieces(tmp_path_factory.mktemp("pieces"), table, {"a": piece, "b": piece})
+    found = RowHashes(tmp_path_factory.mktemp("pieces"), table, {"a": piece, "b": piece})
     content = np.random.default_rng(0).integers(0, 256, chunks * 100 - 7, np.uint8).tobytes()
     place: ByteRange = table.at(data.draw(st.integers(0, chunks - 1)))
     assert not found.are_known(place.chunk)
@@ -210,14 +212,14 @@ def test_chunks_to_remove_are_looked_for_once_for_many(tmp_path):
     """In the order of need: what is needed last goes first, and what is needed sooner than the new chunk stays."""
     chunks, room = 4000, 1000
     size = chunks * CHUNK_BYTES
-    local = memfeed.cache(torch.zeros(1, 1, dtype=torch.uint8), tmp_path / "one.mf", copy_existing=True, progress=False)
+    local = memfeed.cache(torch.zeros(1, 1, dtype=torch.uint8), tmp_path / "one.mf", allow="copy", progress=False)
     field = msgspec.structs.replace(local.schema.fields[0], shape=(CHUNK_BYTES,))
     hashes = np.zeros(chunks, "<u8").tobytes()
     manifest = msgspec.structs.replace(
-        local.manifest,
+        local._view.manifest,
         rows=chunks,
         schema=msgspec.structs.replace(local.schema, fields=(field,)),
-        files=dict.fromkeys(local.manifest.files, size),
+        files=dict.fromkeys(local._view.manifest.files, size),
         checksums=format.digest(hashes),
     )
     remote = Remote(msgspec.json.encode(manifest), hashes)

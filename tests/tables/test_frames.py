@@ -9,7 +9,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError
-from memfeed.tables.column import TableColumn
+from memfeed.tables.table_column import TableColumn
 from support import cache, equal
 
 pa = pytest.importorskip("pyarrow")
@@ -211,7 +211,7 @@ def test_damaged_rows_of_a_table_are_computed_again(path):
     heap = next(file for file in path.rglob("*") if file.is_file() and b"row 77" in file.read_bytes())
     heap.chmod(0o644)
     heap.write_bytes(heap.read_bytes().replace(b"row 77", b"ROW 77"))
-    assert cache(table, path, repair=True)[77]["s"] == "row 77"
+    assert memfeed.repair(table, path)[77]["s"] == "row 77"
     assert store.path == path
 
 

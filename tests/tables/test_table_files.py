@@ -6,7 +6,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError, StoreError
-from memfeed.tables.files import Hdf5Column
+from memfeed.tables.table_files import Hdf5Column
 from support import cache, equal
 
 pa = pytest.importorskip("pyarrow")
@@ -169,7 +169,7 @@ def test_urls_are_no_folders(path, url, tmp_path, monkeypatch):
     if url.startswith(("https:", "hf:")):  # at the others a store may be made: see tests/remote
         uses += [lambda: cache(torch.arange(3), url), lambda: cache(torch.arange(3), Path(url))]
     for use in uses:
-        with pytest.raises(StoreError, match=r"without cache=|unknown scheme|only reads"):
+        with pytest.raises(StoreError, match=r"without cache_dir=|unknown scheme|only reads"):
             use()
     assert main(["cache", "--images", url, "out.mf"]) == 2
     assert list(tmp_path.iterdir()) == []

@@ -49,19 +49,19 @@ def cached_remote(root: Path, address: str) -> Remote | None:
     trust.require_own_directory(root)
     if not root.exists() or not os.listdir(root):
         return None
-    settings = _read_settings(root)
+    settings = read_settings(root)
     if settings is None:
         if (root / WORK_DIRECTORY / "users").exists():
             return None  # of a process that begins it now, or that was killed then
         raise StoreError(
             f"{root}: found a directory that is no cache of a store at an address; expected one, or nothing: pass "
-            "another directory as cache="
+            "another directory as cache_dir="
         )
     trust.require_own_files(root)
     if settings.address != address:
         raise StoreError(
             f"{root}: found the cache of {settings.address}; expected that of {address}, or nothing: pass another "
-            "directory as cache="
+            "directory as cache_dir="
         )
     work = root / WORK_DIRECTORY
     try:
@@ -101,7 +101,7 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             if is_alone:
                 _prepare(root, own, manifest, remote)
             fcntl.flock(users, fcntl.LOCK_SH)
-            found = _read_settings(root)
+            found = read_settings(root)
             if found is None:
                 continue  # the process that began it has failed
             if is_alone or _are_same(own, found) or time.monotonic() > until:
@@ -142,7 +142,7 @@ def _require_same(root: Path, own: CacheSettings, found: CacheSettings) -> None:
         raise StoreError(
             f"{root}: found the cache of another store than the one that is at {own.address} now (manifest "
             f"{found.digest[:8]}, expected {own.digest[:8]}): the store was replaced; {REMEDY}, or pass another "
-            "cache=. If rows were appended to it: wait until no other process uses this cache"
+            "cache_dir=. If rows were appended to it: wait until no other process uses this cache"
         )
     if found.size != own.size:
         used, wanted = ("all" if size is None else format_bytes(size) for size in (found.size, own.size))
@@ -154,7 +154,7 @@ def _require_same(root: Path, own: CacheSettings, found: CacheSettings) -> None:
 
 def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -> None:
     """Begin a cache, or go on with the one that is there, while no other process uses it."""
-    work, found = root / WORK_DIRECTORY, _read_settings(root)
+    work, found = root / WORK_DIRECTORY, read_settings(root)
     if found is None:
         _begin(root, own, manifest, remote)
     elif found.address != own.address or (
@@ -190,6 +190,8 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
         files.make_directory(path.parent)
         files.write_file(path, b"")
         files.truncate(path, size)
+        files.sync_data(path)  # a power loss would leave it without its length
+    files.sync_directories(root, manifest.files)  # chunks will be called durable: their files must exist then
     count = len(_hashes(remote))
     for name, size in (("presence", count), ("used", 8 * count)):
         files.write_file(work / name, b"")
@@ -268,6 +270,7 @@ def _grow(
     files.sync_directory(root)
     for name, size in manifest.files.items():
         files.truncate(root / name, size)
+        files.sync_data(root / name)
     for name, values in (("presence", presence), ("used", used)):
         files.write_file(work / name, values.tobytes())
 
@@ -296,7 +299,8 @@ def _require_holes(work: Path) -> None:
         )
 
 
-def _read_settings(root: Path) -> CacheSettings | None:
+def read_settings(root: Path) -> CacheSettings | None:
+    """Return what the users of a cache directory share; None if it is none. Raises StoreError if it is damaged."""
     path = root / WORK_DIRECTORY / SETTINGS
     try:
         return msgspec.json.decode(path.read_bytes(), type=CacheSettings)

@@ -11,6 +11,7 @@ import xxhash
 from memfeed.errors import CorruptStoreError
 from memfeed.remote.layout import RemoteStore, read_manifest
 from memfeed.store.checksums import Chunk, OnProgress, chunks_of, describe_chunk
+from memfeed.store.manifest import Manifest
 
 CHUNKS_AT_ONCE = 16
 _T = TypeVar("_T")
@@ -24,10 +25,15 @@ def read_chunk(store: RemoteStore, chunk: Chunk, expected: int) -> memoryview:
     try:
         return store.read(chunk.name, chunk.first, chunk.size, lambda data: xxhash.xxh3_64_intdigest(data) == expected)
     except CorruptStoreError:
-        raise CorruptStoreError(
-            f"{store.address}/{store.files[chunk.name].name}: found other bytes than were pushed, in "
-            f"{describe_chunk(store.manifest, chunk)}; push the store again to another address, and remove this one"
-        ) from None
+        raise other_bytes(f"{store.address}/{store.files[chunk.name].name}", store.manifest, chunk) from None
+
+
+def other_bytes(address: str, manifest: Manifest, chunk: Chunk) -> CorruptStoreError:
+    """Return the error for bytes at an address that have another checksum."""
+    return CorruptStoreError(
+        f"{address}: found other bytes than were pushed, in {describe_chunk(manifest, chunk)}; push the store again to "
+        "another address, and remove this one"
+    )
 
 
 def expected_chunks(store: RemoteStore) -> list[tuple[Chunk, int]]:

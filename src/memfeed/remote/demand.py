@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable, first_uses
 from memfeed.schema.codec import Int64Array
-from memfeed.store.supply import Reader
+from memfeed.store.row_supply import ReadRequest
 
 LOOKED_AT = 4096  # chunks ahead, at most: 16 GiB
 SOON = 128  # chunks ahead, whose requests are not made longer than needed: 512 MiB
@@ -24,7 +24,7 @@ class RowChunks(NamedTuple):
     is_known: bool
 
 
-class _Asked:
+class _AskedRows:
     """Rows that a reader will wait for."""
 
     def __init__(self, rows: Int64Array) -> None:
@@ -48,15 +48,15 @@ class Demand:
     def __init__(
         self,
         table: ChunkTable,
-        chunks_of: Callable[[Reader, Int64Array], RowChunks],
+        chunks_of: Callable[[ReadRequest, Int64Array], RowChunks],
         is_absent: Callable[[Int64Array], npt.NDArray[np.bool_]],
         ahead: int | None,
-        is_scattered: Callable[[Reader], bool] = lambda reader: False,
+        is_scattered: Callable[[ReadRequest], bool] = lambda reader: False,
     ) -> None:
         self._is_scattered = is_scattered
         self._table, self._chunks_of, self._is_absent = table, chunks_of, is_absent
         self._ahead = LOOKED_AT if ahead is None else ahead
-        self._asked: dict[Reader, deque[_Asked]] = {}  # by reader; the one that waited last is the last
+        self._asked: dict[ReadRequest, deque[_AskedRows]] = {}  # by reader; the one that waited last is the last
         self._urgent: dict[int, bool] = {}  # in order; whether each has to have room in the cache
         self._todo: deque[int] = deque()
         self._wanted: set[int] = set()  # urgent, or in _todo
@@ -66,13 +66,13 @@ class Demand:
 
     # --- what readers ask for
 
-    def add(self, reader: Reader, rows: Int64Array) -> None:
+    def add(self, reader: ReadRequest, rows: Int64Array) -> None:
         """Note rows that a reader will wait for after those it asked for before."""
-        self._asked.setdefault(reader, deque()).append(_Asked(rows))
+        self._asked.setdefault(reader, deque()).append(_AskedRows(rows))
         if not self._todo:
             self._is_stale = True
 
-    def waits(self, reader: Reader, rows: Int64Array) -> None:
+    def waits(self, reader: ReadRequest, rows: Int64Array) -> None:
         """Note that a reader waits for these rows: what it asked for before them is of no use any more."""
         asked = self._asked.get(reader)
         if asked is not None:
@@ -81,12 +81,12 @@ class Demand:
             self._asked[reader] = self._asked.pop(reader)
         self._is_stale, self._is_full = True, False
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """Forget what a reader asked for."""
         if self._asked.pop(reader, None) is not None:
             self._is_stale, self._is_full = True, False
 
-    def urge(self, chunks: Int64Array, *, must_stay: bool = False) -> None:
+    def prioritise(self, chunks: Int64Array, *, must_stay: bool = False) -> None:
         """Put chunks before all others. ``must_stay``: they are read from the cache, so there must be room for them."""
         for chunk in chunks.tolist():
             self._urgent[chunk] = must_stay or self._urgent.get(chunk, False)
@@ -100,7 +100,7 @@ class Demand:
         are_scattered = bool(self._asked) and all(self._is_scattered(reader) for reader in self._asked)
         return self._urgent.get(chunk, False) or not are_scattered
 
-    def coming(self, reader: Reader) -> Iterator[Int64Array]:
+    def coming(self, reader: ReadRequest) -> Iterator[Int64Array]:
         """Yield the rows that a reader has asked for and not waited for, in order."""
         for one in self._asked.get(reader, ()):
             yield one.rows

@@ -30,10 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building import commit
-from memfeed.errors import MemfeedError, StoreError
+from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.remote.layout import RANGES
-from memfeed.remote.pieces import open_pieces
 from memfeed.remote.ranges import ChunkTable, aligned_steps
+from memfeed.remote.row_hashes import open_pieces
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.checksums import chunk_hash
@@ -182,17 +182,17 @@ class CacheDirectory:
         """Write the bytes of a chunk that was taken, and mark it. Raises SpaceError if the disk is full."""
         place = self.table.at(chunk)
         try:
-            with files.opened(self.root / place.name) as fd:
+            with files.locked(self.root / place.name, shared=True) as fd:  # see `_forget`
                 # a full disk is found before a byte is written; and ext4 counts blocks twice that it allocates later
                 files.preallocate(fd, len(data), place.start)
                 files.write_at(fd, data, place.start)
+                self.used[chunk] = time.monotonic()
+                self.presence[chunk] = WRITTEN
         except BaseException:
             if self.settings.size is not None:  # else the bytes of an older generation, which others map, may be there
                 with contextlib.suppress(MemfeedError):  # report the first error
                     self.remove(chunk)
             raise
-        self.used[chunk] = time.monotonic()
-        self.presence[chunk] = WRITTEN
 
     def copy(self, chunk: int, starts: Sequence[int], outs: Sequence[memoryview]) -> bool:
         """Fill ``outs`` with the bytes of a file from ``starts``, which lie in ``chunk``; False if it is not there."""
@@ -218,6 +218,7 @@ class CacheDirectory:
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""
         with self._making_room():
+            self._demote(np.array([chunk]))
             self._remove(chunk)
 
     def _remove(self, chunk: int) -> None:
@@ -276,6 +277,7 @@ class CacheDirectory:
                 self._victims.clear()  # look again: this one may be needed sooner than when it was found
             elif self.presence[victim] != ABSENT and self.take(victim):  # a held one is that of a dead process
                 try:
+                    self._demote(np.array([victim, *self._victims]))
                     self._remove(victim)
                 finally:
                     self.free(victim)
@@ -308,28 +310,77 @@ class CacheDirectory:
 
     # --- the whole store
 
-    def commit(self) -> None:
-        """Make this a store like any other: all chunks are there. Other processes may do so at the same time."""
+    def commit(self, *, read_only: bool = False) -> None:
+        """Make this a store like any other: all chunks are there. Other processes may do so at the same time.
+
+        ``read_only``: the directory will not be a cache any more, which can grow.
+        """
         with self._making_room():
             if (self.root / format.MANIFEST).exists():
                 return
             self.sync()
+            if not self.is_complete():  # another process heard of it
+                raise BuildError(
+                    f"{self.root}: found that the disk lost bytes that were written; expected the write to succeed: "
+                    "check the disk and run this again"
+                )
             commit.write_metadata(self.root, self.manifest.schema, self.manifest.rows)
             work = self.root / WORK_DIRECTORY
-            files.write_atomically(self.root / format.CHECKSUMS, (work / format.CHECKSUMS).read_bytes())
-            files.write_atomically(self.root / format.MANIFEST, (work / format.MANIFEST).read_bytes())
+            files.write_file(self.root / format.CHECKSUMS, (work / format.CHECKSUMS).read_bytes())
+            content = (work / format.MANIFEST).read_bytes()
+            if read_only:
+                commit.seal(self.root, self.manifest, content)
+                return
+            commit.sync_small(self.root)
+            files.write_atomically(self.root / format.MANIFEST, content)
 
     # --- what survives a power loss
 
     def sync(self) -> None:
-        """Make all chunks written so far durable."""
-        written = np.flatnonzero(self.presence == WRITTEN)
-        if not len(written):
-            return
-        for name in {self.table.at(int(chunk)).name for chunk in written}:
-            files.sync_data(self.root / name)
-        still = written[self.presence[written] == WRITTEN]
-        self.presence[still] = DURABLE
+        """Make all chunks written so far durable.
+
+        If a sync fails, the chunks of that file that were not durable are not there any more.
+        """
+        # one process at a time: only one is told of a failure, and another could call the same chunks durable
+        with files.locked(self.root / WORK_DIRECTORY / "presence"):
+            for name in self.manifest.files:
+                self._sync_file(name)
+
+    def _sync_file(self, name: str) -> None:
+        with contextlib.ExitStack() as kept:
+            chunks = self._written(name)
+            if self.settings.size is not None:  # nobody writes other bytes of a chunk meanwhile
+                chunks = np.array([c for c in chunks.tolist() if kept.enter_context(self.shared(c))], np.int64)
+            if len(chunks):
+                with files.if_unsynced(lambda: self._forget(name)):
+                    files.sync_data(self.root / name)
+                self.presence[chunks] = DURABLE
+
+    def _written(self, name: str) -> Int64Array:
+        first, last = self.table.of_file(name)
+        found: Int64Array = first + np.flatnonzero(self.presence[first:last] == WRITTEN)
+        return found
+
+    def _forget(self, name: str) -> None:
+        """Let no chunk of a file be there that is not durable, once no process is inside `write`."""
+        with files.locked(self.root / name):
+            if self.settings.size is None:
+                self.presence[self._written(name)] = ABSENT
+                return
+            with self._making_room():  # they keep their room: other processes may be copying them
+                self.presence[self._written(name)] = HELD
+
+    def _demote(self, chunks: Int64Array) -> None:
+        """Let no chunk be durable whose room may be given back: a power loss could leave it so without its bytes."""
+        durable = chunks[self.presence[chunks] == DURABLE]
+
+        def undo() -> None:  # the next try syncs it again
+            self.presence[durable] = DURABLE
+
+        if len(durable):
+            self.presence[durable] = WRITTEN
+            with files.if_unsynced(undo):
+                files.sync_data(self.root / WORK_DIRECTORY / "presence")
 
     def recover(self, *, is_new_boot: bool) -> None:
         """Let no chunk count that a process was writing when it was killed, or that a power loss may have damaged.
@@ -354,7 +405,9 @@ class CacheDirectory:
         there = np.flatnonzero(self.presence != ABSENT)
         newest = there[np.lexsort((-self.used[there], ~self._are_offsets(there)))]
         total = np.cumsum(self.table.bytes_of(newest))
-        for chunk in newest[total > self.settings.size].tolist():
+        surplus = newest[total > self.settings.size]
+        self._demote(surplus)
+        for chunk in surplus.tolist():
             self.remove(chunk)
 
 

@@ -26,7 +26,7 @@ _RENEW = "renew the credentials in the environment (AWS_SESSION_TOKEN, `aws sso 
 
 
 @dataclass(frozen=True)
-class Failure:
+class RequestFailure:
     """What one attempt came to: the reason in a few words, and the error to raise without another attempt, if any."""
 
     reason: str
@@ -37,17 +37,17 @@ class WrongBytesError(Exception):
     """The bytes of an answer are not the ones that were asked for; the attempt is repeated."""
 
 
-def classify(error: BaseException, action: str, where: str) -> Failure:
+def classify(error: BaseException, action: str, where: str) -> RequestFailure:
     """Return what ``error`` of obstore means, for ``action`` ("reading bytes 0 to 9") at ``where``, which is shown."""
     text, name = str(error), type(error).__name__
     code, status = _first(_CODE, text), int(_first(_STATUS, text) or 0)
     if isinstance(error, WrongBytesError):
-        return Failure(text)
+        return RequestFailure(text)
     said = f"{status} {code}".strip() if code else (f"status {status}" if status else "")
 
-    def final(found: str, next_step: str, kind: type[RemoteError] = RemoteError) -> Failure:
+    def final(found: str, next_step: str, kind: type[RemoteError] = RemoteError) -> RequestFailure:
         answer = f" ({said})" if said else ""
-        return Failure(found, kind(f"{where}: found {found}{answer} while {action}; {next_step}"))
+        return RequestFailure(found, kind(f"{where}: found {found}{answer} while {action}; {next_step}"))
 
     if any(sign in text for sign in _NO_CREDENTIALS) or name == "CredentialsError":
         return final(
@@ -81,13 +81,13 @@ def classify(error: BaseException, action: str, where: str) -> Failure:
         return final("that this kind of store cannot do so", "expected one that can, such as s3://")
     kind = _first(_KIND, text)
     if status >= 500 or status in _RETRIED_STATUS:
-        return Failure(said)
+        return RequestFailure(said)
     if kind is not None and not status:
-        return Failure(_FAILED["Body" if "IncompleteBody" in text else kind])
+        return RequestFailure(_FAILED["Body" if "IncompleteBody" in text else kind])
     if status:
         return final("an answer that means a failure", "correct the address, or the settings of the store")
     if name in ("GenericError", "JoinError", "TimeoutError", "ConnectionError", "OSError"):
-        return Failure(_local_reason(text) or "an answer that cannot be read")
+        return RequestFailure(_local_reason(text) or "an answer that cannot be read")
     return final(f"{name}", "correct the address, or the settings of the store in the environment")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -14,16 +12,21 @@ from typing import Protocol
 
 import xxhash
 
-from memfeed.errors import MemfeedError, StoreError
+from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
+from memfeed.remote.chunks import other_bytes
 from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange
+from memfeed.schema.codec import Int64Array
+from memfeed.store.checksums import Chunk
 
 LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more
 ELSEWHERE_SECONDS = 0.02  # after which a chunk that another process fetches is looked at again
 TICK_SECONDS = 0.25
+POLL_SECONDS = 0.001
 JOIN_SECONDS = 5.0
+CHUNKS_A_PART = 64  # 256 MiB
 
 
 class Reading(Protocol):
@@ -69,7 +72,11 @@ class Fetching:
     """
 
     def __init__(
-        self, directory: CacheDirectory, objects: Reading, demand: Demand, arrived: Callable[[int, memoryview], None]
+        self,
+        directory: CacheDirectory,
+        objects: Reading,
+        demand: Demand,
+        arrived: Callable[[int, memoryview], None] = lambda chunk, data: None,
     ) -> None:
         self.directory, self.demand = directory, demand
         self._objects, self._arrived = objects, arrived
@@ -81,7 +88,6 @@ class Fetching:
         self._working = self._working_singles = 0
         self._singles: deque[tuple[Future[memoryview], Callable[[], memoryview]]] = deque()
         self._stopping = False
-        running.add(self)
 
     def start(self) -> None:
         """Start threads, as many as there may be requests. The caller has ``changed``."""
@@ -94,6 +100,35 @@ class Fetching:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
         waited_for = max(self.demand.urgent_count, len(self._singles) + self._working_singles)
         return max(self.in_flight.count, min(waited_for, MOST_IN_FLIGHT))
+
+    def ask(self, chunks: Int64Array) -> None:
+        """Fetch chunks before all others, also those that failed before."""
+        with self.changed:
+            for chunk in chunks.tolist():
+                self.failed.pop(chunk, None)
+            self.demand.prioritise(chunks)
+            self.start()
+            self.changed.notify_all()
+
+    def wait(self, absent: Int64Array) -> None:
+        """Wait a moment for chunks that were asked for. Raises what keeps one of them from being fetched."""
+        with self.changed:
+            error = next((self.failed[chunk] for chunk in absent.tolist() if chunk in self.failed), None)
+            if error is not None:
+                raise error
+            if self._stopping:
+                raise StoreError(f"{self.directory.settings.address}: found that fetching was stopped; open it again")
+            self.demand.prioritise(absent)
+            self.changed.wait(POLL_SECONDS)  # another process may bring them, who notifies nobody here
+
+    def bring(self, chunks: Int64Array, brought: Callable[[int], None] = lambda size: None) -> None:
+        """Fetch chunks, and wait until all are there. ``brought`` is called with the bytes of each part of them."""
+        for first in range(0, len(chunks), CHUNKS_A_PART):
+            part = left = chunks[first : first + CHUNKS_A_PART]
+            self.ask(left[self.directory.are_absent(left)])
+            while len(left := left[self.directory.are_absent(left)]):
+                self.wait(left)
+            brought(int(self.directory.table.bytes_of(part).sum()))
 
     def submit(self, reads: Iterable[Callable[[], memoryview]]) -> list[Future[memoryview]]:
         """Run these reads in the threads, in order, before chunks that nobody waits for; return what they will give."""
@@ -246,7 +281,12 @@ class Fetching:
                 for chunk in chunks
             )
 
-        return self._objects.read(fetched.name, fetched.start, fetched.stop - fetched.start, accept=is_right)
+        size = fetched.stop - fetched.start
+        try:
+            return self._objects.read(fetched.name, fetched.start, size, accept=is_right)
+        except CorruptStoreError:
+            chunk = Chunk(fetched.name, fetched.start, size)
+            raise other_bytes(self.directory.settings.address, self.directory.manifest, chunk) from None
 
     def _fail(self, fetched: ByteRange, error: MemfeedError) -> None:
         with self.changed:
@@ -262,29 +302,3 @@ class Fetching:
                 self.demand.calm(chunk)
             self.demand.put_back(fetched)
             self.changed.notify_all()
-
-
-class _Running:
-    """The threads of this process. They end before the interpreter does."""
-
-    def __init__(self) -> None:
-        self._all: weakref.WeakSet[Fetching] = weakref.WeakSet()
-        self._registered = False
-
-    def add(self, fetching: Fetching) -> None:
-        if not self._registered:
-            # what ends threads comes before what atexit runs
-            getattr(threading, "_register_atexit", atexit.register)(self.end)
-            self._registered = True
-        self._all.add(fetching)
-
-    def end(self) -> None:
-        """End all of them, and wait a few seconds for that."""
-        everything = list(self._all)
-        for fetching in everything:
-            fetching.stop()
-        for fetching in everything:
-            fetching.join()
-
-
-running = _Running()

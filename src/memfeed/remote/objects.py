@@ -12,7 +12,7 @@ from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError,
 from memfeed.remote import retry as retries
 from memfeed.remote.address import Address, parse_address
 from memfeed.remote.connections import connect, load_obstore
-from memfeed.remote.failures import Failure, WrongBytesError, classify, is_unsupported
+from memfeed.remote.failures import RequestFailure, WrongBytesError, classify, is_unsupported
 from memfeed.remote.retry import Retry
 from memfeed.system import files
 
@@ -230,7 +230,7 @@ class Objects:
         """Return what ``attempt`` returns, after as many repetitions as the retry allows."""
         where, failures, reasons = self._where(name), 0, dict[str, int]()
         began = time.monotonic()
-        failure: Failure | None = None
+        failure: RequestFailure | None = None
         last: Exception | None = None
         try:
             while True:

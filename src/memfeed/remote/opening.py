@@ -1,4 +1,4 @@
-"""`memfeed.open("s3://bucket/name", cache=...)`: a store whose rows come from an address as they are read."""
+"""`memfeed.open("s3://bucket/name", cache_dir=...)`: a store whose rows come from an address as they are read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest, read_pointer
 from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import aligned_steps
+from memfeed.remote.remote_supply import RemoteSupply
 from memfeed.remote.retry import Retry
-from memfeed.remote.supply import RemoteSupply
 from memfeed.schema.tree import as_types
 from memfeed.store import format
-from memfeed.store.backing import Backing, open_backing
+from memfeed.store.backing import Backing, open_backing, source_digest
 from memfeed.store.manifest import Manifest
+from memfeed.store.opened import open as open_local
 from memfeed.store.store import Store
-from memfeed.store.store import open as open_local
+from memfeed.store.view import View
 from memfeed.system.files import local_path
 from memfeed.system.progress import write_line
 from memfeed.system.units import parse_bytes
@@ -62,30 +63,30 @@ class LazyRemote:
 def _replaced(address: str, what: object) -> StoreError:
     return StoreError(
         f"{address}: found that the store was replaced ({what!s:.150}); expected the one that its cache has: "
-        "remove the cache directory, or pass another cache=, and open it again"
+        "remove the cache directory, or pass another cache_dir=, and open it again"
     )
 
 
 def open_remote(
     path: str | os.PathLike[str],
-    cache: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
     size: int | str | None,
     types: type | Iterable[type] = (),
 ) -> Store:
     """Return the store at an address, see ``memfeed.open``; the one of a path that only looks like an address."""
     most = parse_bytes("size", size)
-    if not is_address(path) and cache is None and size is None:
+    if not is_address(path) and cache_dir is None and size is None:
         return open_local(path, types=types)
-    if not is_address(path) and cache is None:
-        raise StoreError(f"found size={size!r} for {str(path)!r:.150}, a path; expected an address, and cache=")
+    if not is_address(path) and cache_dir is None:
+        raise StoreError(f"found size={size!r} for {str(path)!r:.150}, a path; expected an address, and cache_dir=")
     address = parse_address(path)  # raises for a path
-    if cache is None:
+    if cache_dir is None:
         raise StoreError(
-            f"found {address} without cache=; expected a directory of this machine for its rows: "
-            f"memfeed.open({str(address)!r:.150}, cache='/nvme/{address.name[:40]}')"
+            f"found {address} without cache_dir=; expected a directory of this machine for its rows: "
+            f"memfeed.open({str(address)!r:.150}, cache_dir='/nvme/{address.name[:40]}')"
         )
-    backing = remote_backing(os.fspath(path), str(local_path(cache).absolute()), most)
-    return Store(backing, types=as_types(types))
+    backing = remote_backing(os.fspath(path), str(local_path(cache_dir).absolute()), most)
+    return Store(View(backing, as_types(types)))
 
 
 def remote_backing(path: str, cache: str, size: int | None, expected: str | None = None) -> Backing:
@@ -160,6 +161,7 @@ def _backing(supply: RemoteSupply, path: str, size: int | None) -> Backing:
         remake=(remote_backing, (path, str(directory.root), size, settings.digest)),
         supply=supply,
         chunk_rows=chunk_rows(manifest),
+        source=source_digest(manifest),
     )
     supply.follow(backing)
     return backing

@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
+import numpy as np
 
 from memfeed.building import commit
 from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.recovery import finish_interrupted
 from memfeed.errors import StoreError
 from memfeed.remote.address import Address
-from memfeed.remote.chunks import CHUNKS_AT_ONCE, expected_chunks, in_threads, read_chunk
+from memfeed.remote.caches import Remote, open_directory, read_settings
+from memfeed.remote.demand import Demand, RowChunks
+from memfeed.remote.directory import CacheDirectory
+from memfeed.remote.fetching import Fetching
 from memfeed.remote.layout import RemoteStore, read_manifest
+from memfeed.schema.codec import Int64Array
 from memfeed.store import format
-from memfeed.store.checksums import Chunk, chunk_hash, hash_pool
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.store import Store, open_store
-from memfeed.system import files
+from memfeed.store.opened import open_store
+from memfeed.store.row_supply import ReadRequest
+from memfeed.store.store import Store
+from memfeed.system import files, trust
 from memfeed.system.progress import Progress
-
-_PULLED = "pull.json"  # in the work directory: which store is being pulled
 
 
 def pull(
@@ -50,9 +53,8 @@ def pull(
                 if not is_claimed(root):
                     continue
             if not _is_there(remote, target, overwrite):
-                _begin(remote, root)
-                _fetch(remote, root, progress)
-                _commit(remote, root, target, overwrite)
+                _fill(remote, root, progress)
+                commit.publish(root, target, overwrite=overwrite)
             break
     return open_store(target)
 
@@ -72,62 +74,40 @@ def _is_there(remote: RemoteStore, target: Path, overwrite: bool) -> bool:
     return found[1] == remote.digest
 
 
-def _begin(remote: RemoteStore, root: Path) -> None:
-    """Make the files of the claimed build, unless an interrupted pull of the same store has made them."""
-    work = root / WORK_DIRECTORY
-    if (work / "settings.json").exists():
+def _fill(remote: RemoteStore, root: Path, progress: bool) -> None:
+    """Make the claimed build a store: the complete cache of the one at the address, whose manifest has its bytes."""
+    directory = _begin(remote, root)
+    missing = np.flatnonzero(directory.are_absent(np.arange(directory.table.count)))
+    total = sum(remote.manifest.files.values())
+    done = total - int(directory.table.bytes_of(missing).sum())
+    fetching = Fetching(directory, remote, Demand(directory.table, _no_rows, directory.are_absent, None))
+    try:
+        with Progress(f"pull {remote.address.name}", total, unit="B", shown=progress, done=done) as bar:
+            fetching.bring(missing, bar.advance)
+        directory.commit(read_only=True)
+    finally:
+        fetching.stop()
+        fetching.join()
+        directory.leave()
+
+
+def _begin(remote: RemoteStore, root: Path) -> CacheDirectory:
+    """Return the cache in the claimed build, with the chunks that an interrupted pull of the same store has fetched."""
+    if (root / WORK_DIRECTORY / "settings.json").exists():
         raise StoreError(
             f"{root}: found the unfinished store of a dataset; expected nothing there: finish it with the call of "
             f"cache() that began it, or remove it: rm -r {root}"
         )
-    wanted = msgspec.json.encode({"digest": remote.digest})
-    if not ((work / _PULLED).exists() and (work / _PULLED).read_bytes() == wanted):
+    found = read_settings(root)
+    if found is None or (found.address, found.digest) != (str(remote.address), remote.digest):
         clear(root)
-        files.make_directory(work)
-        files.write_atomically(work / _PULLED, wanted)
-    missing = {name: size for name, size in remote.manifest.files.items() if _size(root / name) != size}
-    files.check_room(root, sum(missing.values()), f"a copy of {remote.address}")
-    for name, size in missing.items():
-        files.make_directory((root / name).parent)
-        with files.opened(root / name, os.O_CREAT | os.O_TRUNC) as fd:
-            files.preallocate(fd, size)
-    for name in remote.manifest.files:  # read-only, if the commit was interrupted
-        files.chmod(root / name, 0o644)
+    else:
+        trust.require_own_files(root)
+        for name in remote.manifest.files:  # read-only, if the commit was interrupted
+            files.chmod(root / name, 0o644)
+    content = Remote(remote.manifest_bytes, remote.read_checksum_file(), remote.read_range_file())
+    return open_directory(root, str(remote.address), None, content)
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return os.lstat(path).st_size
-    except FileNotFoundError:
-        return None
-
-
-def _fetch(remote: RemoteStore, root: Path, progress: bool) -> None:
-    """Write the chunks that the files do not have yet."""
-    chunks = expected_chunks(remote)
-    with hash_pool() as pool:
-        hashes = pool.map(lambda item: chunk_hash(root / item[0].name, item[0].first, item[0].size), chunks)
-        missing = [item for item, found in zip(chunks, hashes, strict=True) if item[1] != found]
-    total, left = sum(chunk.size for chunk, _ in chunks), sum(chunk.size for chunk, _ in missing)
-
-    def fetch(item: tuple[Chunk, int]) -> None:
-        chunk, expected = item
-        data = read_chunk(remote, chunk, expected)
-        with files.opened(root / chunk.name) as fd:
-            files.write_at(fd, data, chunk.first)
-
-    with Progress(f"pull {remote.address.name}", total, unit="B", shown=progress, done=total - left) as bar:
-        for first in range(0, len(missing), 4 * CHUNKS_AT_ONCE):
-            group = missing[first : first + 4 * CHUNKS_AT_ONCE]
-            in_threads(fetch, group, CHUNKS_AT_ONCE)
-            bar.advance(sum(chunk.size for chunk, _ in group))
-
-
-def _commit(remote: RemoteStore, root: Path, target: Path, overwrite: bool) -> None:
-    """Make the files a store. Its manifest has the bytes of the one at the address, and so the same digest."""
-    files.write_file(root / format.CHECKSUMS, remote.read_checksum_file())
-    commit.write_metadata(root, remote.manifest.schema, remote.manifest.rows)
-    for name in remote.manifest.files:
-        files.sync_data(root / name)
-    commit.seal(root, remote.manifest, remote.manifest_bytes)
-    commit.publish(root, target, overwrite=overwrite)
+def _no_rows(reader: ReadRequest, rows: Int64Array) -> RowChunks:
+    raise AssertionError("chunks are asked for, and no rows")

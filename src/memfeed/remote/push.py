@@ -144,7 +144,7 @@ def _send_file(local: _Local, objects: Objects, to: str, name: str, size: int, e
                 raise CorruptStoreError(
                     f"{local.path / name}: found other bytes than were written, in "
                     f"{describe_chunk(local.manifest, chunks[number])}; nothing was pushed: restore the file from a "
-                    "copy, or let cache compute these rows again from the dataset: repair=True"
+                    "copy, or compute these rows again: memfeed.repair(dataset, path)"
                 )
         done += len(data)
 

@@ -17,11 +17,13 @@ import torch
 from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
-from memfeed.store.columns import Column, FixedColumn, RaggedColumn
+from memfeed.store.column import Column
+from memfeed.store.columns import FixedColumn
 from memfeed.store.manifest import Manifest
 from memfeed.store.mapping import _NORESERVE
 from memfeed.store.ragged import column_files, fixed_file, ragged_files
-from memfeed.store.supply import Reader
+from memfeed.store.ragged_columns import RaggedColumn
+from memfeed.store.row_supply import ReadRequest
 
 Piece = tuple[str, int, int]
 """A file and the bytes of it, from the first to the one after the last."""
@@ -33,7 +35,7 @@ class Scratch:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._maps = {name: _reserved(size) for name, size in sizes.items() if size}
         self._bytes = {name: memoryview(mapped) for name, mapped in self._maps.items()}
-        self._held: dict[Reader, list[Piece]] = {}
+        self._held: dict[ReadRequest, list[Piece]] = {}
         self._lock = threading.Lock()
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -47,12 +49,12 @@ class Scratch:
         name, start, stop = piece
         return self._bytes[name][start:stop]
 
-    def hold(self, reader: Reader, pieces: list[Piece]) -> None:
+    def hold(self, reader: ReadRequest, pieces: list[Piece]) -> None:
         """Keep these bytes until the reader releases them."""
         with self._lock:
             self._held.setdefault(reader, []).extend(pieces)
 
-    def release(self, reader: Reader) -> None:
+    def release(self, reader: ReadRequest) -> None:
         """Give back the memory of the bytes that a reader held, and that no other one holds."""
         with self._lock:
             pieces = self._held.pop(reader, [])

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from memfeed.errors import StoreError
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import Fetching, Reading
-from memfeed.store.supply import Reader
+from memfeed.store.row_supply import ReadRequest
 
 _MOST_REQUESTS, _MOST_BYTES = 256, 64 << 20  # under way, or in memory, ahead of one reader
 Part = tuple[int, int, int]
 """A chunk, the first byte in its file and the one after the last."""
 
 
-class _Asked:
+class _AskedBatches:
     """What was asked for ahead of a reader: batches in order, and the requests for their parts."""
 
     def __init__(self) -> None:
@@ -41,19 +41,21 @@ class SingleRows:
 
     def __init__(self, directory: CacheDirectory, objects: Reading, fetching: Fetching) -> None:
         self._directory, self._objects, self._fetching = directory, objects, fetching
-        self._asked: dict[Reader, _Asked] = {}
+        self._asked: dict[ReadRequest, _AskedBatches] = {}
         self._lock = threading.Lock()
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """Forget what was asked for ahead of a reader."""
         with self._lock:
             asked = self._asked.pop(reader, None)
         for part in asked.parts.values() if asked is not None else ():
             part.cancel()
 
-    def not_asked(self, reader: Reader, coming: Iterable[npt.NDArray[np.integer]]) -> Iterator[npt.NDArray[np.integer]]:
+    def not_asked(
+        self, reader: ReadRequest, coming: Iterable[npt.NDArray[np.integer]]
+    ) -> Iterator[npt.NDArray[np.integer]]:
         """Yield those of the batches that a reader will wait for that were not asked for yet, while there is room."""
-        asked = self._asked.setdefault(reader, _Asked())
+        asked = self._asked.setdefault(reader, _AskedBatches())
         coming = list(coming)
         known = {id(rows) for rows in asked.batches}
         asked.batches = [rows for rows in coming if id(rows) in known]
@@ -63,7 +65,7 @@ class SingleRows:
             if id(rows) not in known:
                 yield rows
 
-    def ask(self, reader: Reader, rows: npt.NDArray[np.integer], parts: list[Part]) -> None:
+    def ask(self, reader: ReadRequest, rows: npt.NDArray[np.integer], parts: list[Part]) -> None:
         """Ask for the parts of a batch that the cache has not, unless a whole chunk has to come first."""
         asked = self._asked[reader]
         asked.batches.append(rows)
@@ -71,9 +73,9 @@ class SingleRows:
         asked.parts.update(zip(new, self._submit(new), strict=True))
         asked.nbytes += sum(stop - start for _, start, stop in new)
 
-    def fill(self, reader: Reader, left: dict[int, list[tuple[int, memoryview]]]) -> None:
+    def fill(self, reader: ReadRequest, left: dict[int, list[tuple[int, memoryview]]]) -> None:
         """Fill memory with the bytes of files from their places on, and remove what was filled from ``left``."""
-        asked = self._asked.setdefault(reader, _Asked())
+        asked = self._asked.setdefault(reader, _AskedBatches())
         outs = {
             (chunk, start, start + len(out)): out
             for chunk in [chunk for chunk in left if self._is_single(chunk)]

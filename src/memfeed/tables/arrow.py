@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memfeed.tables.column import TableColumn
-from memfeed.tables.refusal import Place
+from memfeed.tables.refusal import TablePlace
+from memfeed.tables.table_column import TableColumn
 
 TypeKind = Literal["plain", "rows", "json"]
 
@@ -32,7 +32,7 @@ def arrow_table(library: str, table: Any) -> dict[str, Any]:
 def arrow_array(library: str, array: Any) -> Any:
     """Return an Array or ChunkedArray as a column. Raises SchemaError."""
     chunks = getattr(array, "chunks", [array])
-    place = Place(library, "value")
+    place = TablePlace(library, "value")
     return column_of(place, array.type, list(map(len, chunks)), chunks.__getitem__, is_lazy=False)
 
 
@@ -42,7 +42,7 @@ def table_columns(
     """Return the columns of a table by name; ``chunks_of(index)`` as `column_of` takes them. Raises SchemaError."""
     columns: dict[str, Any] = {}
     for index, field in enumerate(schema):
-        place = Place(library, field.name, index)
+        place = TablePlace(library, field.name, index)
         if field.name in columns:
             raise place.refuse("two columns of this name")
         columns[field.name] = column_of(place, field.type, *chunks_of(index), is_lazy=is_lazy)
@@ -50,7 +50,7 @@ def table_columns(
 
 
 def column_of(
-    place: Place, arrow_type: Any, lengths: Sequence[int], load: Callable[[int], Any], *, is_lazy: bool
+    place: TablePlace, arrow_type: Any, lengths: Sequence[int], load: Callable[[int], Any], *, is_lazy: bool
 ) -> TableColumn | dict[str, Any]:
     """Return one column; of a struct, a dict of the columns of its fields. Raises SchemaError.
 
@@ -95,7 +95,7 @@ def column_of(
     )
 
 
-def _kind_of(place: Place, arrow_type: Any) -> TypeKind:
+def _kind_of(place: TablePlace, arrow_type: Any) -> TypeKind:
     """Return how the rows of an Arrow type are kept. Raise SchemaError for a type that no store can hold."""
     from pyarrow import types
 
@@ -182,14 +182,14 @@ def _is_json(arrow_type: Any) -> bool:
     return _is_text(arrow_type) or (_is_number(arrow_type) and not _is_time(arrow_type))
 
 
-def _check_missing(place: Place, part: Any) -> None:
+def _check_missing(place: TablePlace, part: Any) -> None:
     from pyarrow import types
 
     if part.null_count and not types.is_floating(part.type):  # a missing float is NaN, as in pandas
         raise place.refuse(f"{part.null_count} missing values (None) among values of {part.type}", "drop_missing")
 
 
-def _plain(place: Place, part: Any) -> Any:
+def _plain(place: TablePlace, part: Any) -> Any:
     """Return numbers as an array [n], fixed-size lists of numbers as [n, size, ...]; without a copy if possible."""
     import pyarrow as pa
 
@@ -206,7 +206,7 @@ def _plain(place: Place, part: Any) -> Any:
     return part.to_numpy(zero_copy_only=False)
 
 
-def _nanoseconds(place: Place, part: Any) -> Any:
+def _nanoseconds(place: TablePlace, part: Any) -> Any:
     import pyarrow as pa
 
     try:
@@ -219,7 +219,7 @@ def _nanoseconds(place: Place, part: Any) -> Any:
         raise place.refuse(f"a time that int64 nanoseconds since 1970 cannot hold, in {part.type}", "as_int") from None
 
 
-def _rows(place: Place, part: Any, kind: TypeKind) -> list[Any]:
+def _rows(place: TablePlace, part: Any, kind: TypeKind) -> list[Any]:
     """Return one value per row: str, bytes, an array of numbers, JSON values or None."""
     from pyarrow import types
 
@@ -249,7 +249,7 @@ def _empty(arrow_type: Any) -> Any:
     return np.zeros((0,) * dims, np.int64 if _is_time(arrow_type) else arrow_type.to_pandas_dtype())
 
 
-def _stacked(place: Place, rows: Sequence[Any], empty: Any) -> Any:
+def _stacked(place: TablePlace, rows: Sequence[Any], empty: Any) -> Any:
     """Return the lists within one row as one array."""
     if any(row is None for row in rows) or len({row.shape for row in rows}) > 1:
         raise place.refuse("a row with lists of different lengths, which is no array")

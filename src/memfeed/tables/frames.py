@@ -8,8 +8,8 @@ import numpy as np
 
 from memfeed.errors import SchemaError
 from memfeed.tables.arrow import arrow_array, arrow_table, column_of
-from memfeed.tables.column import TableColumn
-from memfeed.tables.refusal import Place
+from memfeed.tables.refusal import TablePlace
+from memfeed.tables.table_column import TableColumn
 
 
 def pandas_frame(frame: Any) -> dict[Any, Any]:
@@ -25,15 +25,15 @@ def pandas_frame(frame: Any) -> dict[Any, Any]:
         raise SchemaError(
             "found several columns of one name; expected one of each name: df = df.loc[:, ~df.columns.duplicated()]"
         )
-    return {name: _pandas_column(Place("pandas", name, i), frame.iloc[:, i]) for i, name in enumerate(names)}
+    return {name: _pandas_column(TablePlace("pandas", name, i), frame.iloc[:, i]) for i, name in enumerate(names)}
 
 
 def pandas_series(series: Any) -> Any:
     """Return a Series as a column: an array if it has plain numbers. Raises SchemaError."""
-    return _pandas_column(Place("series", str(series.name or "value")), series)
+    return _pandas_column(TablePlace("series", str(series.name or "value")), series)
 
 
-def _pandas_column(place: Place, series: Any) -> Any:
+def _pandas_column(place: TablePlace, series: Any) -> Any:
     import pandas as pd
 
     dtype = series.dtype
@@ -61,13 +61,13 @@ def _pandas_column(place: Place, series: Any) -> Any:
     raise place.refuse(f"the dtype {dtype}")
 
 
-def _require_values(place: Place, series: Any) -> None:
+def _require_values(place: TablePlace, series: Any) -> None:
     missing = int(series.isna().sum())
     if missing:
         raise place.refuse(f"{missing} missing values among values of {series.dtype}", "drop_missing")
 
 
-def _objects(place: Place, series: Any) -> TableColumn:
+def _objects(place: TablePlace, series: Any) -> TableColumn:
     """Return a column of Python objects. Missing values become None."""
     missing = series.isna().to_numpy()
 
@@ -88,17 +88,17 @@ def polars_frame(frame: Any) -> dict[str, Any]:
     """Return the columns of a DataFrame or LazyFrame by name. A LazyFrame is collected. Raises SchemaError."""
     frame = frame.collect() if hasattr(frame, "collect") else frame
     for position, (name, dtype) in enumerate(frame.schema.items()):
-        _refuse_objects(Place("polars", name, position), dtype)
+        _refuse_objects(TablePlace("polars", name, position), dtype)
     return arrow_table("polars", _to_arrow(frame))
 
 
 def polars_series(series: Any) -> Any:
     """Return a Series as a column. Raises SchemaError."""
-    _refuse_objects(Place("polars series", series.name or "value"), series.dtype)
+    _refuse_objects(TablePlace("polars series", series.name or "value"), series.dtype)
     return arrow_array("polars series", _to_arrow(series))
 
 
-def _refuse_objects(place: Place, dtype: Any) -> None:
+def _refuse_objects(place: TablePlace, dtype: Any) -> None:
     if "Object" in str(dtype):  # Arrow would get their addresses
         raise place.refuse("Python objects")
 

@@ -52,7 +52,7 @@ _LINES = {
 }
 
 
-class Place(NamedTuple):
+class TablePlace(NamedTuple):
     """A column of a table, for messages.
 
     Args:

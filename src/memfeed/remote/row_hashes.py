@@ -22,7 +22,7 @@ _PIECE_BYTES, _LEAST_BYTES = 16 << 10, 4 << 10
 _MOST_SHARE = 0.03  # of the size of a cache, that these hashes may take
 
 
-class Pieces:
+class RowHashes:
     """The hashes of pieces, in files of a cache directory; ``nbytes`` is what these take at most."""
 
     def __init__(self, work: Path, table: ChunkTable, sizes: dict[str, int]) -> None:
@@ -73,7 +73,7 @@ class Pieces:
         return self._begins[place.name] + (place.chunk - begin) * self._in_chunk(place.name, size)
 
 
-def open_pieces(work: Path, table: ChunkTable, manifest: Manifest, most: int) -> Pieces | None:
+def open_pieces(work: Path, table: ChunkTable, manifest: Manifest, most: int) -> RowHashes | None:
     """Return the hashes for a cache of ``most`` bytes; None where they would take too much of it."""
     sizes = dict.fromkeys(manifest.files, _PIECE_BYTES)
     for field in manifest.schema:
@@ -81,7 +81,7 @@ def open_pieces(work: Path, table: ChunkTable, manifest: Manifest, most: int) ->
         if field.kind == "fixed" and field.row_bytes and table.steps[name] % field.row_bytes == 0:
             sizes[name] = field.row_bytes * -(-_LEAST_BYTES // field.row_bytes)
     expected = sum(8 * -(-size // sizes[name]) for name, size in manifest.files.items())
-    return Pieces(work, table, sizes) if expected <= _MOST_SHARE * most else None
+    return RowHashes(work, table, sizes) if expected <= _MOST_SHARE * most else None
 
 
 def _map(path: Path, count: int, dtype: str) -> npt.NDArray[np.uint64]:

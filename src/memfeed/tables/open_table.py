@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from memfeed.errors import SchemaError
-from memfeed.tables import arrow, files, frames
-from memfeed.tables.column import TableColumn, is_a
+from memfeed.tables import arrow, frames, table_files
+from memfeed.tables.table_column import TableColumn, is_a
 
 
 def open_table(data: Any) -> Any:
@@ -58,11 +58,11 @@ def _open(data: Any) -> Any:
     if is_a(data, "pyarrow", "Array", "ChunkedArray"):
         return arrow.arrow_array("array", data)
     if is_a(data, "pyarrow.dataset", "Dataset"):
-        return files.arrow_dataset(data)
-    if files.is_parquet(data):
-        return files.parquet(data)
+        return table_files.arrow_dataset(data)
+    if table_files.is_parquet(data):
+        return table_files.parquet(data)
     if is_a(data, "h5py", "Group", "Dataset"):  # a File is a Group
-        return files.hdf5_columns(data)
+        return table_files.hdf5_columns(data)
     if isinstance(data, np.ndarray) and data.dtype.hasobject and data.dtype.names is None and data.ndim:
         return list(data)
     if isinstance(data, np.ndarray) and data.dtype.names is not None and data.ndim:

@@ -10,7 +10,7 @@ from typing import Any
 from memfeed.errors import SchemaError
 from memfeed.system.files import local_path
 from memfeed.tables.arrow import table_columns
-from memfeed.tables.column import TableColumn
+from memfeed.tables.table_column import TableColumn
 
 _SUFFIXES = (".parquet", ".pq")
 

@@ -20,22 +20,24 @@ from memfeed.remote.children import ChildRequests
 from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import Fetching, Reading
-from memfeed.remote.rows import Places, RowPlaces
+from memfeed.remote.row_byte_ranges import Places, RowByteRanges
 from memfeed.remote.scratch import Piece, Scratch, scratch_columns, scratch_files
 from memfeed.remote.single_rows import SingleRows
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, store_column
-from memfeed.store.columns import Column
+from memfeed.store.column import Column
 from memfeed.store.manifest import CHUNK_BYTES
-from memfeed.store.supply import FillProgress, Reader
+from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.progress import write_line
+from memfeed.system.threads import end_at_exit
 from memfeed.system.units import format_bytes
 
 POLL_SECONDS = 0.001
 ASK_SECONDS = 0.05  # after which a child asks again for what it waits for
 TICK_SECONDS = 0.25
 SYNC_SECONDS = 30.0
+END_SECONDS = 60.0  # that the end of a process waits for a commit; the next process makes up for what is left
 FINISH_CHUNKS = 256
 
 
@@ -45,9 +47,9 @@ class RemoteSupply:
     in_caller = False
 
     def __init__(self, directory: CacheDirectory, objects: Reading) -> None:
-        self._work = _Work(directory, objects)
+        self._work = _RemoteWork(directory, objects)
         self.keeps_rows = directory.settings.size is None
-        weakref.finalize(self, self._work.stop).atexit = False  # `fetching.running` does that
+        weakref.finalize(self, self._work.release).atexit = False  # `end_at_exit` does that
 
     @property
     def directory(self) -> CacheDirectory:
@@ -65,25 +67,25 @@ class RemoteSupply:
         """A function that returns the column of a field, by its index."""
         return self._work.column
 
-    def want(self, reader: Reader, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         """See ``RowSupply``."""
         self._work.want(reader, rows)
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """See ``RowSupply``."""
         self._work.forget(reader)
 
-    def wait(self, reader: Reader, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
         self._work.wait(reader, rows)
         return None
 
-    def bytes_again(self, spread: int) -> int:
+    def refetched_bytes(self, shuffle_span: int) -> int:
         """See ``RowSupply``: what has no room, row by row. Chunks that come in whole are not counted."""
         size, total = self.directory.settings.size, sum(self.directory.manifest.files.values())
-        return total - size if size is not None and self._work.is_scattered(Reader(None, spread)) else 0
+        return total - size if size is not None and self._work.is_scattered(ReadRequest(None, shuffle_span)) else 0
 
-    def stand_in(self) -> int:
+    def substitute_row(self) -> int:
         """See ``RowSupply``; no row of such a store is skipped."""
         raise NotImplementedError
 
@@ -95,12 +97,16 @@ class RemoteSupply:
         """See ``RowSupply``."""
         return self._work.progress()
 
+    def skipped(self) -> tuple[int, ...]:
+        """See ``RowSupply``: those that the conversion of the store left out, which have no row in it."""
+        return self._work.manifest.skipped
+
     def finish(self) -> None:
         """See ``RowSupply``. Raises StoreError where the cache has no room for the whole store."""
         self._work.finish()
 
 
-class _Work:
+class _RemoteWork:
     """What a supply does, in threads that do not keep it alive."""
 
     def __init__(self, directory: CacheDirectory, objects: Reading) -> None:
@@ -109,7 +115,7 @@ class _Work:
         self._scratch = None if directory.settings.size is None else Scratch(scratch_files(manifest))
         self._columns: dict[int, Column] = {}
         self._bounded = [] if self._scratch is None else scratch_columns(directory.root, manifest, self._scratch)
-        self.places = RowPlaces(manifest.schema, manifest.rows, directory.table, self.column)
+        self.places = RowByteRanges(manifest.schema, manifest.rows, directory.table, self.column)
         self._pid, self._directory_pid = os.getpid(), os.getpid()
         self._children = ChildRequests()
         size = directory.settings.size
@@ -133,7 +139,7 @@ class _Work:
             self._columns[field_index] = store_column(self.directory.root, self.manifest, field_index)
         return self._columns[field_index]
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Let the threads end."""
         if os.getpid() == self._pid:
             self._stopping.set()
@@ -141,16 +147,23 @@ class _Work:
             if self._service is None:
                 self.directory.leave()
 
+    def join(self) -> None:
+        """Wait until the requests that are under way have ended, and a commit."""
+        if os.getpid() == self._pid:
+            self._fetching.join()
+            if self._completing.acquire(timeout=END_SECONDS):
+                self._completing.release()
+
     # --- what readers ask for
 
-    def want(self, reader: Reader, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         if not self._is_elsewhere() and not self._done.is_set():
             with self._fetching.changed:
                 self._demand.add(reader, rows)
                 self._start()
                 self._fetching.changed.notify()
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         if self._fetching.is_stopping:  # as when the interpreter ends, which takes modules apart
             return
         if self._scratch is not None:
@@ -160,7 +173,7 @@ class _Work:
             with self._fetching.changed:
                 self._demand.forget(reader)
 
-    def wait(self, reader: Reader, rows: Int64Array) -> None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> None:
         if self._done.is_set():
             return
         if not self._is_elsewhere():
@@ -176,13 +189,13 @@ class _Work:
         if self.places.has_elements(reader):
             self._await(self.places.element_chunks(reader, rows))
 
-    def _chunks_of(self, reader: Reader, rows: Int64Array) -> RowChunks:
+    def _chunks_of(self, reader: ReadRequest, rows: Int64Array) -> RowChunks:
         return self.places.chunks(reader, rows.astype(np.int64, copy=False), self.directory.are_absent)
 
-    def is_scattered(self, reader: Reader) -> bool:
+    def is_scattered(self, reader: ReadRequest) -> bool:
         """Return True if a reader reads rows from more chunks at a time than the cache has room for."""
         total, size = sum(self.manifest.files.values()), self.directory.settings.size
-        return size is not None and reader.spread * total > size * self.manifest.rows
+        return size is not None and reader.shuffle_span * total > size * self.manifest.rows
 
     def _is_elsewhere(self) -> bool:
         """Return True in a forked child, which has neither threads nor connections."""
@@ -206,27 +219,13 @@ class _Work:
             yield _ChildWait(self._children)
             return
         with self._fetching.changed:
-            for chunk in chunks.tolist():
-                self._fetching.failed.pop(chunk, None)
-            self._demand.urge(chunks)
             self._start()
-            self._fetching.changed.notify_all()
-        yield self._wait_here
-
-    def _wait_here(self, absent: Int64Array) -> None:
-        changed, failed = self._fetching.changed, self._fetching.failed
-        with changed:
-            error = next((failed[chunk] for chunk in absent.tolist() if chunk in failed), None) if failed else None
-            if error is not None:
-                raise error
-            if self._stopping.is_set() or self._fetching.is_stopping:
-                raise StoreError(f"{self.directory.settings.address}: found that fetching was stopped; open it again")
-            self._demand.urge(absent)
-            changed.wait(POLL_SECONDS)  # another process may bring them, who notifies nobody here
+        self._fetching.ask(chunks)
+        yield self._fetching.wait
 
     # --- a cache that has not room for all
 
-    def _bring(self, scratch: Scratch, reader: Reader, rows: Int64Array) -> None:
+    def _bring(self, scratch: Scratch, reader: ReadRequest, rows: Int64Array) -> None:
         """Copy rows into the memory that columns read."""
         scratch.release(reader)
         self._copy(scratch, reader, self.places.fixed(reader, rows))
@@ -234,7 +233,7 @@ class _Work:
             self._await(self.places.offset_chunks(reader, rows))
             self._copy(scratch, reader, self.places.elements(reader, rows))
 
-    def _copy(self, scratch: Scratch, reader: Reader, places: Places) -> None:
+    def _copy(self, scratch: Scratch, reader: ReadRequest, places: Places) -> None:
         pieces = [piece for place in places for piece in merged_pieces(*place)]
         scratch.hold(reader, pieces)
         left: dict[int, list[tuple[int, memoryview]]] = {}
@@ -267,7 +266,7 @@ class _Work:
                 yield first + start // step, start, end
                 start = end
 
-    def _ask_for_rows_ahead(self, reader: Reader) -> None:
+    def _ask_for_rows_ahead(self, reader: ReadRequest) -> None:
         """Ask for the rows of the next batches of a scattered reader whose chunks have no room."""
         if self._is_elsewhere():
             return
@@ -327,6 +326,7 @@ class _Work:
         """Start the threads. The caller has the lock of the fetching."""
         self._fetching.start()
         if self._service is None:
+            end_at_exit(self)
             self._service = threading.Thread(target=self._serve, name="memfeed-cache", daemon=True)
             self._service.start()
 
@@ -369,13 +369,13 @@ class _Work:
                 if chunk in self._fetching.failed:
                     self._children.report(self._fetching.failed.pop(chunk))
             absent = chunks[self.directory.are_absent(chunks)]
-            self._demand.urge(absent, must_stay=True)
+            self._demand.prioritise(absent, must_stay=True)
             self._fetching.changed.notify_all()
 
     def _complete(self) -> None:
         """Make the cache a store like any other, once all of it is there."""
         with self._completing:
-            if not self._done.is_set():
+            if not self._done.is_set() and not self._stopping.is_set():
                 self.directory.commit()
                 self._done.set()
                 for backing in list(self._backings):
