@@ -36,7 +36,6 @@ import memfeed
 from memfeed.cli.store_summary import _fields_table, _values_table, summarise
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.fields import DTYPES, NodeKind
-from memfeed.store.store import field_bytes
 from memfeed.system.openmp import can_limit
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -595,7 +594,7 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
         with contextlib.suppress(StoreError):  # a model's weights have no rows
             len(store)
             _values_table(store, range(min(2, len(store))))
-        _fields_table(store.schema, field_bytes(store))
+        _fields_table(store.schema, store._view.field_bytes())
 
     yield "tables", tables
     if not shown:

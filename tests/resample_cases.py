@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memfeed.transforms import Affine, Resampled, Warped, Window
 from memfeed.transforms.ops.rotate import inverse_matrix
-from memfeed.transforms.params.values import Scaled
+from memfeed.transforms.params.value_changes import Scaled
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 DTYPES = (torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float32)

@@ -134,7 +134,7 @@ def test_report(quick, tmp_path):
     page = (tmp_path / "benchmarks.md").read_text()
     assert page.count("quick run") == len(FIGURES)
     assert "Other loading libraries" in page
-    assert "Where memfeed is the wrong tool" in page
+    assert "When not to use memfeed" in page
     for chart in ("others", "curves"):
         assert (tmp_path / f"{chart}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -87,7 +87,7 @@ ERRORS = {
     ),
     "types with other fields": lambda store, path: (
         cache(path, [Wide(*range(COUNT))] * 4),
-        memfeed.open(path, types=collections.namedtuple("Wide", NAMES)).assemble_sample,
+        memfeed.open(path, types=collections.namedtuple("Wide", NAMES))._view.sample_maker,
     ),
     "other keys": lambda store, path: append(path, *[sample()] * 20, sample(FEW)),
     "stale": lambda store, path: cache(store.path, [sample(OTHER)] * 4),

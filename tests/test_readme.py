@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -27,24 +29,35 @@ def test_the_readme_runs(tmp_path):
         assert (tmp_path / name).is_dir()
 
 
-def test_every_file_the_documents_point_to_is_there():
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} points to {target}"
+def anchors(page: Path) -> set[str]:
+    """Return the names that links to the headings of a page have, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = (re.sub(r"[^\w\- ]", "", title.lower()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {title.strip().replace(" ", "-") for title in titles}
 
 
-def test_every_test_that_a_promise_names_is_there():
+def test_every_place_the_documents_point_to_is_there():
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            assert linked.exists(), f"{page.name} points to {target}"
+            assert not anchor or anchor in anchors(linked), f"{page.name} points to {target}"
+
+
+@pytest.mark.parametrize(("page", "least"), [("reliability", 40), ("design", 30)])
+def test_every_test_that_a_promise_names_is_there(page, least):
     """As ``test_build::test_x[name]``, or ``::test_y`` for one more of the same file."""
     files = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
     module, count = "", 0
-    for name in re.findall(r"`((?:test_\w+)?(?:::\w+)?)[^`]*`", (ROOT / "docs" / "reliability.md").read_text()):
+    for name in re.findall(r"`((?:test_\w+)?(?:::\w+)?)[^`]*`", (ROOT / "docs" / f"{page}.md").read_text()):
         if not name:
             continue
         module, _, function = (name if name.startswith("test_") else module + name).partition("::")
         source = files[module].read_text()
         assert not function or re.search(rf"^(def|class) {function}\b", source, re.MULTILINE), name
         count += 1
-    assert count > 40
+    assert count > least
 
 
 def test_every_file_that_contributing_names_is_there():

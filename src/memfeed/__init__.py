@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from memfeed import errors, transforms
     from memfeed.convert.append import append, concat
-    from memfeed.convert.cache import cache
+    from memfeed.convert.cache import cache, repair
     from memfeed.convert.writer import Writer
+    from memfeed.loading.batch_order import Tokens
     from memfeed.loading.collate import Collate
     from memfeed.loading.loader import Loader
+    from memfeed.order.choice import Blocks
     from memfeed.remote.pull import pull
     from memfeed.remote.push import push
     from memfeed.schema.names import Names
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Blocks",
     "Collate",
     "Loader",
     "Store",
+    "Tokens",
     "Writer",
     "__version__",
     "append",
@@ -43,20 +47,24 @@ __all__ = [
     "open",
     "pull",
     "push",
+    "repair",
     "to_device",
     "transforms",
 ]
 
 _MODULES = {
+    "Blocks": "memfeed.order.choice",
     "Collate": "memfeed.loading.collate",
     "Loader": "memfeed.loading.loader",
     "Store": "memfeed.store.store",
+    "Tokens": "memfeed.loading.batch_order",
     "Writer": "memfeed.convert.writer",
     "append": "memfeed.convert.append",
     "cache": "memfeed.convert.cache",
     "concat": "memfeed.convert.append",
     "pull": "memfeed.remote.pull",
     "push": "memfeed.remote.push",
+    "repair": "memfeed.convert.cache",
     "to_device": "memfeed.transfer.to_device",
 }
 
@@ -66,14 +74,14 @@ def open(
     *,
     fields: "Names | None" = None,
     types: "type | Iterable[type]" = (),
-    cache: "str | _os.PathLike[str] | None" = None,
+    cache_dir: "str | _os.PathLike[str] | None" = None,
     size: "int | str | None" = None,
 ) -> "Store":
     """Open a store: a directory that `cache` wrote, one of ``TensorDict.memmap()``, or a store at an address.
 
     Reads the manifest and checks the size of every file; nothing is mapped and no class is imported by name. The rows
-    of a store at an address (``s3://``, ``gs://``, ``az://``, ``https://``) are fetched into ``cache`` before they are
-    read, each once. Its ``progress()`` says how much is there, and its ``finish()`` fetches the rest.
+    of a store at an address (``s3://``, ``gs://``, ``az://``, ``https://``) are fetched into ``cache_dir`` before they
+    are read, each once. Its ``progress()`` says how much is there, and its ``finish()`` fetches the rest.
 
     Args:
         path: the directory, or the address.
@@ -81,28 +89,28 @@ def open(
         types: the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their names.
             Without them a namedtuple is returned as an equal generated one, a dataclass as a dict, a tensorclass as a
             TensorDict.
-        cache: a directory of this machine for the rows of a store at an address. Processes may share one.
+        cache_dir: a directory of this machine for the rows of a store at an address. Processes may share one.
         size: the most bytes that the cache takes, as an int or ``"200GB"``. None, or more than the store has: all rows
             stay, and with the last of them the cache is an ordinary store, which is opened without the network.
 
     Raises:
-        StoreError: ``path`` is not a store (or one of a newer format), or ``cache`` is that of another store, or in use
-            with another size.
+        StoreError: ``path`` is not a store (or one of a newer format), or ``cache_dir`` is that of another store, or in
+            use with another size.
         CorruptStoreError: the store is damaged.
-        RemoteError: the address cannot be reached, and ``cache`` has nothing of it.
+        RemoteError: the address cannot be reached, and ``cache_dir`` has nothing of it.
         FieldError: a field that it does not have.
 
     Example::
 
-        store = memfeed.open("s3://bucket/imagenet.mf", cache="/nvme/imagenet", size="200GB")
+        store = memfeed.open("s3://bucket/imagenet.mf", cache_dir="/nvme/imagenet", size="200GB")
     """
-    if cache is None and size is None and ":/" not in _os.fsdecode(path):
-        from memfeed.store.store import open as open_local
+    if cache_dir is None and size is None and ":/" not in _os.fsdecode(path):
+        from memfeed.store.opened import open as open_local
 
         return open_local(path, fields=fields, types=types)
     from memfeed.remote.opening import open_remote
 
-    store = open_remote(path, cache, size, types)
+    store = open_remote(path, cache_dir, size, types)
     return store if fields is None else store.select(fields)
 
 

@@ -73,7 +73,7 @@ class SplitError(MemfeedError, ValueError):
 
 
 class StaleStoreError(MemfeedError, ValueError):
-    """The samples of a finished store differ from those of the dataset."""
+    """The dataset differs from what was stored of it, or has changed since its loader was made."""
 
 
 class StoreError(MemfeedError, ValueError):

@@ -55,6 +55,23 @@ def leave():
     raise SystemExit(3)
 
 
+class Stop(BaseException):
+    pass
+
+
+def stop():
+    raise Stop("enough")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+class Leaving(Squares):
+    def __getitem__(self, i):
+        raise Stop("of a sample") if i == 5 else SystemExit(4)
+
+
 def fail():
     raise RuntimeError("no disk")
 """
@@ -64,9 +81,10 @@ def fail():
 def _in_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cli_sets.py").write_text(MODULE)
     (tmp_path / "cli_broken.py").write_text("import no_such_package_at_all\n")
+    (tmp_path / "cli_leaving.py").write_text("class Stop(BaseException): pass\nraise Stop('at import')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("cli_sets", "cli_broken"):
+    for name in ("cli_sets", "cli_broken", "cli_leaving"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -161,8 +179,11 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache", "cli_broken:make", "out.mf"], "importing cli_broken raised ModuleNotFoundError"),
         (["cache", "cli_sets:fail", "out.mf"], "calling cli_sets:fail raised RuntimeError: no disk"),
         (["cache", "cli_sets:leave", "out.mf"], "calling cli_sets:leave raised SystemExit: 3"),
+        (["cache", "cli_sets:stop", "out.mf"], "calling cli_sets:stop raised Stop: enough"),
+        (["cache", "cli_leaving:make", "out.mf"], "importing cli_leaving raised Stop: at import"),
+        (["cache", "cli_sets:Leaving", "out.mf", "--workers", "0"], "SystemExit: 4"),
         (["cache", "sub/cli_sets.py:make", "out.mf"], "for example sub.cli_sets:make for sub/cli_sets.py"),
-        (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow-random"),
+        (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow random"),
         (["cache", "cli_sets:Broken", "out.mf", "--workers", "0"], "with --on-error skip"),
         (["cache", "cli_sets:make", "out.mf", "--dtype", "0=uint9"], "expected field=dtype"),
         (
@@ -244,8 +265,7 @@ def test_cache_names_its_own_options_for_a_stale_store(capsys: pytest.CaptureFix
     assert main(["cache", "cli_sets:other", "out.mf", "--no-progress"]) == 2
     err = capsys.readouterr().err
     assert "pass --overwrite" in err
-    assert "--no-check" in err
-    assert main(["cache", "cli_sets:other", "out.mf", "--no-progress", "--no-check"]) == 0
+    assert "or take it as it is: memfeed.open(path)" in err
     assert len(memfeed.open("out.mf").schema) == 2
     assert main(["cache", "cli_sets:other", "out.mf", "--no-progress", "--overwrite"]) == 0
     assert len(memfeed.open("out.mf").schema) == 1

@@ -5,10 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils.data import default_collate, default_convert
 
 import test_placement
 from memfeed import Loader
 from memfeed.errors import LoaderError
+from memfeed.loading.sources import as_stores
+from memfeed.store.store import with_transform
 from memfeed.testing import TransferContract
 from memfeed.transfer.streams import CudaStreams
 from memfeed.transfer.transfer import StreamTransfer
@@ -52,7 +55,7 @@ def test_a_slow_model_and_few_staging_buffers_see_every_batch_whole(placement, s
     monkeypatch.setattr("memfeed.loading.plan.StreamTransfer", partial(StreamTransfer, staging_buffers=staging_buffers))
     data = images()
     want = torch.stack([sums(batch) for batch in Loader(data, 8, shuffle=True, seed=0)])
-    loader = Loader(data, 8, shuffle=True, seed=0, device="cuda", placement=placement, prefetch=4)
+    loader = Loader(data, 8, shuffle=True, seed=0, device="cuda", placement=placement, prefetch_factor=4)
     found = []
     for batch in loader:
         torch.cuda._sleep(SLEEP)  # the batch is read long after next() has returned it, and after it was dropped
@@ -64,7 +67,7 @@ def test_a_slow_model_and_few_staging_buffers_see_every_batch_whole(placement, s
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_piece_of_the_next_epoch_does_not_overwrite_what_the_model_reads(rank):
     data = images(250, 16)
-    options = {"shuffle": True, "seed": 0, "uneven": True, "rank": rank, "world_size": 3, "placement": "sharded"}
+    options = {"shuffle": True, "seed": 0, "last": "uneven", "ranks": (rank, 3), "placement": "sharded"}
     want, loader = Loader(data, 8, **options), Loader(data, 8, **options, device="cuda")
     for _ in range(3):
         found = []
@@ -74,7 +77,7 @@ def test_the_piece_of_the_next_epoch_does_not_overwrite_what_the_model_reads(ran
             del batch
         assert torch.equal(torch.stack(found).cpu(), torch.stack([sums(batch) for batch in want]))
         assert loader.stats()["columns"] == {"0": "device", "1": "device"}
-        assert len(loader._reader.plan.placement.tables[0]) == -(-(250 - rank) // 3)
+        assert len(loader._epochs.reader.plan.placement.tables[0]) == -(-(250 - rank) // 3)
 
 
 def test_batches_on_another_stream_than_the_default():
@@ -123,6 +126,25 @@ def test_transforms_on_the_device_give_what_they_give_on_the_cpu(placement):
         assert torch.equal(y.cpu(), b)
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_a_collate_fn_gets_finished_samples_on_the_cpu_and_what_it_makes_is_moved(placement, batch_size):
+    store = with_transform(as_stores(images(20, 16))[0], Compose([RandomCrop(8), Normalize([0.5] * 3, [0.2] * 3)]))
+    devices = set()
+
+    def collate(samples):
+        devices.update(image.device.type for image, *_ in ([samples] if batch_size is None else samples))
+        return default_convert(samples) if batch_size is None else default_collate(samples)
+
+    for function in (collate, None):
+        options = {"batch_size": batch_size, "shuffle": True, "seed": 3, "collate_fn": function}
+        found = list(Loader(store, device="cuda", placement=placement, **options))
+        assert {part.device.type for batch in found for part in batch} == {"cuda"}
+        expected = [image for image, _ in Loader(store, **options)]
+        assert all(torch.allclose(image.cpu(), e, atol=1e-5) for (image, _), e in zip(found, expected, strict=True))
+    assert devices == {"cpu"}
+
+
 def test_a_graph_is_fed_from_a_loader():
     data = images(64)
     static = torch.zeros(8, 3, 64, 64, dtype=torch.uint8, device="cuda")
@@ -156,7 +178,7 @@ def test_an_epoch_synchronises_nowhere(placement):
 
 def test_a_graph_is_captured_while_a_loader_is_paused():
     data = images(64)
-    loader = Loader(data, 1, device="cuda", placement="mapped", prefetch=20)
+    loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=20)
     batches, static, graph = iter(loader), torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
     count = len([next(batches)])
     with loader.paused(), torch.cuda.graph(graph):

@@ -9,12 +9,17 @@ was synced after the name was made, changed or removed. After a power loss:
 - bytes that are not safe are ``"lost"`` (the file has the size and bytes that were last synced), ``"kept"``,
   ``"zeros"`` (the new size, and zeros where anything was written), or ``"some"``: each 512 bytes old, new or zeros.
 
+A sync that failed does what it does in Linux: bytes that it was to write stay in memory, and no later sync writes them,
+only another write of the same bytes does. Names are still to be synced: a journal keeps them.
+
 File systems that show other files' old blocks in place of what was not synced (ext3 and ext4 with data=writeback) are
 not modelled. A rename is one step. Permissions are not kept. What was there before the recording began is safe.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import random
 import shutil
@@ -37,8 +42,12 @@ class _File:
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
     dirty: list[tuple[int, int]] = field(default_factory=list)  # written since the last sync, as (first, last + 1)
+    holes: list[tuple[int, int]] = field(default_factory=list)  # made since then: a journal keeps them
 
     def resize(self, size: int) -> None:
+        if size < len(self.data):
+            self.dirty.append((size, len(self.data)))
+            self.holes.append((size, len(self.data)))
         del self.data[size:]
         self.data.extend(bytes(size - len(self.data)))
 
@@ -51,9 +60,20 @@ class _File:
         last = min(first + size, len(self.data))
         self.data[first:last] = bytes(max(last - first, 0))
         self.dirty.append((first, last))
+        self.holes.append((first, last))
 
     def sync(self) -> None:
-        self.synced, self.dirty = bytes(self.data), []
+        synced = bytearray(self.synced[: len(self.data)].ljust(len(self.data), b"\0"))
+        for first, last in self.dirty:
+            last = min(last, len(self.data))
+            synced[first:last] = self.data[first:last]
+        self.synced, self.dirty, self.holes = bytes(synced), [], []
+
+    def fail_to_sync(self) -> None:
+        synced = bytearray(self.synced)
+        for first, last in self.holes:
+            synced[first:last] = bytes(max(min(last, len(synced)) - first, 0))
+        self.synced, self.dirty, self.holes = bytes(synced), [], []
 
     def after_loss(self, how: Bytes, rng: random.Random) -> bytes:
         if how == "lost":
@@ -83,11 +103,20 @@ class _Directory:
 class Recorder:
     """Records what this process does to files under ``base`` within the block, for a ``Replay``.
 
-    ``note`` puts a word between two operations: what has been promised there.
+    ``note`` puts a word between two operations: what has been promised there. The first sync of which ``fails`` returns
+    True fails with EIO, and is ``failed`` then.
+
+    Example::
+
+        with Recorder(tmp_path, fails=lambda one: one.path.endswith("x.memmap")) as recorder:
+            build.sync()  # raises BuildError
+            build.sync()  # does not, though bytes are lost
+        recorder.lose(tmp_path / "left")
     """
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, fails: Callable[[Operation], bool] | None = None) -> None:
         self.base = base.resolve()
+        self.fails, self.failed = fails, ""
         self.before = _read(self.base)
         self.steps: list[Operation | object] = []
         self._stack = ExitStack()
@@ -103,9 +132,22 @@ class Recorder:
         """``what`` holds from here on."""
         self.steps.append(what)
 
+    def lose(self, to: Path) -> None:
+        """Make the directory ``to`` what a power loss now leaves: all names, and the bytes that were synced."""
+        replay = Replay(self)
+        while replay.step():
+            pass
+        replay.lose(to, "kept", "lost")
+
     def _each(self, operation: Operation, do: Callable[..., Any]) -> Any:
+        is_here = Path(operation.path).is_relative_to(self.base) and not operation.path.endswith(" (deleted)")
+        is_due = is_here and operation.kind == "sync" and not self.failed
+        if is_due and self.fails is not None and self.fails(operation):
+            self.failed = operation.path
+            self.steps.append(dataclasses.replace(operation, kind="failed sync"))
+            raise OSError(errno.EIO, os.strerror(errno.EIO), operation.path)
         result = do()
-        if Path(operation.path).is_relative_to(self.base) and not operation.path.endswith(" (deleted)"):
+        if is_here:
             self.steps.append(operation)
         return result
 
@@ -117,7 +159,7 @@ def _read(path: Path) -> _Directory:
         found.names[entry.name] = _read(entry) if entry.is_dir() else _File(bytearray(entry.read_bytes()))
         made = found.names[entry.name]
         if isinstance(made, _File):
-            made.sync()
+            made.synced = bytes(made.data)
     found.synced = dict(found.names)
     return found
 
@@ -193,6 +235,8 @@ class Replay:
                 found.punch(one.offset, one.size)
             elif one.kind == "sync":
                 found.sync()
+            elif one.kind == "failed sync":
+                found.fail_to_sync()
         if changed:
             self._trees.append(_names(self._top))
 

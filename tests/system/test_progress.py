@@ -28,7 +28,7 @@ def test_stderr_does_not_decide_what_happens(tmp_path, monkeypatch, make):
     monkeypatch.setattr(sys, "stderr", make())
     store = memfeed.cache(list(range(100)), tmp_path / "s.mf")
     assert store[99] == 99
-    memfeed.cache(list(range(100)), tmp_path / "s.mf", repair=True)
+    memfeed.repair(list(range(100)), tmp_path / "s.mf")
     store.to("cpu")
 
 

@@ -1,5 +1,6 @@
 """The global generators: saved, restored, seeded, and written as JSON."""
 
+import itertools
 import json
 import random
 
@@ -31,6 +32,25 @@ def test_a_block_leaves_no_trace():
         assert draw() == first
         raise ValueError("stop")
     assert random_state.save() == before
+
+
+def draw_digits():
+    return (
+        torch.randint(4, (40,)).tolist(),
+        np.random.randint(4, size=40).tolist(),
+        [random.randrange(4) for _ in range(40)],
+    )
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_each_generator_has_another_seed(seed):
+    with random_state.seeded(seed):
+        drawn = draw_digits()
+    assert not any(one == other for one, other in itertools.combinations(drawn, 2))
+    with random_state.seeded(seed):
+        assert draw_digits() == drawn
+    with random_state.seeded(seed ^ 1):
+        assert not any(one == other for one, other in zip(draw_digits(), drawn, strict=True))
 
 
 @pytest.mark.parametrize("encoded", [{}, {"torch": 1, "numpy": [], "python": []}])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import hostile
 from torture.builders import builders
+from torture.failed_syncs import failed_syncs
 from torture.faults import faults
 from torture.kill_build import kill_build
 from torture.kill_train import kill_train
@@ -31,6 +32,7 @@ SCENARIOS: dict[str, Callable[[float, random.Random], dict[str, int]]] = {
     "builders": builders,
     "soak": soak,
     "faults": faults,
+    "failed_syncs": failed_syncs,
     "powerloss": powerloss,
     "mutations": mutations,
 }

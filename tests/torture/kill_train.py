@@ -13,7 +13,7 @@ from pathlib import Path
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed import Collate, Loader
+from memfeed import Blocks, Collate, Loader
 from torture.victims import digest, left_behind, sample, start
 
 N = 300
@@ -48,7 +48,7 @@ def train(path: Path, seed: int) -> None:
     if rng.random() < 0.3:
         loader = DataLoader(store, 16, num_workers=1, collate_fn=Collate())
     else:
-        loader = Loader(store, 16, shuffle=rng.choice([False, True, "blocks"]), prefetch=rng.randrange(4))
+        loader = Loader(store, 16, shuffle=rng.choice([False, True, Blocks()]), prefetch_factor=rng.randrange(4))
     while True:
         for batch in loader:
             batch["image"] += 1  # a batch is the user's own

@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed import Loader
+from memfeed import Blocks, Loader
 from memfeed.testing import equal
 from memfeed.transforms import RandomHorizontalFlip
 from support import Made
@@ -72,8 +72,8 @@ def _train(path: Path, seconds: float, seed: float, result: Path) -> None:
 
 
 def _loader(store: memfeed.Store, rng: random.Random) -> Loader:
-    shuffle = rng.choice([False, True, "blocks"])
-    return Loader(store, rng.choice([7, 32]), shuffle=shuffle, prefetch=rng.randrange(4), seed=rng.randrange(99))
+    shuffle = rng.choice([False, True, Blocks()])
+    return Loader(store, rng.choice([7, 32]), shuffle=shuffle, prefetch_factor=rng.randrange(4), seed=rng.randrange(99))
 
 
 def _labels(batches: Iterable[Any]) -> list[int]:
@@ -99,22 +99,17 @@ def _every_setting(store: memfeed.Store, rng: random.Random, counts: Counter[str
     sampler = rng.sample(range(N), N)
     epochs: list[Callable[[], list[int]]] = [
         lambda: sum(
-            (
-                _labels(Loader(store, 8, shuffle=True, seed=1, rank=r, world_size=ranks, uneven=True))
-                for r in range(ranks)
-            ),
+            (_labels(Loader(store, 8, shuffle=True, seed=1, ranks=(r, ranks), last="uneven")) for r in range(ranks)),
             [],
         ),
         lambda: _labels(Loader(store, 8, sampler=sampler)),
         lambda: _labels(Loader(store, batch_sampler=[sampler[i : i + 9] for i in range(0, N, 9)])),
         lambda: _labels(Loader(store.subset(range(cut)), 7)) + _labels(Loader(store.subset(range(cut, N)), 7)),
         lambda: _labels(Loader(store, 16, shuffle=True, placement={"image": "mapped"}, transform=lambda batch: batch)),
-        lambda: _labels(
-            Loader(store, 16, transform=RandomHorizontalFlip(0.0, on="image"), shuffle="blocks", block_rows=9)
-        ),
+        lambda: _labels(Loader(store, 16, transform=RandomHorizontalFlip(0.0, on="image"), shuffle=Blocks(9))),
         lambda: [
             label
-            for batch in Loader(store, 16, pad_last=True)
+            for batch in Loader(store, 16, last="pad")
             for label, valid in zip(batch["label"].tolist(), batch["valid"].tolist(), strict=True)
             if valid
         ],
@@ -197,7 +192,7 @@ def _raising(store: memfeed.Store, rng: random.Random, counts: Counter[str]) -> 
         return batch
 
     try:
-        list(Loader(store, 16, shuffle=True, seed=0, transform=transform, prefetch=rng.randrange(4)))
+        list(Loader(store, 16, shuffle=True, seed=0, transform=transform, prefetch_factor=rng.randrange(4)))
         counts["wrong"] += 1
     except _Planned:
         pass

@@ -5,6 +5,7 @@ import errno
 import multiprocessing
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,9 +113,9 @@ def test_a_store_on_a_read_only_disk_is_read(tmp_path, kind):
         run("mount", "-o", "remount,ro", str(at))
         store = memfeed.cache(Made(sample, 20), at / "a.mf", workers=0, progress=False)
         assert all(equal(store[i], sample(i)) for i in range(20))
-        for options in ({"overwrite": True}, {"repair": True}):
+        for write in (partial(memfeed.cache, workers=0, overwrite=True), memfeed.repair):
             with pytest.raises(BuildError, match=r"a\.mf\.build\S*: found that .* refused .*Read-only file system"):
-                memfeed.cache(Made(sample, 20), at / "a.mf", workers=0, progress=False, **options)
+                write(Made(sample, 20), at / "a.mf", progress=False)
         memfeed.open(at / "a.mf").verify()
 
 

@@ -22,9 +22,9 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 import memfeed
 from memfeed import Writer
 from memfeed.building import build
-from memfeed.convert.filler import running
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import StoreError
+from memfeed.system.threads import end_all
 from support import Made, equal
 
 ROWS, HALF = 24, 12
@@ -91,7 +91,7 @@ def overwrite(path: Path) -> Counter[int]:
 
 
 def repair(path: Path) -> Counter[int]:
-    convert(path, repair=True)
+    memfeed.repair(Data(), path, progress=False)
     return Counter()
 
 
@@ -118,7 +118,7 @@ def fill(path: Path) -> Counter[int]:
             assert version == sample(int(x))["text"]
     store.finish()
     del store
-    running.end()
+    end_all()
     return data.read
 
 
@@ -274,6 +274,6 @@ def short_syncs() -> Iterator[None]:
     with (
         mock.patch.object(build, "SYNC_SECONDS", 0.0),
         mock.patch("memfeed.convert.write_run.MOST_ROWS_A_WRITE", 4),
-        mock.patch("memfeed.convert.filler.TICK_SECONDS", 0.002),
+        mock.patch("memfeed.convert.dataset_supply.TICK_SECONDS", 0.002),
     ):
         yield

@@ -51,7 +51,7 @@ def finds_nothing(seed, placement):
     """Return True if an epoch on the device is right: every batch as on the CPU, no memory read after its end."""
     try:
         with simulated(seed) as machine:
-            loader = Loader(DATA, BATCH, shuffle=True, seed=0, device="cuda", placement=placement, prefetch=3)
+            loader = Loader(DATA, BATCH, shuffle=True, seed=0, device="cuda", placement=placement, prefetch_factor=3)
             found = []
             for batch in loader:
                 found.append(sums(batch))
@@ -134,7 +134,9 @@ class TestCosts:
         prefetch = 2
         with simulated() as machine:
             gpu = machine.devices[0]
-            loader = Loader(DATA, BATCH, shuffle=True, seed=0, device="cuda", placement=placement, prefetch=prefetch)
+            loader = Loader(
+                DATA, BATCH, shuffle=True, seed=0, device="cuda", placement=placement, prefetch_factor=prefetch
+            )
             list(loader)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -156,7 +158,7 @@ class TestCosts:
     def test_a_caller_that_never_waits_takes_no_more_memory_with_each_step(self):
         with simulated() as machine:
             gpu = machine.devices[0]
-            loader = Loader(DATA, BATCH, device="cuda", placement="mapped", prefetch=1)
+            loader = Loader(DATA, BATCH, device="cuda", placement="mapped", prefetch_factor=1)
             reserved = []
             for _ in range(5):
                 for batch in loader:
@@ -168,7 +170,7 @@ class TestCosts:
     def test_the_first_batch_locks_one_piece_a_region(self):
         with simulated() as machine:
             columns = {f"x{at}": torch.rand(64, 4) for at in range(50)} | {"image": torch.rand(64, 1000)}
-            batches = iter(Loader(columns, 16, device="cuda", placement="mapped", prefetch=0))
+            batches = iter(Loader(columns, 16, device="cuda", placement="mapped", prefetch_factor=0))
             next(batches)
             assert len(machine.registered) == 2
             assert machine.devices[0].launches["copy to the device"] == 2
@@ -237,7 +239,7 @@ class TestCaptures:
     def test_a_running_loader_breaks_a_capture_and_the_error_says_how_to_capture(self):
         with simulated(), pytest.raises((LoaderError, RuntimeError)) as caught:
             data = images(4000)
-            loader = Loader(data, 1, device="cuda", placement="mapped", prefetch=10_000)
+            loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=10_000)
             batches = iter(loader)
             next(batches)
             with pytest.raises(RuntimeError, match="previous error during capture"):
@@ -250,7 +252,7 @@ class TestCaptures:
     def test_a_paused_loader_breaks_none_and_goes_on_after_it(self):
         with simulated() as machine:
             data = images(300)
-            loader = Loader(data, 1, device="cuda", placement="mapped", prefetch=100)
+            loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=100)
             batches = iter(loader)
             count = len([next(batches)])
             with loader.paused():

@@ -14,8 +14,8 @@ import memfeed
 from memfeed.cli.append_command import append, concat
 from memfeed.cli.cache_command import cache
 from memfeed.cli.demo_command import demo
+from memfeed.cli.error_lines import print_error, print_warning
 from memfeed.cli.inspect_command import inspect
-from memfeed.cli.messages import print_error, print_warning
 from memfeed.cli.push_command import pull, push
 from memfeed.cli.verify_command import verify
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = app(words, prog_name="memfeed", standalone_mode=False, obj=options)
         except (KeyboardInterrupt, typer.Abort):
             status = 130
-        except Exception as error:
+        except BaseException as error:  # a dataset may raise SystemExit, or a class of its own
             print_error(error, debug=options.debug)
             status = 2
     if status == 130:

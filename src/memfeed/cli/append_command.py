@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli.cache_command import OnError, parse_dtype
-from memfeed.cli.messages import UsageError
+from memfeed.cli.cache_command import ALLOW_HELP, Allow, OnError, parse_dtype
+from memfeed.cli.error_lines import UsageError
 
 
 def append(
@@ -21,7 +21,7 @@ def append(
     dtype: Annotated[
         list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
     ] = None,
-    allow_random: Annotated[bool, typer.Option("--allow-random", help="Accept random samples, drawn once.")] = False,
+    allow: Annotated[list[Allow] | None, typer.Option(help=ALLOW_HELP)] = None,
     split: Annotated[bool, typer.Option("--split", help="For a store that was made with --split.")] = False,
     progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
 ) -> None:
@@ -38,7 +38,7 @@ def append(
         length=length,
         workers=workers,
         on_error=on_error.value,
-        allow_random=allow_random,
+        allow=[one.value for one in allow or ()],
         split=split,
         progress=progress,
     )

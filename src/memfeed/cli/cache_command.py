@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import memfeed
-from memfeed.cli.messages import UsageError
+from memfeed.cli.error_lines import UsageError
 from memfeed.system.units import printable
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ class OnError(str, Enum):
     RAISE = "raise"
 
 
-class Engine(str, Enum):
-    """The values of ``--engine``."""
+class Allow(str, Enum):
+    """The values of ``--allow``."""
 
-    RAY = "ray"
+    RANDOM = "random"
+    COPY = "copy"
+
+
+ALLOW_HELP = "random: accept random samples, drawn once. copy: copy data that is memory-mapped. May be repeated."
 
 
 class Floats(str, Enum):
@@ -50,9 +55,9 @@ def cache(
         typer.Option(metavar="SIZE", help="With --images: 256 (the short side), or 256x192 (height x width)."),
     ] = None,
     length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take N samples of an iterable.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes. Default: as measured.")] = None,
-    engine: Annotated[
-        Engine | None, typer.Option(help="Compute rows on the machines of a Ray cluster. OUT must be on a shared disk.")
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Processes. Default: as measured. ray, ray:N: tasks of a Ray cluster."),
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
     fields: Annotated[str | None, typer.Option(metavar="A,B,...", help="Names for the leaves of a tuple.")] = None,
@@ -63,13 +68,9 @@ def cache(
         list[str] | None,
         typer.Option(metavar="MODULE:CLASS", help="The class that samples come back as. May be repeated."),
     ] = None,
-    allow_random: Annotated[bool, typer.Option("--allow-random", help="Accept random samples, drawn once.")] = False,
-    copy_existing: Annotated[
-        bool, typer.Option("--copy-existing", help="Copy data that is memory-mapped already.")
-    ] = False,
+    allow: Annotated[list[Allow] | None, typer.Option(help=ALLOW_HELP)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
     repair: Annotated[bool, typer.Option("--repair", help="Recompute only the damaged rows of a store.")] = False,
-    check: Annotated[bool, typer.Option(help="Compare an existing store with the dataset.")] = True,
     split: Annotated[
         bool, typer.Option("--split", help="Store the fixed part of the dataset's pipeline, and describe the rest.")
     ] = False,
@@ -103,35 +104,42 @@ def cache(
             "dataset is stored"
         )
     dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
+    dtypes: dict[Any, Any] = dict(parse_dtype(text) for text in dtype or ())
+    if floats is not None:
+        dtypes[float] = _torch_dtype(floats.value)
     names = tuple(name.strip() for name in fields.split(",")) if fields else None
     what: dict[str, Any] = {
         "fields": FIELDS if names is None and images is not None else names,
         "split": split,
         "keep": int(keep) if keep is not None and keep.isdigit() else keep,
-        "floats": None if floats is None else _torch_dtype(floats.value),
-        "dtypes": dict(parse_dtype(text) for text in dtype) if dtype else None,
+        "dtypes": dtypes or None,
         "types": load_classes(types or ()),
         "on_error": on_error.value,
-        "allow_random": allow_random,
+        "allow": [one.value for one in allow or ()],
     }
     if dry_run:
         from memfeed.cli.dry_run import print_estimates
 
         print_estimates(dataset, places[-1], what)
         return
-    store = memfeed.cache(
-        dataset,
-        places[-1],
-        **what,
-        length=length,
-        workers=workers,
-        engine=None if engine is None else engine.value,
-        copy_existing=copy_existing,
-        check=check,
-        overwrite=overwrite,
-        repair=repair,
-        progress=progress,
-    )
+    if repair:
+        if length is not None or workers is not None or keep is not None or allow or overwrite:
+            raise UsageError(
+                "found --repair with --length, --workers, --keep, --allow or --overwrite; expected it with the options "
+                "that say how the samples are stored"
+            )
+        del what["keep"], what["allow"]
+        store = memfeed.repair(dataset, places[-1], **what, progress=progress)
+    else:
+        store = memfeed.cache(
+            dataset,
+            places[-1],
+            **what,
+            length=length,
+            workers=_parse_workers(workers),
+            overwrite=overwrite,
+            progress=progress,
+        )
     typer.echo(repr(store))
     if images is not None:
         shown = [f"{label} {printable(name)}" for label, name in enumerate(dataset.classes[:MOST_CLASSES])]
@@ -144,6 +152,15 @@ def _torch_dtype(name: str) -> torch.dtype:
     from memfeed.schema.fields import DTYPES
 
     return DTYPES[name]
+
+
+def _parse_workers(text: str | None) -> int | str | None:
+    """Return the number, or "ray" or "ray:N". Raise UsageError for anything else."""
+    if text is None or re.fullmatch(r"ray(:[1-9]\d*)?", text):
+        return text
+    if text.isdecimal():
+        return int(text)
+    raise UsageError(f"--workers: found {text!r}; expected a number of processes, or ray or ray:8 for tasks of Ray")
 
 
 def parse_dtype(text: str) -> tuple[str, torch.dtype]:

@@ -13,7 +13,7 @@ import typer
 from torch.utils.data import Subset
 
 import memfeed
-from memfeed.cli.messages import UsageError
+from memfeed.cli.error_lines import UsageError
 from memfeed.convert.inputs import classify_input
 from memfeed.errors import MemfeedError
 from memfeed.system.files import free_bytes
@@ -22,8 +22,8 @@ from memfeed.system.units import format_bytes
 SAMPLES = 64
 SECONDS = 1.0  # of reading, for each form
 _FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("float16", {"floats": torch.float16}),
-    ("bfloat16", {"floats": torch.bfloat16}),
+    ("float16", {"dtypes": {float: torch.float16}}),
+    ("bfloat16", {"dtypes": {float: torch.bfloat16}}),
     ("keep=full", {"split": True, "keep": "full"}),
     ("keep=256", {"split": True, "keep": 256}),
     ("keep=encoded", {"split": True, "keep": "encoded"}),

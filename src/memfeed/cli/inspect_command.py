@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from memfeed.cli.messages import UsageError
+from memfeed.cli.error_lines import UsageError
 
 
 def inspect(

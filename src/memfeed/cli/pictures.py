@@ -11,7 +11,6 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.schema.fields import Field
-from memfeed.store.row_views import read_row
 from memfeed.store.store import Store
 from memfeed.system.extras import require
 
@@ -38,7 +37,7 @@ def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterat
     names = _file_names([store.schema.fields[index].name for index in indices])
     for row in rows:
         for index, name in zip(indices, names, strict=True):
-            pixels = _pixels(read_row(store.columns[index], row))
+            pixels = _pixels(store._view.columns[index].read_row(row))
             if pixels is None:
                 continue
             picture = Image.fromarray(pixels.numpy())

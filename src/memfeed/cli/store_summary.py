@@ -12,14 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 import memfeed
-from memfeed.cli.messages import UsageError
+from memfeed.cli.error_lines import UsageError
 from memfeed.errors import StoreError, brief, listed
 from memfeed.remote.layout import read_manifest
 from memfeed.schema import values
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
 from memfeed.store.ragged import column_files
-from memfeed.store.row_views import read_row
-from memfeed.store.store import Store, field_bytes
+from memfeed.store.store import Store
 from memfeed.system.files import local_path
 from memfeed.system.units import format_bytes, printable
 
@@ -51,7 +50,7 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
         typer.echo(f"samples skipped: {len(opened.skipped):,}, dataset indices {indices}{more}")
     for line in _kept_lines(opened):
         typer.echo(printable(line))
-    console.print(_fields_table(opened.schema, field_bytes(opened)))
+    console.print(_fields_table(opened.schema, opened._view.field_bytes()))
     if shown or row_count is None:
         console.print(_values_table(opened, None if row_count is None else shown))
     if augment is not None:
@@ -139,8 +138,8 @@ def _values_table(store: Store, rows: range | None) -> Table:
     """Return the given rows side by side; with None, the one value of each field of a store without rows."""
     headings = ["value"] if rows is None else [f"row {row}" for row in rows]
     table = Table("field", *headings, title="First rows" if rows is not None else "Values", title_justify="left")
-    for field, column in zip(store.schema, store.columns, strict=True):
-        found = [store.column(field.path)] if rows is None else [read_row(column, row) for row in rows]
+    for field, column in zip(store.schema, store._view.columns, strict=True):
+        found = [store.column(field.path)] if rows is None else [column.read_row(row) for row in rows]
         table.add_row(*map(Text, [printable(field.name), *map(summary, found)]))
     return table
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memfeed.cli.messages import UsageError
+from memfeed.cli.error_lines import UsageError
 
 
 def load_dataset(text: str) -> Any:
@@ -65,7 +65,9 @@ def _find(text: str) -> Any:
         raise UsageError(
             f"found no module {error.name!r} in {here} and none installed; expected the module that defines {name}"
         ) from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _wrap(f"importing {module}", error) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -77,9 +79,11 @@ def _find(text: str) -> Any:
 def _call(text: str, factory: Any) -> Any:
     try:
         return factory()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _wrap(f"calling {text}", error) from error
 
 
-def _wrap(action: str, error: Exception | SystemExit) -> UsageError:
+def _wrap(action: str, error: BaseException) -> UsageError:
     return UsageError(f"{action} raised {type(error).__name__}: {error}")

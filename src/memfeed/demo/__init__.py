@@ -4,7 +4,7 @@
 prints them, ``chart`` draws them.
 """
 
-from memfeed.demo.compare import run
 from memfeed.demo.result import EpochTiming, Result
+from memfeed.demo.side_by_side import run
 
 __all__ = ["EpochTiming", "Result", "run"]

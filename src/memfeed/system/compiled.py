@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from memfeed.system.messages import warn
 from memfeed.system.threads import started
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,11 +52,10 @@ class Loops:
                 self._begin()
             error, self._error = self._error, None
             if error is not None:
-                warnings.warn(
+                warn(
                     f"numba could not compile {self._module} ({type(error).__name__}: {str(error)[:200]}); expected a "
                     "numba that fits this NumPy; memfeed works without it, slower: pip install -U numba",
                     RuntimeWarning,
-                    stacklevel=2,
                 )
         return self._loaded
 

@@ -13,12 +13,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
 from memfeed.system import libc
+from memfeed.system.signals import defer_signals
 
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
@@ -172,6 +174,20 @@ def punch(fd: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
+def write_again(fd: int, first: int, last: int) -> None:
+    """Write what bytes ``first`` to ``last`` of an open file are in memory; holes stay."""
+    while first < last:
+        try:
+            first = os.lseek(fd, first, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there are only holes
+                return
+            if error.errno not in _NO_SUPPORT:
+                raise refused(error, _name_of(fd), "looking for data") from error
+        if first < last:
+            first += write_at(fd, os.pread(fd, min(COPY_BYTES, last - first), first), first)
+
+
 def truncate(path: Path, size: int) -> None:
     """Cut or lengthen a file to ``size`` bytes."""
     with opened(path) as fd, wrap_disk_errors(path, f"making it {size:,} bytes long", size):
@@ -179,11 +195,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(fd: int) -> None:
-    """Wait until the bytes of an open file are on the disk.
-
-    An error has the attribute ``unsynced``: the system reports it once, drops the bytes that it could not write, and
-    lets the next sync succeed.
-    """
+    """Wait until the bytes of an open file are on the disk. Call it within `if_unsynced`."""
     try:
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
     except OSError as error:
@@ -192,8 +204,40 @@ def sync(fd: int) -> None:
         raise raised from error
 
 
+@contextlib.contextmanager
+def if_unsynced(forget: Callable[[], object]) -> Iterator[None]:
+    """Call ``forget`` if a sync of the block fails, and raise the error of the sync.
+
+    The system reports a failed sync once, drops the bytes that it could not write, and lets the next sync succeed.
+    Until they are dropped from memory too, they can still be read, so to hash them shows nothing. So ``forget`` has to
+    see to it that whatever the block was to make durable counts as not there, and is written again. Nothing has to be
+    forgotten where the next try writes the same bytes again in any case.
+    """
+    outer = sys.exc_info()[1]
+    try:
+        yield
+    except BaseException as error:
+        if _tells_of_sync(error, outer):
+            with defer_signals(), contextlib.suppress(MemfeedError, OSError):  # report the first error
+                forget()
+        raise
+
+
+def _tells_of_sync(error: BaseException | None, outer: BaseException | None) -> bool:
+    """Return True if a sync failed before ``error`` was raised, but after ``outer`` was.
+
+    Ctrl-C during a sync takes the place of the error of the sync, which is its context then.
+    """
+    is_signal = not isinstance(error, Exception)
+    while error is not None and error is not outer:
+        if getattr(error, "unsynced", False) or (is_signal and isinstance(error, OSError)):
+            return True
+        error = error.__context__
+    return False
+
+
 def sync_data(path: Path) -> None:
-    """Wait until the bytes of a file are on the disk."""
+    """Wait until the bytes of a file are on the disk. Call it within `if_unsynced`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         sync(fd)
@@ -202,7 +246,12 @@ def sync_data(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the entries of a directory are on the disk."""
+    """Wait until the entries of a directory are on the disk.
+
+    A file system that cannot write the entries writes nothing more until it is mounted again (ext4, xfs, btrfs). So
+    after a failure the entries are not made again, but whoever goes on syncs the directory again before anything
+    depends on them.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         with wrap_disk_errors(path, "waiting for the disk"):
@@ -211,8 +260,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def sync_directories(root: Path, names: Iterable[str]) -> None:
+    """Wait until the entries of files, named from ``root``, and of the directories down to them are on the disk."""
+    directories = {root, *(root / above for name in names for above in Path(name).parents)}
+    for directory in sorted(directories, reverse=True):  # the target of a move is synced before its source
+        sync_directory(directory)
+
+
 def write_atomically(path: Path, data: Any) -> None:
-    """Replace a file so that it always has either its old content or all of ``data``; synced."""
+    """Replace a file so that it always has either its old content or all of ``data``; synced.
+
+    After an error the next call writes all bytes again.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with opened(temporary, os.O_CREAT | os.O_TRUNC) as fd:
         write_at(fd, data, 0)
@@ -227,10 +286,21 @@ def rename(path: Path, to: Path) -> None:
         os.rename(path, to)
 
 
-def lock(fd: int, path: Path, *, wait: bool = False) -> None:
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[int]:
+    """Open a file for the block, and lock it: alone, or with others that share it. Waits for the lock."""
+    with opened(path) as fd:
+        lock(fd, path, wait=True, shared=shared)
+        try:
+            yield fd
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough: a child forked now has it too
+
+
+def lock(fd: int, path: Path, *, wait: bool = False, shared: bool = False) -> None:
     """Lock an open file. Without ``wait`` raises BlockingIOError if another process holds the lock."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
     except OSError as error:

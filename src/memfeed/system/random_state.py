@@ -37,10 +37,14 @@ def restore(state: RandomState) -> None:
 
 
 def seed(value: int) -> None:
-    """Seed the three generators with `value`, 0 <= value < 2**32."""
-    torch.default_generator.manual_seed(value)  # torch.manual_seed would also seed every device
-    np.random.seed(value)
-    random.seed(value)
+    """Seed the three generators with `value`, 0 <= value < 2**32: each with a hash of its own.
+
+    With the same seed, the generators of torch and NumPy draw the same numbers.
+    """
+    for_torch, for_random, *for_numpy = np.random.SeedSequence(value).generate_state(6).tolist()
+    torch.default_generator.manual_seed(for_torch)  # torch.manual_seed would also seed every device
+    np.random.seed(for_numpy)
+    random.seed(for_random)
 
 
 @contextmanager

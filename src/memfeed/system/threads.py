@@ -1,8 +1,44 @@
-"""Threads that the work can do without."""
+"""Threads that the work can do without, and threads that end before the interpreter does."""
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
+from typing import Protocol
+
+
+class ThreadedWork(Protocol):
+    """Work in threads of this process, such as the filling of a store. A thread that runs keeps its work alive."""
+
+    def release(self) -> None:
+        """Let the threads end soon, without waiting for them."""
+
+    def join(self) -> None:
+        """Wait until the threads have ended, at most for as long as a user would wait."""
+
+
+_work: weakref.WeakSet[ThreadedWork] = weakref.WeakSet()
+_is_registered = False
+
+
+def end_at_exit(work: ThreadedWork) -> None:
+    """End this work before the interpreter ends: a thread that is inside torch then would abort the process."""
+    global _is_registered
+    if not _is_registered:
+        # before what atexit runs: pools of threads, which a commit needs, take no tasks then
+        getattr(threading, "_register_atexit", atexit.register)(end_all)
+        _is_registered = True
+    _work.add(work)
+
+
+def end_all() -> None:
+    """End all work of `end_at_exit`, and wait for that."""
+    everything = list(_work)
+    for work in everything:
+        work.release()
+    for work in everything:
+        work.join()
 
 
 def started(thread: threading.Thread) -> bool:

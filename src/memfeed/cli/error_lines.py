@@ -14,17 +14,18 @@ from memfeed.system.units import printable
 OPTIONS = {
     'on_error="skip"': "--on-error skip",
     "overwrite=True": "--overwrite",
-    "repair=True": "--repair",
-    "allow_random=True": "--allow-random",
-    "copy_existing=True": "--copy-existing",
-    "check=False": "--no-check",
+    "memfeed.repair(dataset, path)": "memfeed cache MODULE:FACTORY STORE --repair",
+    "allow='random'": "--allow random",
+    "allow='copy'": "--allow copy",
+    'workers="ray"': "--workers ray",
     "workers=": "--workers",
     "fields=": "--fields",
+    "dtypes={float: torch.float16}": "--floats float16",
+    "dtypes={float: torch.bfloat16}": "--floats bfloat16",
     "dtypes=": "--dtype",
     "types=": "--types",
     "split=True": "--split",
     "keep=": "--keep ",
-    "floats=torch.": "--floats ",
 }
 """Arguments of `memfeed.cache` that error messages name, and the options that set them."""
 
@@ -33,7 +34,7 @@ class UsageError(MemfeedError, ValueError):
     """The command line asks for something that cannot be done."""
 
 
-def print_error(error: Exception, *, debug: bool) -> None:
+def print_error(error: BaseException, *, debug: bool) -> None:
     """Print the error in one line; with ``debug`` print its traceback first."""
     if debug:
         traceback.print_exception(error)
@@ -53,7 +54,7 @@ def print_warning(
     print(f"memfeed: warning: {printable(' '.join(str(message).split()))}", file=file or sys.stderr)
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     usage = getattr(error, "format_message", None)  # typer's usage errors; their class differs between versions
     if usage is not None:
         return f"{usage()} (run memfeed --help, or memfeed COMMAND --help)"
