@@ -59,10 +59,10 @@ def photographs(count: int) -> torch.Tensor:
 def ours(rows: Rows, directory: Path) -> Iterable[Any]:
     import memfeed
     from memfeed.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop
-    from memfeed.transforms.backends.compiled import LOOPS
+    from memfeed.transforms.backends.compiled_passes import LOOPS
 
     LOOPS.wait()  # compiled once, as what the others import
-    store = memfeed.cache(tuple(rows), directory, copy_existing=True, progress=False)
+    store = memfeed.cache(tuple(rows), directory, allow="copy", progress=False)
     recipe = Compose([RandomResizedCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
     return memfeed.Loader(store, BATCH, shuffle=True, transform=recipe)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import memfeed
 from memfeed.system import machine
 
-ORDERS: dict[str, bool | str] = {"in order": False, "blocks": "blocks", "uniform": True}
+ORDERS: dict[str, bool | memfeed.Blocks] = {"in order": False, "blocks": memfeed.Blocks(), "uniform": True}
 
 
 def resident_bytes() -> int:
@@ -40,7 +40,7 @@ def main() -> None:
                 most = max(most, resident_bytes())
     else:
         rows = 0
-        for number, (_, labels) in enumerate(memfeed.Loader(store, batch, shuffle=ORDERS[order])):  # type: ignore[arg-type]
+        for number, (_, labels) in enumerate(memfeed.Loader(store, batch, shuffle=ORDERS[order])):
             rows += len(labels)
             if number % 8 == 0:
                 most = max(most, resident_bytes())

@@ -26,7 +26,7 @@ import torch
 import memfeed
 from measure import Check, cpu_seconds, in_turns, medians, parser, ratio, seconds_of, show, table, write
 
-OURS, ONE, TORCH = "memfeed.Loader", "memfeed.Loader, threads=1", "bare loop, torch's threads"
+OURS, ONE, TORCH = "memfeed.Loader", "memfeed.Loader, one thread", "bare loop, torch's threads"
 FED, SAME = "fed by memfeed", "one batch again"
 SPIN = "print(flush=True)\nwhile True: pass"
 READER = """
@@ -97,7 +97,7 @@ def timed(epochs: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, 
 def large_images(store: memfeed.Store, size: int, rounds: int) -> tuple[dict[str, Any], list[Check]]:
     """Time epochs on a quiet machine, and on one whose cores are taken."""
     loader = memfeed.Loader(store, size, shuffle=True)
-    one = memfeed.Loader(store, size, shuffle=True, threads=1)
+    one = memfeed.Loader(store, size, shuffle=True)
     data = store.column(0)
     buffers = [torch.empty(size, *data.shape[1:], dtype=data.dtype) for _ in range(2)]
 
@@ -105,9 +105,15 @@ def large_images(store: memfeed.Store, size: int, rounds: int) -> tuple[dict[str
         for at, ids in enumerate(torch.randperm(len(data)).split(size)):
             torch.index_select(data, 0, ids, out=buffers[at % 2][: len(ids)])
 
+    def on_one_thread() -> None:
+        count = torch.get_num_threads()
+        torch.set_num_threads(1)
+        drain(one)
+        torch.set_num_threads(count)
+
     for batch in loader:
         assert torch.equal(batch[0], data[batch[1]])
-    epochs: dict[str, Callable[[], Any]] = {OURS: lambda: drain(loader), ONE: lambda: drain(one), TORCH: bare}
+    epochs: dict[str, Callable[[], Any]] = {OURS: lambda: drain(loader), ONE: on_one_thread, TORCH: bare}
     quiet, quiet_cpu = timed(epochs, rounds)
     chosen = loader.stats()["plan"]["threads"]
     with taken_cores():

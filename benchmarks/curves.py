@@ -67,15 +67,13 @@ def drain(loader: memfeed.Loader) -> int:
     return sum(int(batch["row"].sum()) for batch in loader)
 
 
-def contenders(
-    data: dict[str, torch.Tensor], path: Path, threads: int | None = None, once: bool = False
-) -> tuple[Contenders, dict[str, Any]]:
+def contenders(data: dict[str, torch.Tensor], path: Path, once: bool = False) -> tuple[Contenders, dict[str, Any]]:
     """Return functions that take an epoch each, after a comparison of what they read, and what they read."""
     rows, row_bytes = len(data["row"]), sum(column[0].nbytes for column in data.values())
     batch = max(1, min(MOST_BATCH, BATCH_BYTES // row_bytes))
     store = memfeed.cache(data, path, progress=False)
     mapped = [store.column(name) for name in data]
-    loader = memfeed.Loader(store, batch, shuffle=True, seed=0, threads=threads)
+    loader = memfeed.Loader(store, batch, shuffle=True, seed=0)
     expected = rows * (rows - 1) // 2
     assert drain(loader) == loop(mapped, batch) == expected, "the programs read other rows"
     made: Contenders = {
@@ -119,7 +117,7 @@ def main() -> None:
         for axis, at, point in points:
             torch.set_num_threads(point.get("threads", cores))
             data = columns_of(*point["shape"])
-            programs, about = contenders(data, path, point.get("threads"), once=axis == "row size")
+            programs, about = contenders(data, path, once=axis == "row size")
             found: dict[str, Any] = {"at": at, **about}
             for load, spinners in (("quiet", 0), ("busy", cores)):  # what is busy is slow: fewer rounds
                 running = {who: run for who, run in programs.items() if who != ONCE or load == "quiet"}

@@ -20,6 +20,7 @@ import json
 import os
 import resource
 import time
+import traceback
 import tracemalloc
 from collections import OrderedDict
 from typing import Any
@@ -90,8 +91,12 @@ def memory(sizes: list[int], worlds: list[int]) -> list[dict[str, Any]]:
         found.append({"deal": deal, "rows": rows, "ranks": ranks, "shuffle": shuffle})
         read, written = os.pipe()
         if not (pid := os.fork()):
-            os.write(written, json.dumps(one_rank(deal, data, ranks, shuffle)).encode())
-            os._exit(0)
+            try:
+                os.write(written, json.dumps(one_rank(deal, data, ranks, shuffle)).encode())
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # never back into the caller's code
         os.close(written)
         with open(read) as answer:
             found[-1] |= json.loads(answer.read())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from memfeed.order.orders import Order, Shuffled
-from memfeed.order.pieces import Cut, Pieces
+from memfeed.order.pieces import RankCut, RankPieces
 
 ROWS, BATCH, CLASSES = 500_000, 256, 1000
 PAIRS = 20_000
@@ -51,7 +51,8 @@ def measure(rows: int, epochs: int, ranks: int, shuffle: Any, block_rows: int) -
         if shuffle is None:
             order = Shuffled(rows, 0, epoch)
         else:
-            order = Pieces(rows, 0, epoch, shuffle=shuffle, block_rows=block_rows, cut=Cut(ranks, BATCH))
+            way = {"shuffle": bool(shuffle), "in_blocks": shuffle == "blocks", "block_rows": block_rows}
+            order = RankPieces(rows, 0, epoch, cut=RankCut(ranks, BATCH), **way)
             used = order.block_rows
         line = np.concatenate([order(at, at + stride) for at in range(0, steps * stride, stride)])
         batch_of = np.full(rows, -1, np.int64)

@@ -15,17 +15,17 @@ import numpy as np
 
 from memfeed.loading.gather_tasks import tasks_of_order
 from memfeed.loading.presence import present_tasks
-from memfeed.order.choice import orders_of, piece_orders
-from memfeed.order.pieces import Cut
+from memfeed.order.choice import Blocks, orders_of, piece_orders
+from memfeed.order.pieces import RankCut
 from memfeed.order.shards import RankShards
 from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import MOST_IN_FLIGHT
 from memfeed.remote.ranges import ByteRange, ChunkTable
-from memfeed.remote.rows import RowPlaces
+from memfeed.remote.row_byte_ranges import RowByteRanges
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Node as TreeNode
 from memfeed.store.manifest import CHUNK_BYTES
-from memfeed.store.supply import Reader
+from memfeed.store.row_supply import ReadRequest
 
 
 class Data(NamedTuple):
@@ -42,11 +42,12 @@ class Data(NamedTuple):
         return self.block_chunks * max(1, CHUNK_BYTES // self.row_bytes)
 
 
-def order_of(data: Data, deal: str, ranks: int, shuffle: Any = "blocks", epoch: int = 0) -> Any:
+def order_of(data: Data, deal: str, ranks: int, shuffle: bool | str = "blocks", epoch: int = 0) -> Any:
     """Return the order of an epoch: "steps" deals each global batch to the ranks, "pieces" blocks of their own."""
+    chosen = Blocks() if shuffle == "blocks" else bool(shuffle)
     if deal == "pieces":
-        return piece_orders(data.rows, shuffle, 0, data.block_rows, Cut(ranks, data.batch_size))(epoch)
-    return orders_of(data.rows, shuffle, 0, data.block_rows)(epoch)
+        return piece_orders(data.rows, chosen, 0, data.block_rows, RankCut(ranks, data.batch_size))(epoch)
+    return orders_of(data.rows, chosen, 0, data.block_rows)(epoch)
 
 
 def tasks_of(data: Data, order: Any, ranks: int, rank: int) -> Any:
@@ -59,7 +60,9 @@ def tasks_of(data: Data, order: Any, ranks: int, rank: int) -> Any:
 class Node:
     """The ranks of a machine. They share a cache, which has room for all that they read."""
 
-    def __init__(self, data: Data, deal: str, ranks: int, first_rank: int, count: int, shuffle: Any = "blocks") -> None:
+    def __init__(
+        self, data: Data, deal: str, ranks: int, first_rank: int, count: int, shuffle: bool | str = "blocks"
+    ) -> None:
         self.table = ChunkTable({"x.memmap": data.rows * data.row_bytes})
         self.present: set[int] = set()
         self.by_chunk: dict[int, int] = {}  # the request that brought each
@@ -89,9 +92,10 @@ class Rank:
         field = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="uint8", shape=(data.row_bytes,))
         schema = Schema(fields=(field,), structure=TreeNode(kind="leaf"))
         self._node, self._asked, self._needed = node, list[tuple[int, ByteRange]](), list[int]()
-        self._places = RowPlaces(schema, data.rows, node.table, _no_column)
+        self._places = RowByteRanges(schema, data.rows, node.table, _no_column)
         self._demand = Demand(node.table, self._chunks_of, self._are_absent, None)
-        store: Any = SimpleNamespace(supply=self, reader=Reader, masks_rows=False)
+        view = SimpleNamespace(supply=self, reader=ReadRequest)
+        store: Any = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
         self._batches = present_tasks(tasks, store, has_own_order=True)
 
     def step(self) -> Step | None:
@@ -101,20 +105,20 @@ class Rank:
         self._take()
         return Step(self._asked, self._needed) if is_there else None
 
-    def want(self, reader: Reader, rows: Any) -> None:
+    def want(self, reader: ReadRequest, rows: Any) -> None:
         """See `RowSupply`. What is asked for together is taken together, by ``wait`` and ``step``."""
         self._demand.add(reader, rows)
 
-    def wait(self, reader: Reader, rows: Any) -> None:
+    def wait(self, reader: ReadRequest, rows: Any) -> None:
         """See `RowSupply`."""
         self._demand.waits(reader, rows)
         chunks = self._places.record_chunks(reader, rows)
-        self._demand.urge(chunks[self._are_absent(chunks)])
+        self._demand.prioritise(chunks[self._are_absent(chunks)])
         self._take()
         assert not self._are_absent(chunks).any()
         self._needed += sorted({self._node.by_chunk[chunk] for chunk in chunks.tolist()})
 
-    def forget(self, reader: Reader) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """See `RowSupply`."""
         self._demand.forget(reader)
 
@@ -128,7 +132,7 @@ class Rank:
             self._demand.put_back(found)
             self._asked.append((number, found))
 
-    def _chunks_of(self, reader: Reader, rows: Any) -> RowChunks:
+    def _chunks_of(self, reader: ReadRequest, rows: Any) -> RowChunks:
         return self._places.chunks(reader, rows, self._are_absent)
 
     def _are_absent(self, chunks: Any) -> Any:

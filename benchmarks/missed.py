@@ -47,7 +47,7 @@ REASONS = {
             "run). Runs gave 0.36 to 0.71"
         ),
         "small images: bare loop": (
-            "of an epoch of 16.9 ms the copies take 13.9, those of the bare loop 12.6 of 13.1: three are copied "
+            "of an epoch of 16.9 ms the copies take 13.9 (in the bare loop 12.6 of 13.1): three are copied "
             "at once, into memory that is three times as large. The other 3 ms are 33 such gathers of 40 us in Python, "
             "the exact permutation, 0.6 ms, and the start of the epoch. More batches at once are slower (0.63)"
         ),
@@ -152,8 +152,8 @@ REASONS = {
         ),
         "made images: second epoch": "as for photographs",
         "made images: total": (
-            "0.1 s of 2.2: filling takes more CPU time in all than converting first (1.16 times that of DataLoader's "
-            "first epoch), and both worker processes and the training share two cores"
+            "0.1 s of 2.2: filling takes more CPU time in all than converting first (1.16 times as much as "
+            "DataLoader's first epoch), and both worker processes and the training share two cores"
         ),
     },
     "transforms": {

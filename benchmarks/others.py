@@ -78,7 +78,7 @@ def store(rows: Rows, directory: Path) -> Any:
     """Return the store that two contenders read: the first writes it, the second opens it."""
     import memfeed
 
-    return memfeed.cache(tuple(rows), directory.parent / "rows.mf", copy_existing=True, progress=False)
+    return memfeed.cache(tuple(rows), directory.parent / "rows.mf", allow="copy", progress=False)
 
 
 def make_ours(rows: Rows, batch_size: int, directory: Path) -> Iterable[Batch]:

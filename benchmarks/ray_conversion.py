@@ -79,8 +79,7 @@ def cluster() -> Iterator[tuple[Any, list[Any]]]:
 def convert(dataset: Samples, path: Path, workers: int, *, on_ray: bool = True) -> memfeed.Store:
     """Write a store, in place of one that is there."""
     shutil.rmtree(path, ignore_errors=True)
-    engine = {"engine": "ray"} if on_ray else {}
-    return memfeed.cache(dataset, path, workers=workers, progress=False, **engine)
+    return memfeed.cache(dataset, path, workers=f"ray:{workers}" if on_ray else workers, progress=False)
 
 
 def scaling(base: Path, length: int, rounds: int, counts: list[int]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def main() -> None:
     path, (batch, rank, world_size) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     torch.set_num_threads(1)  # one process per core
     store = memfeed.open(path)
-    loader = memfeed.Loader(store, batch, shuffle=True, rank=rank, world_size=world_size)
+    loader = memfeed.Loader(store, batch, shuffle=True, ranks=(rank, world_size))
     column, buffer = store.column(0), torch.empty(batch, *store.schema.fields[0].row_shape, dtype=torch.uint8)
 
     def read() -> int:

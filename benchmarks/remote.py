@@ -30,6 +30,7 @@ from remote_peers import OURS, compare
 ROW_SHAPE = (3, 128, 128)
 BATCH_SIZE = 64
 SIZE = 0.3  # of the small cache, over that of the store
+SHUFFLES = {"shuffle=Blocks()": memfeed.Blocks(), "shuffle=True": True}
 ADDRESS = f"s3://{BUCKET}/memfeed.mf"
 
 
@@ -42,7 +43,7 @@ def train(server: str, local: memfeed.Store, cache: Path, shuffle: Any) -> dict[
     """Return the figures of the first epoch from the server, and of later ones beside those of the local store."""
     answered(server)
     began = time.perf_counter()
-    store = memfeed.open(ADDRESS, cache=cache)
+    store = memfeed.open(ADDRESS, cache_dir=cache)
     loader = memfeed.Loader(store, BATCH_SIZE, shuffle=shuffle, seed=0)
     batches = iter(loader)
     rows = len(next(batches)["label"])
@@ -76,7 +77,7 @@ def train(server: str, local: memfeed.Store, cache: Path, shuffle: Any) -> dict[
 def small_cache(server: str, local: memfeed.Store, cache: Path, shuffle: Any) -> dict[str, float]:
     """Return the figures of the first and the second epoch with a small cache; every row is compared."""
     size = int(SIZE * local.nbytes)
-    store = memfeed.open(ADDRESS, cache=cache, size=size)
+    store = memfeed.open(ADDRESS, cache_dir=cache, size=size)
     answered(server)
     most, figures = 0, {"size / store": SIZE}
     loader = memfeed.Loader(store, BATCH_SIZE, shuffle=shuffle, seed=0)
@@ -128,7 +129,7 @@ def small_cache_checks(figures: dict[str, Any]) -> list[Check]:
     for name, found in figures["small cache"].items():
         what = f"cache of {SIZE} of the store, {name}"
         checks.append(Check(f"{what}: most disk / size", found["most disk / size"], 1.05, at_least=False))
-    blocks, every = (figures["small cache"][f"shuffle={shuffle!r}"] for shuffle in ("blocks", True))
+    blocks, every = (figures["small cache"][name] for name in SHUFFLES)
     for which in ("first", "second"):
         what = f"cache of {SIZE} of the store, by blocks, {which} epoch"
         bandwidth, fetched = (blocks[f"{which} epoch, {one}"] for one in ("of the bandwidth", "bytes fetched / store"))
@@ -165,11 +166,11 @@ def measure(part: str, rows: int, batch_size: int, base: Path) -> dict[str, Any]
             return {"peers": figures, "failed": {name: why.strip().splitlines()[-1] for name, why in failed.items()}}
         found = mapped_rows(work)
         columns = {"image": found.images, "label": found.labels}
-        local = memfeed.cache(columns, base / "local.mf", copy_existing=True, progress=False)
+        local = memfeed.cache(columns, base / "local.mf", allow="copy", progress=False)
         memfeed.push(local, f"file://{root / BUCKET / 'memfeed.mf'}")
         run, trained = small_cache if part == "small cache" else train, {}
-        for shuffle in ("blocks", True):
-            trained[f"shuffle={shuffle!r}"] = run(address, local, cache, shuffle)
+        for name, shuffle in SHUFFLES.items():
+            trained[name] = run(address, local, cache, shuffle)
             shutil.rmtree(cache)
         return {part: trained}
 

@@ -16,7 +16,7 @@ from peers import available, check
 from peers.rows import Batch, Rows
 
 WRITE_SECONDS, EPOCH_SECONDS = 200.0, 150.0  # the longest waits for a process
-OURS = {"memfeed": True, "memfeed, blocks": "blocks"}  # shuffle=
+OURS = {"memfeed": True, "memfeed, blocks": "blocks"}
 SHUFFLES = {
     "memfeed": "all rows",
     "memfeed, blocks": "windows of 128 blocks of 4 MiB",
@@ -45,7 +45,7 @@ def write(name: str, work: Work, directory: Path) -> None:
         return
     import memfeed
 
-    memfeed.cache({"image": rows.images, "label": rows.labels}, directory, copy_existing=True, progress=False)
+    memfeed.cache({"image": rows.images, "label": rows.labels}, directory, allow="copy", progress=False)
 
 
 def read(name: str, work: Work, source: Source) -> Iterable[Any]:
@@ -59,8 +59,8 @@ def read(name: str, work: Work, source: Source) -> Iterable[Any]:
         )
     import memfeed
 
-    store = memfeed.open(f"s3://{BUCKET}/{source.directory}", cache=source.cache)
-    return memfeed.Loader(store, work.batch_size, shuffle=OURS[name], seed=0)  # type: ignore[arg-type]
+    store = memfeed.open(f"s3://{BUCKET}/{source.directory}", cache_dir=source.cache)
+    return memfeed.Loader(store, work.batch_size, shuffle=memfeed.Blocks() if OURS[name] == "blocks" else True, seed=0)
 
 
 def labels_of(batch: Any) -> Any:

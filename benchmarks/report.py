@@ -22,13 +22,13 @@ PREFACE = """# Benchmarks
 `benchmarks/report.py` writes this page from the JSON files in `benchmarks/results/`. `make bench` runs all
 benchmarks and writes both. Each benchmark first checks that all programs give equal results, then runs them in
 turns. Times are medians; ratios are medians of the ratios of each round. Compare ratios: times depend on the
-machine, which is named under each title. Below a table of targets stands why a target is missed, where that was
+machine, which is named under each title. Below a table of targets is the reason for each missed target, if it was
 measured.
 
-**Where memfeed is the wrong tool.** Data that is read once: to write a store costs more than to read the data, however
-large its rows. Small tensors that are in memory already, of rows of a few bytes: index the tensor. Many columns of a
-few bytes each: one column of vectors is read in one piece. memfeed pays off where samples are expensive to make
-(decoding, resizing, tokenising) and are read in more than one epoch, or where they do not fit in memory.
+**When not to use memfeed.** For data that is read once: writing a store costs more than reading the data, however large
+its rows are. For small tensors that are in memory already, with rows of a few bytes: index the tensor. For many columns
+of a few bytes each: put them into one column of vectors, which is read in one piece. memfeed helps if samples are
+expensive to make (decoding, resizing, tokenising) and are read in more than one epoch, or if they do not fit in memory.
 """
 
 
@@ -130,8 +130,9 @@ def first_epoch(result: Result) -> str:
     return f"""## The first epochs
 
 Three shuffled epochs of {about["length"]:,} samples with {about["workers"]} worker processes: of a DataLoader, of a
-store that is filled while it is read, and of a store that is written first. The first epoch has what comes before it,
-and the three epochs what comes after them, up to the finished store. There is no training between the batches.
+store that is filled while it is read, and of a store that is written first. The time of the first epoch includes
+the work before it, and the time of the three epochs includes the work after them, up to the finished store. There is
+no training between the batches.
 
 {chr(10).join(parts)}
 {targets(result)}"""
@@ -255,7 +256,7 @@ def fleet(result: Result) -> str:
     about, worlds = result["input"], result["input"]["worlds"]
     memory = [
         [
-            f"{one['deal']}, {one['rows']:.0e} rows, shuffle={one['shuffle']!r}",
+            f"{one['deal']}, {one['rows']:.0e} rows, shuffle={'Blocks()' if one['shuffle'] == 'blocks' else True}",
             f"{one['ranks']:,}",
             f"{one['resident_bytes'] / 1e6:,.1f} MB",
             f"{one['traced_bytes'] / 1e6:,.1f} MB",
@@ -293,11 +294,11 @@ a byte of data: batches of {about["batch_size"]}, rows of {about["row_bytes"]:,}
 
 ![Many ranks](fleet.png)
 
-A rank in a process of its own, less what the process took after the imports; time to the first batches, and of one
-after them:
+The memory of a rank in a separate process, without the memory that the process had after the imports; the time to the
+first batches, and of one batch after them:
 
 {table(["", "ranks", "resident", "traced", "first", "a batch"], memory)}
-What all ranks request, {about["fetched_rows"]:.0e} rows, {about["node_ranks"]} ranks sharing a cache,
+The requests of all ranks, {about["fetched_rows"]:.0e} rows, {about["node_ranks"]} ranks sharing a cache,
 {about["rows_per_second"]:,.0f} rows/s trained by each: GET requests a second, and bytes fetched for
 each byte of a row that is read. An S3 prefix serves at least
 {about["limit"]:,} GET requests a second ([Amazon's guide]({about["limit_source"]})). With "steps"
@@ -305,15 +306,15 @@ each node needs nearly all blocks of every window, so the same bytes are fetched
 
 {table(["ranks", "steps, GET/s", "steps, bytes", "pieces, GET/s", "pieces, bytes"], fetched)}
 With {worlds[-1]:,} ranks, by the bytes of a row (4,096 divide a chunk, 12,288 do not: a block then begins and ends
-inside of chunks) and the chunks of a block (`block_rows=`):
+inside of chunks) and the chunks of a block (`shuffle=Blocks(rows)`):
 
 {table(["", "bytes of a row", "chunks of a block", "GET/s", "bytes"], shapes)}
-The part of a node's chunks in a second epoch that its cache still has, by the size of the cache over that of the store
+The part of a node's chunks in a second epoch that its cache still has, by the size of the cache relative to the store
 ({about["cached_ranks"]} ranks, {about["cached_rows"]:.0e} rows, the chunks fetched last are kept):
 
 {table(["", *[f"{part:g}" for part in about["parts"]]], hits)}
-The time of 1,024 steps with "pieces" over that of training alone. The plan of a rank is replayed for all ranks, each
-request with a time of its own; a step begins when the slowest rank has its batch. The loader looks
+The time of 1,024 steps with "pieces", divided by the time of training alone. The plan of a rank is replayed for all
+ranks, each request with its own time; a step begins when the slowest rank has its batch. The loader looks
 {about["aheads"][-1]} batches ahead, 32 requests at once. A latency is log-normal (median
 {latency["median"] * 1e3:.0f} ms, sigma {latency["sigma"]}), and the bytes come at
 {about["connection_bytes_per_second"] / 1e6:.0f} MB/s a request;
@@ -337,10 +338,10 @@ def distance(found: Result) -> str:
     columns = ["", "rows of a block", "neighbours", "strangers", *after, "half seen after", "classes", "spread"]
     return f"""How far "pieces" are from a uniform shuffle ({found["rows"]:,} rows, batches of {found["batch_size"]},
 {found["epochs"]} epochs). "neighbours" and "strangers": how often two rows that are stored side by side, and two random
-rows, are in one batch of a rank, over what a uniform shuffle gives. "unseen": the part of the rows that a rank has not
+rows, are in one batch of a rank, relative to a uniform shuffle. "unseen": the part of the rows that a rank has not
 read after so many epochs; then the epochs until it has read half. "classes": of {found["classes"]:,} classes stored one
 after another, how many are in a batch of a rank; "spread": the standard deviation of the rows of a class in a rank's
-epoch, over that of a uniform shuffle. A piece has at least 128 blocks, so blocks are smaller here than was asked for:
+epoch, relative to a uniform shuffle. A piece has at least 128 blocks, so blocks are smaller here than requested:
 
 {table(columns, rows)}"""
 
@@ -583,7 +584,7 @@ def sequences(result: Result) -> str:
 Blocks of {about["block"]:,} tokens, {about["batch_size"]} in a batch, in one thread: documents that a packed store puts
 together in a new order in every epoch, with and without numba, and rows of a fixed column that hold the same bytes
 (tokens int32, document ids int32, position ids int64). Millions of tokens a second, whole epochs; the last columns are
-the time of packed blocks as a multiple of that of fixed rows.
+the time of packed blocks divided by the time of fixed rows.
 
 {table(["", "tokens of a document", *contenders, *(f"time of {name}" for name in timed)], rows)}
 {targets(result)}"""

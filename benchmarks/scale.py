@@ -36,7 +36,7 @@ BATCHES = 300
 BOUND_BYTES = 40e6
 MEMORY = Path(__file__).parent / "memory.py"
 READER = Path(__file__).parent / "reader.py"
-ORDERS: dict[str, Any] = {"in order": False, "blocks": "blocks", "uniform": True}
+ORDERS: dict[str, Any] = {"in order": False, "blocks": memfeed.Blocks(), "uniform": True}
 
 
 def sparse_numbers(path: Path, rows: int) -> None:

@@ -71,7 +71,7 @@ def main() -> None:
         for name, (shortest, longest, limit) in CORPORA.items():
             path = Path(directory) / name.replace(" ", "-")
             packed = corpus(path, shortest, longest, tokens).packed("input_ids", size)
-            fixed = memfeed.cache(packed, path.with_suffix(".fixed"), progress=False, copy_existing=True)
+            fixed = memfeed.cache(packed, path.with_suffix(".fixed"), progress=False, allow="copy")
             for loops in (None, compiled):
                 with copies_by(loops):
                     check_equal(packed, fixed)

@@ -30,7 +30,7 @@ from memfeed.system.buffers import Allocator, Fresh, Pool
 from memfeed.system.compiled import Loops
 from memfeed.system.share import Threads
 from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from memfeed.transforms.backends import compiled
+from memfeed.transforms.backends import compiled_passes
 
 N, SIDE, CROP = 64, 256, 224
 EPOCH = 1024  # images of an epoch
@@ -50,7 +50,7 @@ DRAWN = {
 }
 
 
-IS_COMPILED = compiled.LOOPS.wait() is not None
+IS_COMPILED = compiled_passes.LOOPS.wait() is not None
 WITHOUT = "without numba"
 
 
@@ -59,11 +59,11 @@ def without_numba(road: Callable[..., object]) -> Callable[..., object]:
     never = Loops("", after=sys.maxsize)
 
     def run(*arguments: object) -> object:
-        before, compiled.LOOPS = compiled.LOOPS, never
+        before, compiled_passes.LOOPS = compiled_passes.LOOPS, never
         try:
             return road(*arguments)
         finally:
-            compiled.LOOPS = before
+            compiled_passes.LOOPS = before
 
     return run
 

@@ -1,4 +1,4 @@
-"""Accelerate on one process: gradient accumulation over a partial last step, `save_state`, a kill, `load_state`."""
+"""Accelerate on one process: gradient accumulation over a partial last step, a kill, `load_state`; it needs `seed=`."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def train(folder: Path, kill: bool) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATE)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = memfeed.Loader(memfeed.open(folder / "data.mf"), batch_size=BATCH_SIZE, shuffle=True)
+    loader = memfeed.Loader(memfeed.open(folder / "data.mf"), batch_size=BATCH_SIZE, shuffle=True, seed=0)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     begin, skip = (0, 0) if kill else (1, 7)
     if not kill:
@@ -51,7 +51,7 @@ elif __name__ == "__main__":
         memfeed.cache((torch.randn(ROWS, 8), torch.arange(ROWS)), Path(folder) / "data.mf", progress=False)
         for word in "kill", "resume":
             subprocess.run([sys.executable, __file__, folder, word], check=word == "resume")
-        lines = [[int(word) for word in line.split()] for line in (Path(folder) / "seen.txt").open()]
+        lines = [[int(word) for word in line.split()] for line in (Path(folder) / "seen.txt").read_text().splitlines()]
     for epoch in range(EPOCHS):
         rows = sorted(row for number, *rows in lines if number == epoch for row in rows)
         assert rows == list(range(ROWS)), f"epoch {epoch} lost or doubled rows: {len(rows)} of {ROWS}"

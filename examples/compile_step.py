@@ -20,7 +20,7 @@ if __name__ == "__main__":
         def loss_of(images, is_valid):
             return (model(images).square().squeeze(1) * is_valid).sum() / is_valid.sum()
 
-        loader = memfeed.Loader(store, batch_size=BATCH_SIZE, shuffle=True, pad_last=True)
+        loader = memfeed.Loader(store, batch_size=BATCH_SIZE, shuffle=True, last="pad")
         for _ in range(2):
             seen = []
             for (images, rows), is_valid in loader:

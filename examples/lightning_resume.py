@@ -35,7 +35,8 @@ class Model(lightning.LightningModule):
 
 def train(folder: Path, kill_at: int, every: dict[str, int]) -> None:
     lightning.seed_everything(1)
-    store = memfeed.cache((torch.randn(ROWS, 8), torch.arange(ROWS)), folder / "data.mf", progress=False, check=False)
+    path, data = folder / "data.mf", (torch.randn(ROWS, 8), torch.arange(ROWS))
+    store = memfeed.open(path) if path.exists() else memfeed.cache(data, path, progress=False)
     loader = memfeed.Loader(store, batch_size=BATCH_SIZE, shuffle=True)
     saves = ModelCheckpoint(folder, filename="newest", enable_version_counter=False, **every)
     trainer = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", callbacks=[saves], logger=False)

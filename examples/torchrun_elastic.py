@@ -19,7 +19,7 @@ ROWS, EPOCHS, GLOBAL_BATCH, SAVE_EVERY = 250, 2, 24, 2  # the global batch stays
 def train(folder: Path, seconds_a_step: float = 0) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    loader = memfeed.Loader(memfeed.open(folder / "data.mf"), GLOBAL_BATCH // size, shuffle=True, seed=0, pad_last=True)
+    loader = memfeed.Loader(memfeed.open(folder / "data.mf"), GLOBAL_BATCH // size, shuffle=True, seed=0, last="pad")
     model, history = torch.zeros(ROWS), []  # stands for a model: how often it was trained with each row
     if (folder / "checkpoint").exists():
         model, state, history = torch.load(folder / "checkpoint").values()
