@@ -101,6 +101,7 @@ REFUSED = {
     "a sparse tensor": "torch.eye(3).to_sparse()",
     "`HeteroData`": "[HeteroData()]",
     "a module": "torch.nn.Linear(2, 2)",
+    "a TensorDict of parameters": "TensorDict.from_module(torch.nn.Linear(2, 2))",
     "a state_dict": "torch.nn.Linear(2, 2).state_dict()",
     "data that is mapped from a file": "np.load('array.npy', mmap_mode='r')",
     "a directory of TensorDict, opened": "TensorDict.load_memmap('td')",
