@@ -90,6 +90,11 @@ rooms: $(INSTALLED)
 inputs: $(INSTALLED)
 	$(BIN)/python docs/draw_inputs.py
 
+# Train from datasets as people write them and write what came out: the table of docs/splitting.md.
+.PHONY: idioms
+idioms: $(INSTALLED)
+	$(BIN)/python docs/draw_idioms.py
+
 check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
@@ -111,6 +116,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/tutorial.py
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/weight.py
+	$(BIN)/python benchmarks/rounding.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
