@@ -40,6 +40,14 @@ def test_batches_are_those_of_the_directory(kind, tmp_path):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_batches_have_the_device_of_the_tensordict(device):
+    source = TensorDict({"x": numbers(4), "of": TensorDict({"y": numbers(4)}, [4], device=device)}, [4], device=device)
+    for batch in _batches(source):
+        assert batch.device == source[:2].device
+        assert batch["of"].device == source[:2]["of"].device
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_nested_tensors(layout, tmp_path):

@@ -29,7 +29,7 @@ from memfeed.loading.settings import (
     check_without_effect,
     row_and_list_samplers,
 )
-from memfeed.loading.sources import CACHING, as_stores, beside_cache, filled_store, is_dataset, join
+from memfeed.loading.sources import CACHING, as_stores, beside_cache, filled_store, is_dataset, join, own_device
 from memfeed.order.choice import Blocks, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
@@ -88,7 +88,7 @@ def resolve(given: Mapping[str, Any]) -> Reading:
     rows = _row_order(store, [len(one) for one in stores], given["shuffle"], given["weights"], user_sampler)
     clock, name, is_rebuilt = _clock_and_name(given, len(store), batch_size, rows, rank, world_size)
     by_length = user_sampler is None and given["bucket_by"] is not None
-    device = check_device(given["device"])
+    device = check_device(own_device(dataset) if given["device"] is None else given["device"])
     requests = _placements(given["placement"], store, device, rows, batch_size, user_sampler, by_length)
     batches = None
     if by_length:

@@ -83,7 +83,8 @@ class Loader(DataLoader[T_co]):
             ``memfeed.Tokens(4096, "field")`` cuts batches of at most so many tokens, in place of ``batch_size``. Every
             epoch has the same number of batches. Ranks read whole batches, the same number each, unless ``last`` says
             otherwise; with "pad" no row of a batch that fills up is valid.
-        device: the device to which batches go before the transform; None leaves them in CPU memory.
+        device: the device to which batches go before the transform; None leaves them in CPU memory. The batches of
+            a TensorDict that is read in place have its device.
         transform: a ``memfeed.transforms`` transform, a callable ``batch -> batch``, or ``{field: callable}``. None:
             the store's own, see `Store.transform`; {} for none at all. For its place beside a collate_fn see there.
         placement: where columns are kept: "device" (the memory of the device, which picks the rows itself), "pinned"

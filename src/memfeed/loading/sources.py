@@ -49,6 +49,12 @@ def is_dataset(source: Any) -> bool:
     return in_memory.as_columns(source) is None
 
 
+def own_device(source: Any) -> torch.device | None:
+    """Return the device of a TensorDict that is read in place, which its batches have too; None for other sources."""
+    device: torch.device | None = source.device if is_tensordict(source) else None
+    return device
+
+
 def filled_store(
     dataset: Any,
     path: str | os.PathLike[str] | None,
