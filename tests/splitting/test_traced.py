@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms import functional
 
 from memfeed.errors import SplitError
@@ -14,6 +15,10 @@ from memfeed.splitting.leaves import same_leaf, take_apart
 from memfeed.splitting.traced import Recording, plain, plain_type
 
 START = (0, 0)
+
+
+class Labels(torch.Tensor):
+    """A class of tensors as users write one."""
 
 
 def record(work, leaf):
@@ -111,6 +116,16 @@ def test_an_array_of_an_image_is_made_again(work):
     run, result = record(work, first)
     assert same_leaf(plain(result), work(first))
     assert same_leaf(plain(replay(run, second, result)), work(second))
+
+
+@pytest.mark.parametrize("work", [tv_tensors.Image, lambda x: tv_tensors.Mask(x[0]), lambda x: x.as_subclass(Labels)])
+def test_a_tensor_of_a_derived_class_is_made_again(work):
+    first, second = torch.rand(2, 3, 4, 4)
+    run, result = record(work, first.clone())
+    assert type(result) is type(work(first))
+    assert same_leaf(replay(run, second, result), work(second))
+    assert torch.Tensor.as_subclass(second, Labels).__class__ is Labels
+    assert run.node_of(result) != START
 
 
 @pytest.mark.parametrize("leaf", [3, 2.5, "text", [1, 2]])

@@ -215,12 +215,15 @@ class Recording(TorchFunctionMode):
     def __enter__(self) -> Recording:
         setattr(np, "array", self.array)  # noqa: B010 - it copies a traced array and tells nobody
         setattr(np, "asarray", self.asarray)  # noqa: B010 - so it does with an image
+        # torch tells no mode of it; a bound method would not get the tensor
+        setattr(torch.Tensor, "as_subclass", lambda tensor, cls: self.as_subclass(tensor, cls))  # noqa: B010
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         setattr(np, "array", _ARRAY)  # noqa: B010
         setattr(np, "asarray", _AS_ARRAY)  # noqa: B010
+        setattr(torch.Tensor, "as_subclass", _AS_SUBCLASS)  # noqa: B010
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def array(self, *args: Any, **kwargs: Any) -> Any:
@@ -233,6 +236,12 @@ class Recording(TorchFunctionMode):
         """Make an array as ``np.asarray`` does, and note it if it is made of an image that came out of a pipeline."""
         is_image = bool(args) and hasattr(type(args[0]), "_untraced")
         return (self.array if is_image else _AS_ARRAY)(*args, **kwargs)
+
+    def as_subclass(self, tensor: torch.Tensor, cls: Any) -> Any:
+        """Give a tensor another class, as ``tv_tensors.Image(x)`` does, and note it for a result of a pipeline."""
+        if self.is_inside or not self._nodes:
+            return _AS_SUBCLASS(tensor, cls)
+        return self.operate(_AS_SUBCLASS, (tensor, cls), {}, lambda args, _: _AS_SUBCLASS(*args))
 
     def _traced(self, array: Any) -> TracedArray:
         traced = _AS_ARRAY(array).view(TracedArray)
@@ -263,10 +272,10 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is not torch.Tensor and vars(tensor):  # such as the format of boxes
         return copy.deepcopy(tensor)
     with torch._C.DisableTorchFunction():
-        return tensor.detach().clone().as_subclass(type(tensor))
+        return _AS_SUBCLASS(tensor.detach().clone(), type(tensor))
 
 
-_ARRAY, _AS_ARRAY = np.array, np.asarray
+_ARRAY, _AS_ARRAY, _AS_SUBCLASS = np.array, np.asarray, torch.Tensor.as_subclass
 
 
 def to_array(*args: Any, **kwargs: Any) -> Any:
