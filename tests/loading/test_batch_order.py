@@ -206,12 +206,12 @@ def test_jagged_batches_views_and_pickles(store):
 
 
 def test_several_stores_by_weight(store):
-    loader = Loader([store, store], 20, bucket_by="tokens", weights=[0.25, 0.75], shuffle=True, seed=0, **PAD)
+    loader = Loader([(store, 0.25), (store, 0.75)], 20, bucket_by="tokens", shuffle=True, seed=0, **PAD)
     found = list(loader)
     assert sum(len(batch["row"]) for batch in found) == 2 * N
     assert len(found) == len(loader) == 2 * N // 20
     with pytest.raises(LoaderError, match="expected the name of a field as bucket_by, and batch_size="):
-        Loader([store, store], bucket_by=Tokens(120), weights=[0.25, 0.75])
+        Loader([(store, 0.25), (store, 0.75)], bucket_by=Tokens(120))
 
 
 def test_a_dataloader_of_the_parts_reads_the_same_batches(store):

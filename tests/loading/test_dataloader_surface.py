@@ -593,8 +593,8 @@ def test_a_pickle_keeps_the_arguments(store):
         None,
         None,
     )
-    joined = pickle.loads(pickle.dumps(Loader([store, store], 7, weights=[0.5, 0.5], seed=1)))
-    assert rows(joined) == rows(Loader([store, store], 7, weights=[0.5, 0.5], seed=1))
+    joined = pickle.loads(pickle.dumps(Loader([(store, 0.5), (store, 0.5)], 7, seed=1)))
+    assert rows(joined) == rows(Loader([(store, 0.5), (store, 0.5)], 7, seed=1))
 
 
 def test_a_copy_reads_the_same(store):

@@ -152,7 +152,7 @@ def test_several_packed_stores_are_mixed_by_weight(store, tmp_path):
     samples = [{"input_ids": torch.arange(n) + 5000} for n in (30, 50, 8)]
     other = memfeed.cache(Made(samples), tmp_path / "b.mf", progress=False)
     parts = [store.select("input_ids").packed(None, 8), other.packed(None, 8)]
-    loader = Loader(parts, 4, shuffle=True, seed=0, weights=[0.5, 0.5])
+    loader = Loader([(part, 0.5) for part in parts], 4, shuffle=True, seed=0)
     found = blocks(loader)
     rows = [tuple(row) for part in parts for row in part[:]["input_ids"].tolist()]
     assert {tuple(row[0]) for batch in found for row in batch} <= set(rows)

@@ -141,7 +141,7 @@ def test_a_loader_goes_on_in_processes_of_torch(store, tmp_path):
 
 
 def test_stores_with_weights_pickle(store):
-    loader, batches = midway([store.subset(range(100)), store.subset(range(50, N))], weights=[0.25, 0.75])
+    loader, batches = midway([(store.subset(range(100)), 0.25), (store.subset(range(50, N)), 0.75)])
     other = pickle.loads(pickle.dumps(loader))
     assert before_placing(other) == before_placing(loader)
     assert sums(other) == sums(batches)

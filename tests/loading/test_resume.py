@@ -395,7 +395,7 @@ def test_weights_resume_too():
     sources = [memfeed.cache((one,), progress=False) for one in stores]
 
     def make():
-        return Loader(sources, 7, shuffle=True, seed=0, weights=[0.25, 0.75])
+        return Loader([*zip(sources, [0.25, 0.75], strict=True)], 7, shuffle=True, seed=0)
 
     whole = [batch[0].tolist() for batch in make()]
     loader = make()
@@ -406,7 +406,7 @@ def test_weights_resume_too():
     other.load_state_dict(through_json(loader.state_dict()))
     assert [batch[0].tolist() for batch in other] == whole[3:]
     with pytest.raises(LoaderError, match="found a state with order"):
-        Loader(sources, 7, shuffle=True, seed=0, weights=[0.5, 0.5]).load_state_dict(loader.state_dict())
+        Loader([(one, 0.5) for one in sources], 7, shuffle=True, seed=0).load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize("shuffle", [1, np.True_])

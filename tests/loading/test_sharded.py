@@ -210,18 +210,18 @@ def test_the_sampler_gives_the_order_of_all_ranks(store):
     [
         ({"placement": {"image": "sharded", "text": "sharded"}}, "expected a field whose rows have one shape"),
         ({"sampler": SequentialSampler(range(N)), "shuffle": False}, "leave the sampler out"),
-        ({"weights": [0.5, 0.5]}, "weights"),
+        ({"dataset": lambda store: [(store, 0.5), (store, 0.5)]}, "weights"),
         ({"bucket_by": "text"}, "bucket_by"),
     ],
 )
 def test_what_cannot_be_sharded(store, tmp_path, options, message):
-    source = [store, store] if "weights" in options else store
+    source = options.get("dataset", lambda store: store)(store)
     if "bucket_by" in options:
         samples = [{"image": torch.zeros(2), "text": torch.arange(i % 3)} for i in range(9)]
         source = memfeed.cache(Made(samples), tmp_path / "b.mf", progress=False)
-    given = {"placement": "sharded", "shuffle": True, "batch_size": 8, **options}
+    given = {"placement": "sharded", "shuffle": True, "batch_size": 8, **options, "dataset": source}
     with pytest.raises((LoaderError, FieldError), match=message):
-        Loader(source, given.pop("batch_size"), **given)
+        Loader(**given)
 
 
 def test_sharded_beside_other_places(store):

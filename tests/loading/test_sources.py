@@ -60,7 +60,7 @@ def test_a_view_of_joined_stores_is_joined_again(three, whole):
 
 
 def test_weights_mix_and_every_epoch_is_as_long_as_the_stores(three):
-    loader = Loader(three, 10, shuffle=True, seed=0, weights=[0.2, 0.3, 0.5])
+    loader = Loader([*zip(three, [0.2, 0.3, 0.5], strict=True)], 10, shuffle=True, seed=0)
     drawn = torch.cat([batch["label"] for batch in loader])
     assert len(drawn) == 40
     assert np.histogram(drawn, [0, 20, 31, 40])[0].tolist() == [8, 12, 20]
@@ -77,7 +77,7 @@ def test_rows_that_come_twice_in_an_epoch_are_transformed_differently(three):
             return batch
 
     spy = Spy()
-    list(Loader(three, 7, shuffle=True, seed=0, weights=[0.0, 0.0, 1.0], transform=spy))
+    list(Loader([*zip(three, [0, 0.0, 1], strict=True)], 7, shuffle=True, seed=0, transform=spy))
     assert len({row for row, _ in spy.seen}) == 9
     assert len(set(spy.seen)) == len(spy.seen) == 40
 
@@ -94,10 +94,12 @@ def test_stores_that_differ_are_refused(three, tmp_path):
     nested = memfeed.cache(Made([[torch.zeros(3), i] for i in range(4)]), tmp_path / "n.mf", progress=False)
     with pytest.raises(LoaderError, match="found other containers around the same fields"):
         Loader([other, nested], 2)
-    with pytest.raises(LoaderError, match="found 2 weights for 1 stores"):
-        Loader(other, 2, weights=[0.5, 0.5])
+    with pytest.raises(LoaderError, match="a weight beside one without"):
+        Loader([(other, 0.5), other], 2)
+    with pytest.raises(LoaderError, match="which sum to 0.9"):
+        Loader([(other, 0.4), (other, 0.5)], 2)
     with pytest.raises(LoaderError, match="found a sampler and weights"):
-        Loader([other, other], 2, weights=[0.5, 0.5], sampler=[1])
+        Loader([(other, 0.5), (other, 0.5)], 2, sampler=[1])
 
 
 def test_stores_whose_rows_may_be_none_and_others(tmp_path):

@@ -129,6 +129,37 @@ def test_one_line_gives_the_batches_of_a_conversion(form, tree, tmp_path):
         loader.store.finish()
 
 
+@pytest.mark.parametrize("form", ["several sizes", "short side", "encoded"])
+def test_one_line_stores_images_in_the_form_that_keep_names(form, tree, tmp_path):
+    expected, keep = epoch_of(cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)), FORMS[form][1]["keep"]
+
+    def make(**options):
+        return Loader(dataset_of(form, tree), BATCH, shuffle=True, seed=7, cache=tmp_path / "s.mf", **options)
+
+    for options in ({"keep": keep}, {"keep": keep}, {}):  # the store remembers it
+        loader = make(**options)
+        require_same_batches(list(loader), expected)
+        loader.store.finish()
+    assert memfeed.open(tmp_path / "s.mf")._view.manifest.attributes.keep == keep
+    rebuilt = Loader(make(keep=keep).store, BATCH, shuffle=True, seed=7, cache=tmp_path / "s.mf", keep=keep)
+    require_same_batches(list(rebuilt), expected)
+    with pytest.raises(memfeed.errors.StaleStoreError, match="found a store made with keep="):
+        make(keep=33)
+
+
+def test_keep_without_images_that_are_resized(tree, tmp_path, capsys):
+    store = memfeed.cache(dataset_of("batched", tree), tmp_path / "s.mf", split=True, workers=0, progress=False)
+    for source in (store, torch.arange(3)):
+        with pytest.raises(memfeed.errors.LoaderError, match="found keep=32 beside"):
+            Loader(source, 2, keep=32)
+    with pytest.raises(ValueError, match="found keep='small'"):
+        Loader(dataset_of("batched", tree), 2, cache=tmp_path / "t.mf", keep="small")
+    fixed = Folder(str(tree), v1.Compose([v1.Resize((24, 24)), v1.ToTensor()]))
+    loader = Loader(fixed, 2, cache=tmp_path / "fixed.mf", keep=32)
+    assert next(iter(loader))[0].shape == (2, 3, 24, 24)
+    assert "keep=32 has no effect: no random step" in capsys.readouterr().err
+
+
 OFF = {
     "cut": ([v1.Resize((32, 32)), v1.RandomCrop(32), v1.ToTensor()], {"split": True}, 1e-7),
     "of several sizes": ([v1.RandomHorizontalFlip(0.0), v1.PILToTensor()], {"split": True, "keep": "full"}, 0),

@@ -22,7 +22,7 @@ from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import keep_of, split_input, store_at, with_rest
 from memfeed.convert.staleness import require_unchanged
-from memfeed.errors import StoreError
+from memfeed.errors import StaleStoreError, StoreError
 from memfeed.remote.address import is_address
 from memfeed.schema.fields import Kind
 from memfeed.store import format
@@ -211,9 +211,16 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     watched = None if is_rows else Watched(dataset, target)
     stored = None if options.overwrite else store_at(target)
     made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
+    if None not in (options.keep, made_with) and options.keep != made_with:
+        raise StaleStoreError(
+            f"{target}: found a store made with keep={made_with!r}; expected keep={options.keep!r}, as here: leave "
+            "keep= out to take the store as it is, or give another path. With cache(), overwrite=True writes it again"
+        )
     options = msgspec.structs.replace(options, keep=options.keep or made_with)
     cut = split_input(given, stored, options, target)
     if cut is None:
+        if options.keep is not None and options.progress:
+            write_line(f"memfeed: keep={options.keep!r} has no effect: no random step resizes what is stored")
         options = msgspec.structs.replace(options, keep=None)
     else:
         given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)

@@ -29,7 +29,17 @@ from memfeed.loading.settings import (
     check_without_effect,
     row_and_list_samplers,
 )
-from memfeed.loading.sources import CACHING, as_stores, beside_cache, filled_store, is_dataset, join, own_device
+from memfeed.loading.sources import (
+    CACHING,
+    JoinedStore,
+    as_stores,
+    beside_cache,
+    check_keep,
+    filled_store,
+    is_dataset,
+    joined,
+    own_device,
+)
 from memfeed.order.choice import Blocks, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
@@ -53,7 +63,6 @@ class Reading:
         clock: the epochs and the seed; that of another loader, if this one is made of its parts.
         is_rebuilt: it is made of the parts of another one.
         name: identifies the loader on all ranks.
-        weights: the share of the rows that comes from each of several stores, as given.
     """
 
     store: Store
@@ -63,7 +72,6 @@ class Reading:
     clock: EpochClock
     is_rebuilt: bool
     name: LoaderName
-    weights: Sequence[float] | None
 
 
 def resolve(given: Mapping[str, Any]) -> Reading:
@@ -72,20 +80,21 @@ def resolve(given: Mapping[str, Any]) -> Reading:
     Raises LoaderError for arguments that do not fit together, see `Loader`.
     """
     dataset = _source(given)
+    store = joined(dataset)
+    weights = store.weights if isinstance(store, JoinedStore) else None
     batch_size = _batch_size(given)
-    checked = ("shuffle", "drop_last", "last", "sampler", "batch_sampler", "weights", "as_", "bucket_by")
-    check_arguments(batch_size=batch_size, **{name: given[name] for name in checked})
+    checked = ("shuffle", "drop_last", "last", "sampler", "batch_sampler", "as_", "bucket_by")
+    check_arguments(batch_size=batch_size, weights=weights, **{name: given[name] for name in checked})
     last: LastRows = "drop" if given["drop_last"] else given["last"] or "repeat"
     user_sampler = given["sampler"] if given["batch_sampler"] is None else given["batch_sampler"]
     rank, world_size = check_ranks(given["ranks"], user_sampler)
-    stores = as_stores(dataset)
-    store = join(stores)
+    stores = as_stores(store)
     check_filling(stores, by_length=given["bucket_by"] is not None)
     masks_rows = last == "pad" or store._backing.masks_rows
     check_names(store.schema.structure, masks_rows=masks_rows, return_rows=given["return_rows"])
     transform = transform_of(given["transform"], store)
     bind(transform, store.schema)  # raises for what is no transform
-    rows = _row_order(store, [len(one) for one in stores], given["shuffle"], given["weights"], user_sampler)
+    rows = _row_order(store, [len(one) for one in stores], given["shuffle"], weights, user_sampler)
     clock, name, is_rebuilt = _clock_and_name(given, len(store), batch_size, rows, rank, world_size)
     by_length = user_sampler is None and given["bucket_by"] is not None
     device = check_device(own_device(dataset) if given["device"] is None else given["device"])
@@ -115,7 +124,7 @@ def resolve(given: Mapping[str, Any]) -> Reading:
         by_length=by_length,
     )
     check_padding(settings)
-    return Reading(store, settings, rows, batches, clock, is_rebuilt, name, given["weights"])
+    return Reading(store, settings, rows, batches, clock, is_rebuilt, name)
 
 
 def _source(given: Mapping[str, Any]) -> Any:
@@ -124,7 +133,10 @@ def _source(given: Mapping[str, Any]) -> Any:
     is_cached = is_dataset(dataset)
     check_without_effect({name: given[name] for name in WITHOUT_EFFECT}, CACHING if is_cached else ())
     if is_cached:
-        return filled_store(dataset, path, workers, given["worker_init_fn"], given["multiprocessing_context"])
+        return filled_store(
+            dataset, path, workers, given["worker_init_fn"], given["multiprocessing_context"], given["keep"]
+        )
+    check_keep(dataset, given["keep"])
     return dataset if path is None else beside_cache(dataset, path, workers, given["worker_init_fn"])
 
 
@@ -199,5 +211,5 @@ def _row_order(store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, u
             f"one by one, {format_bytes(again)} in each epoch; expected {advice}"
         )
     # beside a sampler that draws from one of ours, the weights are in it already
-    counts = None if weights is None or user_sampler is not None else shares(weights, len(sizes), sum(sizes))
+    counts = None if weights is None or user_sampler is not None else shares(weights, sum(sizes))
     return RowOrder(sizes, counts, shuffle if isinstance(shuffle, Blocks) else bool(shuffle), size)

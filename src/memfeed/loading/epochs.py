@@ -68,8 +68,8 @@ class Epochs:
         rows, batches = self._reading.rows, self._reading.batches
         shuffle = Blocks(rows.block_rows) if isinstance(rows.shuffle, Blocks) else rows.shuffle
         sharded = "" if rows.cuts is None else f", in pieces of blocks of {rows.block_rows} rows"
-        given = self._reading.weights
-        weights = "" if given is None else f", weights={[float(weight) for weight in given]}"
+        given = getattr(self._reading.store, "weights", None)
+        weights = "" if given is None else f", weights={given}"
         return f"shuffle={shuffle!r}{sharded}{weights}{'' if batches is None else f', {batches.name}'}"
 
     # --- passes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,13 +25,14 @@ from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding,
 from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
+from memfeed.store.dataset_attributes import Keep
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = (
-    "shuffle", "seed", "last", "weights", "bucket_by", "device", "transform", "placement", "ranks", "return_rows",
-    "as_", "pad", "cache",
+    "shuffle", "seed", "last", "bucket_by", "device", "transform", "placement", "ranks", "return_rows",
+    "as_", "pad", "cache", "keep",
 )  # fmt: skip
 
 
@@ -53,8 +54,10 @@ class Loader(DataLoader[T_co]):
     Args:
         dataset: a Store or a view of one, a `torch.utils.data.Subset` of one, a list or ConcatDataset of stores of one
             schema, or columns in memory: a tensor, a tuple or dict of tensors, a TensorDataset, a TensorDict (read in
-            place, not copied). Any other map-style dataset (``len`` and ``[]``), as DataLoader takes it: it becomes a
-            store at ``cache`` that is filled while it is read, as by ``memfeed.cache(..., split="auto", lazily=True)``.
+            place, not copied). A list of pairs, ``[(store, 0.7), (other, 0.3)]``, gives the share of the rows that
+            comes from each store; the shares sum to 1, and an epoch has as many rows as the stores together. Any other
+            map-style dataset (``len`` and ``[]``), as DataLoader takes it: it becomes a store at ``cache`` that is
+            filled while it is read, as by ``memfeed.cache(..., split="auto", lazily=True)``.
         batch_size: rows per batch and rank; the last batch is smaller unless ``last`` is "drop" or "pad". None gives
             single samples, through `default_convert`.
         shuffle: True for an exact uniform permutation of the rows, a new one in every epoch (8 bytes of memory a row, 4
@@ -76,8 +79,6 @@ class Loader(DataLoader[T_co]):
             that is called with each epoch's number, unless somebody else calls it. The first pass is the epoch that the
             sampler shows as ``epoch``.
         batch_sampler: an iterable of lists of row numbers; replaces batch_size, shuffle, sampler and drop_last.
-        weights: for a list of stores, the share of the rows that comes from each; they sum to 1. An epoch has as many
-            rows as the stores together. Without weights it has each row once.
         bucket_by: the field of varying length by which batches are made of rows of like length: the rows of 128
             batches, in the epoch's order, are sorted by length and cut into batches, which are shuffled.
             ``memfeed.Tokens(4096, "field")`` cuts batches of at most so many tokens, in place of ``batch_size``. Every
@@ -129,9 +130,11 @@ class Loader(DataLoader[T_co]):
         cache: where the store of a map-style ``dataset`` is kept; None for a temporary store, which is removed with the
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
-            if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first. Images
-            of several sizes that a random step resizes are kept with all pixels if they fit in half of the free disk
-            and of the RAM, else as the bytes of their files; ``keep=`` of `memfeed.cache` chooses.
+            if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
+        keep: beside ``cache``, how images of several sizes are stored that a random step resizes: "full", with all
+            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
+            form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
+            RAM, else "encoded". A line says which.
 
     As many threads gather and transform batches as are measured to be worthwhile while the loop runs, at most
     `torch.get_num_threads()` and the cores (see ``stats``).
@@ -173,7 +176,6 @@ class Loader(DataLoader[T_co]):
         snapshot_every_n_steps: int | None = 1,
         seed: int | None = None,
         last: LastRows | None = None,
-        weights: Sequence[float] | None = None,
         bucket_by: Any = None,
         device: torch.device | str | None = None,
         transform: UserTransform = None,
@@ -183,6 +185,7 @@ class Loader(DataLoader[T_co]):
         as_: ArrayKind = "torch",
         pad: Mapping[Any, float] | None = None,
         cache: str | os.PathLike[str] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         reading = resolve(dict(locals()))
         store, batches, clock = reading.store, reading.batches, reading.clock
@@ -197,9 +200,9 @@ class Loader(DataLoader[T_co]):
             drop_last=reading.settings.last == "drop" and shown_batches is None,
             generator=generator,
         )
-        self.shuffle, self.seed, self.last, self.weights, self.bucket_by = shuffle, seed, last, weights, bucket_by
+        self.shuffle, self.seed, self.last, self.bucket_by = shuffle, seed, last, bucket_by
         self.device, self.transform, self.placement, self.ranks = device, transform, placement, ranks
-        self.return_rows, self.as_, self.pad, self.cache = return_rows, as_, pad, cache
+        self.return_rows, self.as_, self.pad, self.cache, self.keep = return_rows, as_, pad, cache, keep
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)

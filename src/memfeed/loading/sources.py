@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec import UNSET
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError, SchemaError
 from memfeed.loading.settings import present_ranks
+from memfeed.order.mixture import check_weights
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
 from memfeed.schema.fields import Schema
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store.backing import Backing
 from memfeed.store.column import Column
+from memfeed.store.dataset_attributes import Keep
 from memfeed.store.format import resolve
 from memfeed.store.store import Store
 from memfeed.store.view import View
@@ -40,7 +43,7 @@ def is_dataset(source: Any) -> bool:
     parts = source.datasets if isinstance(source, ConcatDataset) else source if type(source) in (list, tuple) else ()
     if isinstance(source, Subset) and not is_dataset(source.dataset):
         return False
-    if parts and all(isinstance(one, Store | Subset) and not is_dataset(one) for one in parts):
+    if parts and all(_is_store(one) or _is_weighted(one) for one in parts):
         return False
     if is_tensordict(source):
         return False
@@ -61,6 +64,7 @@ def filled_store(
     worker_count: int,
     worker_init_fn: Callable[[int], None] | None,
     multiprocessing_context: Any = None,
+    keep: Keep | None = None,
 ) -> Store:
     """Return a store of a dataset that is filled while it is read; see `memfeed.cache`.
 
@@ -79,7 +83,9 @@ def filled_store(
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    store = cache(dataset, path, split="auto", lazily=True, workers=worker_count, worker_init_fn=worker_init_fn)
+    store = cache(
+        dataset, path, split="auto", keep=keep, lazily=True, workers=worker_count, worker_init_fn=worker_init_fn
+    )
     if multiprocessing_context is not None and worker_count and store._view.supply is not None:
         method = getattr(multiprocessing_context, "get_start_method", lambda: multiprocessing_context)()
         used = torch.multiprocessing.get_start_method()
@@ -89,6 +95,19 @@ def filled_store(
                 f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
             )
     return store
+
+
+def check_keep(source: Any, keep: Keep | None) -> None:
+    """Raise LoaderError for ``keep=`` beside a source that does not become a store.
+
+    A trainer that makes a loader of the attributes of another one hands on the ``keep`` of its store.
+    """
+    manifest = source._view.manifest if isinstance(source, Store) else None
+    if keep is not None and (manifest is None or manifest.attributes is UNSET or manifest.attributes.keep != keep):
+        raise LoaderError(
+            f"found keep={keep!r} beside {type(source).__name__}, whose rows are read as they are; expected a "
+            "map-style dataset, which Loader(dataset, cache=path, keep=...) makes a store of"
+        )
 
 
 def beside_cache(source: Any, path: str | os.PathLike[str], worker_count: int, worker_init_fn: Any) -> Any:
@@ -117,21 +136,50 @@ def beside_cache(source: Any, path: str | os.PathLike[str], worker_count: int, w
     return source
 
 
+def _is_store(source: Any) -> bool:
+    return isinstance(source, Store | Subset) and not is_dataset(source)
+
+
+def _is_weighted(source: Any) -> bool:
+    """Return True for a pair (store, weight)."""
+    is_pair = type(source) is tuple and len(source) == 2
+    return is_pair and isinstance(source[1], int | float) and _is_store(source[0])
+
+
+def joined(source: Any) -> Store:
+    """Return a loader's source as one store; of a list of pairs it has the weights. LoaderError for anything else."""
+    if type(source) is list and source and all(map(_is_weighted, source)):
+        return join([_as_store(one) for one, _ in source], [float(weight) for _, weight in source])
+    return source if isinstance(source, JoinedStore) else join(as_stores(source))
+
+
 def as_stores(source: Any) -> list[Store]:
     """Return the stores that make up a loader's source. Raises LoaderError for anything else."""
     if isinstance(source, JoinedStore):
         return source.parts
     if isinstance(source, ConcatDataset):
         source = source.datasets
-    if isinstance(source, list | tuple) and source and all(isinstance(one, Store | Subset) for one in source):
-        return [store for one in source for store in as_stores(one)]
+    if isinstance(source, list | tuple) and source:
+        if all(isinstance(one, Store | Subset) for one in source):
+            return [store for one in source for store in as_stores(one)]
+        if any(map(_is_weighted, source)):
+            raise LoaderError(
+                "found a store with a weight beside one without; expected pairs for all: "
+                "[(store, 0.7), (other_store, 0.3)]"
+            )
     return [_as_store(source)]
 
 
 class JoinedStore(Store):
-    """Several stores as one, their rows in turn. It pickles as its parts."""
+    """Several stores as one, their rows in turn. It pickles as its parts.
+
+    Attributes:
+        parts: the stores.
+        weights: the share of the rows of an epoch that comes from each; None for each row once.
+    """
 
     parts: list[Store]
+    weights: list[float] | None
 
     @property
     def transform(self) -> Transform | None:
@@ -145,7 +193,7 @@ class JoinedStore(Store):
         return found[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return join, (self.parts,)
+        return join, (self.parts, self.weights)
 
 
 def _as_store(source: Any) -> Store:
@@ -172,11 +220,13 @@ def _as_store(source: Any) -> Store:
     return Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types))
 
 
-def join(stores: Sequence[Store]) -> Store:
+def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
     """Return one store of the rows of all stores, those of ``stores[0]`` first, for a loader to read. Copies nothing.
 
-    Raises LoaderError for stores whose schemas differ, and says in which field.
+    Raises LoaderError for stores whose schemas differ, and says in which field; and for weights that do not sum to 1.
     """
+    if weights is not None:
+        check_weights(weights)
     if len(stores) == 1:
         return stores[0]
     first = stores[0]
@@ -193,9 +243,9 @@ def join(stores: Sequence[Store]) -> Store:
     if not all(view.has_all_rows for view in views):
         begins = np.cumsum([0, *(view.base_length for view in views)])
         rows = np.concatenate([begin + view.all_rows() for begin, view in zip(begins, views, strict=False)])
-    joined = JoinedStore(View(backing, views[0].types, rows=rows))
-    joined.parts = list(stores)
-    return joined
+    whole = JoinedStore(View(backing, views[0].types, rows=rows))
+    whole.parts, whole.weights = list(stores), weights
+    return whole
 
 
 def _joined_backing(schema: Schema, views: Sequence[View]) -> Backing:

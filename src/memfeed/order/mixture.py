@@ -15,19 +15,22 @@ from memfeed.random import derive
 WINDOW = 4096  # positions within which each source has its exact share
 
 
-def shares(weights: Sequence[float], sources: int, n: int) -> list[int]:
+def check_weights(weights: Sequence[float]) -> None:
+    """Raise LoaderError if a weight is negative, or if they do not sum to 1."""
+    if not all(0 <= weight <= 1 for weight in weights) or abs(sum(weights) - 1) > 1e-6:
+        raise LoaderError(
+            f"found weights {list(weights)}, which sum to {sum(weights):g}; expected none negative, and a sum of 1"
+        )
+
+
+def shares(weights: Sequence[float], n: int) -> list[int]:
     """Return how many of ``n`` rows each source gets: n times its weight; rows left over go to the largest remainders.
 
-    Raises LoaderError unless there is one weight per source, none is negative, and they sum to 1.
+    `weights` are those that `check_weights` allows.
     """
-    given = [float(weight) for weight in weights]
-    if len(given) != sources:
-        raise LoaderError(f"found {len(given)} weights for {sources} stores; expected one for each")
-    if not all(0 <= weight <= 1 for weight in given) or abs(sum(given) - 1) > 1e-6:
-        raise LoaderError(f"found weights {given}, which sum to {sum(given):g}; expected none negative, and a sum of 1")
-    exact = [weight * n for weight in given]
+    exact = [weight * n for weight in weights]
     counts = [int(share) for share in exact]
-    by_remainder = sorted(range(sources), key=lambda i: counts[i] - exact[i])
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
     for i in by_remainder[: n - sum(counts)]:
         counts[i] += 1
     return counts
