@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
@@ -43,12 +45,21 @@ class GrowingColumn(RaggedColumn):
 
     @ORDINARY
     def _map_heap(self) -> None:
-        size = os.fstat(self._fd).st_size
-        heap = map_descriptor(self._fd, self.path, size)
+        size, heap = self._mapped_heap()
         self.__dict__["heap"] = heap
         if "_arrays" in self.__dict__:
             self.__dict__["_arrays"] = (*self._arrays[:2], heap.numpy())
         self.heap_bytes = size  # last: another thread may locate rows meanwhile
+
+    def _mapped_heap(self) -> tuple[int, torch.Tensor]:
+        """Return the size of the heap, and a map of it. A commit may cut it meanwhile, behind its last row."""
+        while True:
+            size = os.fstat(self._fd).st_size
+            try:
+                return size, map_descriptor(self._fd, self.path, size)
+            except CorruptStoreError:
+                if os.fstat(self._fd).st_size >= size:
+                    raise
 
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """See ``FixedColumn.switch_to_committed``: the files are the same under other names."""

@@ -61,10 +61,8 @@ def map_descriptor(fd: int, path: Path, size: int, offset: int = 0) -> torch.Ten
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     skipped = offset % mmap.ALLOCATIONGRANULARITY
+    _require_bytes(fd, path, offset + size)
     try:
-        found = os.fstat(fd).st_size
-        if found < offset + size:  # touching a map after the file's end is a SIGBUS
-            raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {offset + size:,}: the file was cut")
         flags = mmap.MAP_PRIVATE | _NORESERVE
         mapped = with_descriptors(
             lambda: mmap.mmap(
@@ -76,11 +74,21 @@ def map_descriptor(fd: int, path: Path, size: int, offset: int = 0) -> torch.Ten
                 **_UNTRACKED,
             )
         )
+    except ValueError:
+        _require_bytes(fd, path, offset + size)  # it was cut since
+        raise
     except (OverflowError, OSError) as error:  # a sparse file can be larger than the address space
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
     return torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
+
+
+def _require_bytes(fd: int, path: Path, size: int) -> None:
+    """Raise CorruptStoreError for a file of less than ``size`` bytes: touching a map after its end is a SIGBUS."""
+    found = os.fstat(fd).st_size
+    if found < size:
+        raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {size:,}: the file was cut")
 
 
 def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
