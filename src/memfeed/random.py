@@ -64,6 +64,11 @@ class Keys:
             return mix(mix(rows) + self.occurrence.numpy().view(np.uint64) * _OCCURRENCE_STEP)
         return mix(mix(rows) + np.uint64((self.occurrence * int(_OCCURRENCE_STEP)) & _MASK))
 
+    @property
+    def has_drawn(self) -> bool:
+        """True once numbers were drawn for these rows."""
+        return "states" in self.__dict__
+
     def part(self, positions: NDArray[np.int64]) -> Keys:
         """Return the keys of the rows at these positions of `rows`, int64 [m]."""
         index = torch.from_numpy(positions)

@@ -94,11 +94,11 @@ def test_any_batch_size_rank_and_resume(store):
 
 
 def test_in_torchs_dataloader(store):
-    collate = memfeed.Collate(TRAIN)
+    collate = memfeed.Collate(TRAIN, seed=0)
     check(by_row(DataLoader(store, 3, collate_fn=collate)), expected())
     check(by_row(DataLoader(store, 3, collate_fn=collate, num_workers=2, multiprocessing_context="fork")), expected())
     parts = memfeed.Loader(store, 3, transform=TRAIN, seed=0)
-    check(by_row(DataLoader(store, 3, collate_fn=parts.collate_fn)), expected())
+    check(by_row(DataLoader(store, 3, sampler=parts.sampler, collate_fn=parts.collate_fn)), expected())
     same = memfeed.cache(
         Made(lambda i: sample(1)["image"], 3), store.path.parent / "same.mf", fields={"value": "list"}, progress=False
     )

@@ -12,6 +12,9 @@ from memfeed.loading.position import Position
 from memfeed.system.buffers import shared_number
 from memfeed.system.messages import say_once
 
+NO_EPOCH = -1
+"""The running epoch that a ``collate_fn`` sees before somebody has set one, or has begun a pass over the sampler."""
+
 
 class EpochClock:
     """One answer to "which epoch is next", shared by a loader, its sampler and its ``collate_fn``.
@@ -53,7 +56,6 @@ class EpochClock:
     def begin_at(self, epoch: int) -> None:
         """Start the first pass at ``epoch``, unless somebody sets another one before it."""
         self._next = self.epoch = epoch
-        self._share(epoch)
 
     def set_sampler_epoch(self, epoch: int) -> None:
         """Do the same for a framework that calls the sampler, and may count epochs in its own way after a resume."""
@@ -117,7 +119,6 @@ class EpochClock:
         self.resolve_seed(world_size)
         self._resume, self.epoch, self._next = None, epoch, epoch + 1
         self.was_loaded = self.was_set = False
-        self._share(epoch)
         return epoch, position
 
     def start_sampler(self, world_size: int) -> tuple[int, Position | None]:
@@ -125,7 +126,9 @@ class EpochClock:
         if self._is_lent:
             self._is_lent = False
             return self.epoch, None
-        return self.start(world_size)
+        epoch, position = self.start(world_size)
+        self._share(epoch)
+        return epoch, position
 
     def lend(self) -> None:
         """Give the running epoch to the sampler: its next pass is the one that the loader has just started."""
@@ -140,9 +143,9 @@ class EpochClock:
         return self.seed
 
     def share(self) -> torch.Tensor:
-        """Return the running epoch in memory that worker processes see, int64 []."""
+        """Return the epoch that was set or that the sampler has begun, in memory that workers see too, int64 []."""
         if self._shared is None:
-            self._shared = shared_number(self.epoch)
+            self._shared = shared_number(self.epoch if self.was_set else NO_EPOCH)
         return self._shared
 
     def _share(self, epoch: int) -> None:

@@ -11,7 +11,8 @@ from torch.utils.data import default_collate, default_convert, get_worker_info
 from memfeed.errors import LoaderError
 from memfeed.loading.arrays import converter
 from memfeed.loading.bind import Bound, UserTransform, bind, transform_of
-from memfeed.loading.clock import EpochClock
+from memfeed.loading.clock import NO_EPOCH, EpochClock
+from memfeed.loading.drawn_seed import draw_seed
 from memfeed.loading.one_row import one_row_batches, plain_before_or_after, same
 from memfeed.loading.padding import PaddedField, pad_batch, padded_fields, padding_beside_collate
 from memfeed.loading.sample_lists import CollateSamples, collate_finished, giving_samples
@@ -31,13 +32,16 @@ class Collate:
     """Collate samples of a store: ``DataLoader(store, batch_size, collate_fn=Collate(transform))``.
 
     The batch is the one that ``Loader`` gives for the same rows, epoch and seed, with and without workers. Samples of
-    `Subset(store)` and `random_split(store)` work too. Call ``set_epoch(e)`` before each epoch: persistent workers see
-    it as well.
+    `Subset(store)` and `random_split(store)` work too.
+
+    With ``seed=``, call ``set_epoch(e)`` before each epoch: what keyed transforms draw for a row depends on the seed,
+    the epoch and the row; persistent workers see the epoch as well. Without both, each batch draws from torch's default
+    generator, as random transforms in a dataset do: `torch.manual_seed` decides, and workers have seeds of their own.
 
     Args:
         transform: as for ``Loader``: None is the store's own.
         device: as for ``Loader``; a CUDA device only with ``num_workers=0``.
-        seed: of keyed transforms.
+        seed: of keyed transforms; None draws for each batch, or is 0 once ``set_epoch`` was called.
         pad: as for ``Loader``.
         collate_fn: as for ``Loader``: it gets samples that the store's own transform has finished; a ``transform`` of
             yours takes what it returns.
@@ -50,7 +54,7 @@ class Collate:
         self,
         transform: UserTransform = None,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         pad: Mapping[Any, float] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
@@ -63,7 +67,8 @@ class Collate:
         self._plain: Callable[[Any], Any] = same
         self._padded: Sequence[PaddedField] = ()
         self._store: Store | None = None  # that of the samples that all of these are for
-        self._epoch = shared_number(0)
+        self._epoch = shared_number(NO_EPOCH)
+        self._first: tuple[int, int] | None = None  # the first row of an epoch, with the epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that keyed transforms draw for, from the next batch on."""
@@ -78,7 +83,7 @@ class Collate:
             )
         if samples.store is not self._store:
             self._plan(samples.store)
-        keys, device = Keys(self.seed, int(self._epoch), torch.from_numpy(samples.ids)), check_device(self.device)
+        keys, device = self._keys(torch.from_numpy(samples.ids)), check_device(self.device)
         bound: Bound = self._bound or _as_it_is
         if self._finish is not None:
             batch = self._finish(bound(samples.batch, keys), samples.canvases)
@@ -88,7 +93,32 @@ class Collate:
             batch = self._plain(pad_batch(samples.batch, self._padded))
         if device is not None:
             batch = to_device(batch, device, non_blocking=False)
-        return batch if self._finish is not None else bound(batch, keys)
+        if self._finish is None:
+            batch = bound(batch, keys)
+        self._report_repeats(keys)
+        return batch
+
+    def _keys(self, rows: torch.Tensor) -> Keys:
+        """Return the keys of a batch. Without seed and epoch its seed is drawn: nobody says which epoch it is of."""
+        seed = self._seed()
+        return Keys(draw_seed(None), NO_EPOCH, rows) if seed is None else Keys(seed, max(0, int(self._epoch)), rows)
+
+    def _seed(self) -> int | None:
+        """Return the seed of all batches of the epoch; None if each batch draws one."""
+        return self.seed if self.seed is not None or int(self._epoch) == NO_EPOCH else 0
+
+    def _report_repeats(self, keys: Keys) -> None:
+        """Say that the numbers of an epoch come again, if a transform has drawn any and its first row comes again."""
+        if keys.epoch == NO_EPOCH or not keys.has_drawn or not len(keys.rows):
+            return
+        if self._first is None or self._first[0] != keys.epoch:
+            self._first = keys.epoch, int(keys.rows[0])
+        elif bool((keys.rows == self._first[1]).any()):
+            say_once(
+                f"memfeed: row {self._first[1]} comes a second time in epoch {keys.epoch}, and random transforms draw "
+                "the same for it: call set_epoch(e) before each epoch, or leave seed= and set_epoch out, so that each "
+                "batch draws other numbers"
+            )
 
     def _plan(self, store: Store) -> None:
         """Prepare for samples of a store."""
@@ -124,8 +154,9 @@ class LoaderCollate(Collate):
     """The ``collate_fn`` of a loader, for frameworks that make a DataLoader of its parts.
 
     It carries what such a DataLoader would lose: transform, device, seed, epoch, beside the user's collate_fn, if there
-    is one. A loader that is given one of another loader, as Lightning does when it makes a loader anew, takes the clock
-    of that loader.
+    is one. If other code draws the rows, and sets no epoch of the loader, nobody knows the epoch: then each batch draws
+    from torch's default generator, see `Collate`. A loader that is given one of another loader, as when Lightning makes
+    a new loader, takes the clock of that loader.
     """
 
     def __init__(self, settings: Settings, clock: EpochClock) -> None:
@@ -157,16 +188,19 @@ class LoaderCollate(Collate):
             if self.transform is None and not settings.returns_rows and not self.pad:
                 return (self.collate_fn or default_collate)(samples)
             return super().__call__(samples)  # raises
-        worker = get_worker_info()
-        if worker is None or self.clock.seed is not None:
-            self.seed = self.clock.resolve_seed(1)  # ranks share a seed where they share an order of ours
-        else:
-            self.seed = worker.seed - worker.id  # the base seed that DataLoader has drawn: the same in all workers
         batch = super().__call__(samples)
         if settings.returns_rows:
             batch = with_extras(batch, {"rows": torch.from_numpy(samples.rows.astype("int64"))})
         convert = converter(settings.as_)
         return batch if convert is None else convert(batch)
+
+    def _seed(self) -> int | None:
+        if int(self._epoch) == NO_EPOCH:
+            return None
+        worker = get_worker_info()
+        if worker is None or self.clock.seed is not None:
+            return self.clock.resolve_seed(1)  # ranks share a seed where they share an order of ours
+        return worker.seed - worker.id  # the base seed that DataLoader has drawn: the same in all workers
 
 
 def user_collate(collate_fn: Any) -> Any:
