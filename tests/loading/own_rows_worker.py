@@ -68,6 +68,8 @@ def late_rank(rank: int, loaders: list[Loader], paths: list[str], uneven: list[L
 def one_store(rank: int, loaders: list[Loader], paths: list[str], uneven: list[Loader]) -> dict[str, Any]:
     """Both begin the loaders of the list one after the other: then the list is not one of a loader for each rank."""
     found: dict[str, Any] = {"folds": [rows_of(loader) for loader in loaders]}
+    store = loaders[0].store
+    found["chunk"] = rows_of(Loader(store.subset(range(rank * 10, rank * 10 + 10)), 5, shuffle=True))
     own_rows.ANSWER_SECONDS = 1e6
     if rank == 0:  # nobody waits for anybody any more
         found["alone"] = rows_of(Loader(memfeed.open(paths[1]), 5))

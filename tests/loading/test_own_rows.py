@@ -74,9 +74,19 @@ def test_a_rank_that_comes_too_late_is_told(paths, tmp_path):
     assert "found another store on rank 1 than on rank 0, which did not wait longer" in second["error"]
 
 
-def test_loaders_that_all_ranks_begin_are_divided(paths, tmp_path):
-    (first, second), errors = run("one store", paths, tmp_path)
+@pytest.fixture(scope="module")
+def one_store(paths, tmp_path_factory):
+    return run("one store", paths, tmp_path_factory.mktemp("one"))
+
+
+def test_loaders_that_all_ranks_begin_are_divided(one_store):
+    first, second = one_store[0]
     for number, (mine, theirs) in enumerate(zip(first["folds"], second["folds"], strict=True)):
         assert sorted(mine + theirs) == [100 * number + row for row in range(ROWS)]
     assert len(first["alone"]) == ROWS // 2
-    assert "memfeed:" not in errors
+
+
+def test_a_chunk_of_each_rank_is_not_divided_after_a_store_that_all_have(one_store):
+    ranks, errors = one_store
+    assert sorted(row for found in ranks for row in found["chunk"]) == list(range(ROWS))
+    assert errors.count("memfeed:") == errors.count("each of the 2 ranks has a store of its own") == 1

@@ -21,15 +21,16 @@ from memfeed.store.store import Store
 Kind = Literal["same", "own", "unknown"]
 ANSWER_SECONDS = 20.0  # that rank 0 waits for the other ranks; it may be the only one that reads, to evaluate
 
-_found: set[Kind] = set()  # by comparisons before
+_same: set[str] = set()  # digests of stores that all ranks were found to have
+_told: set[Kind] = set()
 _compared: Counter[str] = Counter()  # loaders, by their settings
 
 
 def has_own_rows(name: LoaderName, store: Store, batches: int, *, may_differ: bool) -> bool:
     """Return True if the ranks of torch.distributed have different stores for a loader: each reads all rows of its own.
 
-    Call it once for each loader, when its first epoch begins. If the first comparison finds one store on all ranks it
-    is the last: then no rank waits for another one again.
+    Call it once for each loader, when its first epoch begins. A store that all ranks were found to have is not compared
+    again: then no rank waits for another one.
 
     Args:
         name: of the loader: its settings, and how many with the same were made before.
@@ -41,10 +42,11 @@ def has_own_rows(name: LoaderName, store: Store, batches: int, *, may_differ: bo
         LoaderError: on each rank, if each has its own rows and the numbers of batches differ; on one rank, if it has
             another store than rank 0, which did not wait for it, or if rank 0 does not read a loader like this one.
     """
-    if "same" in _found and "own" not in _found:
+    digest = _digest(store)
+    if digest in _same:
         return False
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    own = {"store": _digest(store), "number": name.number, "batches": batches, "may differ": may_differ}
+    own = {"store": digest, "number": name.number, "batches": batches, "may differ": may_differ}
     _compared[name.reads] += 1
     prefix = f"memfeed/rows/{name.reads}/{_compared[name.reads]}"
     verdict = verdict_of_ranks(prefix, own, _judge, ANSWER_SECONDS, WAIT_SECONDS)
@@ -71,14 +73,16 @@ def has_own_rows(name: LoaderName, store: Store, batches: int, *, may_differ: bo
             "ranks=(0, 1)",
             file=sys.stderr,
         )
-    if kind == "own" and rank == 0 and "own" not in _found:
+    if kind == "same":
+        _same.add(digest)
+    if kind == "own" and rank == 0 and kind not in _told:
         print(
             f"memfeed: each of the {world_size} ranks has a store of its own for a loader with {name.reads}, so each "
             f"reads all its rows: {batches:,} batches on rank 0. Until now len(loader) was that of a part: pass "
             "ranks=(0, 1) to have it right before the first epoch",
             file=sys.stderr,
         )
-    _found.add(kind)
+    _told.add(kind)
     return kind == "own"
 
 
