@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+import memfeed
 from memfeed import Loader
 from memfeed.errors import TransformError
 from memfeed.random import Keys
@@ -42,6 +43,51 @@ def test_a_field_that_would_be_left_behind_is_an_error(transform, name, field):
     assert len(text) < 400
     alone = type(transform)(**_arguments(transform), on="image")
     assert alone.apply(batch, KEYS)[name] is field, "it was decided to leave it"
+
+
+def jagged(make):
+    return torch.nested.as_nested_tensor([make(i) for i in range(N)], layout=torch.jagged)
+
+
+WIDE = jagged(lambda i: torch.randint(0, 256, (3, 12, 10 + i), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("images", "field"),
+    [
+        (IMAGES, jagged(lambda i: torch.zeros(1 + i % 2, 12, 10))),  # instances of each image
+        (WIDE, jagged(lambda i: torch.zeros(12, 10 + i))),
+        (WIDE, jagged(lambda i: torch.zeros(5, 12, 10 + i))),
+    ],
+)
+def test_rows_of_the_size_of_their_images_would_be_left_behind(images, field):
+    with pytest.raises(TransformError, match="expected on= to say what follows"):
+        RandomHorizontalFlip().apply({"image": images, "other": field}, KEYS)
+    with pytest.raises(TransformError, match="expected on= to say what follows"):
+        list(Loader(_store_of(images, field), 2, transform=RandomHorizontalFlip()))
+
+
+def _store_of(images, field):
+    return memfeed.cache([(one, other, 3) for one, other in zip(images.unbind(), field.unbind(), strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("images", "field"),
+    [
+        (IMAGES, jagged(lambda i: torch.zeros(1 + i, 12, 9))),
+        (IMAGES, jagged(lambda i: torch.zeros(12, 10 + i))),
+        (WIDE, jagged(lambda i: torch.zeros(12, 11 + i))),
+        (WIDE, torch.zeros(N, 12, 10)),
+    ],
+)
+def test_rows_of_other_sizes_stay(images, field):
+    assert RandomHorizontalFlip(p=1.0).apply({"image": images, "other": field}, KEYS)["other"] is field
+
+
+@pytest.mark.parametrize("name", ["box", "landmarks", "points", "joints", "pose", "mask_2"])
+def test_names_of_places(name):
+    with pytest.raises(TransformError, match="expected on= to say what follows"):
+        RandomHorizontalFlip().apply({"image": IMAGES, name: torch.rand(N, 4)}, KEYS)
 
 
 def _arguments(transform):

@@ -16,7 +16,9 @@ from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.row_views import RowViews
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
-_POSITIONS = re.compile(r"(^|_)(masks?|bbox(es)?|boxes|keypoints?|label_?maps?|segmentations?)(_|\d|$)")
+_POSITIONS = re.compile(
+    r"(^|_)(masks?|b?box(es)?|(key)?points?|landmarks?|joints?|pose|label_?maps?|segmentations?)(_|\d|$)"
+)
 On: TypeAlias = "Names | list[BatchField] | None"
 """How a user names fields, see `memfeed.schema.names`, or the fields themselves. None: the only field that looks like
 images."""
@@ -136,8 +138,20 @@ def _follows_images(field: BatchField, image: BatchField) -> bool:
     if isinstance(tensor, list) or isinstance(image.tensor, list):
         sizes, others = ([None if row is None else row.shape[-2:] for row in rows] for rows in (image.tensor, tensor))
         return sizes == others and all(row.ndim > 1 for row in tensor)
-    size = image.tensor.shape
-    return not tensor.is_nested and tensor.ndim > 2 and (len(tensor), *tensor.shape[-2:]) == (size[0], *size[-2:])
+    if tensor.ndim < 3 or len(tensor) != len(image.tensor):
+        return False
+    return all(_is_same_dim(tensor, image.tensor, dim) for dim in (-2, -1))
+
+
+def _is_same_dim(one: Any, other: Any, dim: int) -> bool:
+    """Return True if each row of two tensors has the same size in a dim, which may vary from row to row."""
+    sizes = [tensor.shape[dim] for tensor in (one, other)]
+    if all(isinstance(size, int) for size in sizes):
+        return bool(sizes[0] == sizes[1])
+    if any(isinstance(size, int) for size in sizes):
+        return False
+    # of columns on a GPU the sizes are not read, for which it would wait: they may be the same
+    return one.device.type != "cpu" or torch.equal(one.offsets().diff(), other.offsets().diff())
 
 
 def _may_be_points(tensor: Any) -> bool:
