@@ -14,6 +14,7 @@ from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.rounding import Rounded
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
 
 
@@ -27,9 +28,9 @@ def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) 
 
 def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:
     """Return the ``classes`` and ``class_to_idx`` of a dataset; None for what it does not have, or is no such thing."""
-    if isinstance(dataset, Subset | Rounded):
+    if isinstance(dataset, Rounded) or reads_as(dataset, Subset):
         return classes_of(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
+    if reads_as(dataset, ConcatDataset):
         every_classes, every_numbers = zip(*map(classes_of, dataset.datasets), strict=True)
         return _shared(every_classes), _shared(every_numbers)
     label = _class_label(dataset)
@@ -49,11 +50,11 @@ def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | No
     """Return the ``targets`` of all samples, int64 [length], and their form; None if there are no such numbers."""
     if isinstance(dataset, Rounded):
         return targets_of(dataset.dataset, length)
-    if isinstance(dataset, Subset):
-        base = targets_of(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
+    if reads_as(dataset, Subset):
+        base = targets_of(dataset.dataset, len(dataset.dataset))
         return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])
-    if isinstance(dataset, ConcatDataset):
-        parts = [targets_of(part, len(part)) for part in dataset.datasets]  # type: ignore[arg-type]
+    if reads_as(dataset, ConcatDataset):
+        parts = [targets_of(part, len(part)) for part in dataset.datasets]
         known = [part for part in parts if part is not None]
         return (np.concatenate([part[0] for part in known]), known[0][1]) if len(known) == len(parts) else None
     label = _class_label(dataset)

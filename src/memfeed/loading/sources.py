@@ -19,6 +19,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
 from memfeed.schema.fields import Schema
 from memfeed.schema.tensordicts import is_tensordict
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.backing import Backing
 from memfeed.store.column import Column
 from memfeed.store.dataset_attributes import Keep
@@ -40,6 +41,8 @@ def is_dataset(source: Any) -> bool:
         return False
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         return False
+    if isinstance(source, Subset | ConcatDataset) and not (reads_as(source, Subset) or reads_as(source, ConcatDataset)):
+        return True
     parts = source.datasets if isinstance(source, ConcatDataset) else source if type(source) in (list, tuple) else ()
     if isinstance(source, Subset) and not is_dataset(source.dataset):
         return False

@@ -16,6 +16,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Kind, Node, Path, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tensordicts import is_a, is_tensordict
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 from memfeed.tables.open_table import open_table
@@ -137,7 +138,7 @@ def take_row(value: Any, row: int) -> Any:
 def as_columns(data: Any) -> Columns | None:
     """Return ``data`` as columns, or None if it is a dataset of samples. Raises SchemaError for unequal lengths."""
     _refuse_weights(data)
-    if isinstance(data, TensorDataset):
+    if reads_as(data, TensorDataset):
         data = tuple(data.tensors)
     data = open_table(data)
     lengths: dict[str, int] = {}
