@@ -271,3 +271,32 @@ def label_aware():
             return self.transform(self.load(index), self.labels[index])
 
     return Labelled(transform)
+
+
+@TABLE.add(
+    "a second step that changes the result of the first one in place",
+    "torchvision v1",
+    "sample",
+    invariant=lambda s: torch.equal(s[0], s[1]),
+)
+def second_step_in_place():
+    class Erased(Rows):
+        def __getitem__(self, index):
+            x = self.transform(self.load(index))
+            return x, self.erase(x)
+
+    return Erased(pipeline(), erase=v1.RandomErasing(1.0, inplace=True))
+
+
+@TABLE.add("a step that returns what it decided, as a bool", "own code", "sample")
+def decided():
+    def transform(image):
+        x, is_flipped = v1.functional.to_tensor(image), random.random() < 0.5
+        return (x.flip(-1) if is_flipped else x), is_flipped
+
+    class Decided(Rows):
+        def __getitem__(self, index):
+            x, is_flipped = self.transform(self.load(index))
+            return x, is_flipped, self.labels[index]
+
+    return Decided(transform)

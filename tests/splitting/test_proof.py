@@ -80,7 +80,7 @@ def test_a_label_that_depends_on_a_draw_or_on_a_count_is_refused(dataset, kind, 
 
 def filled(dataset, rows=range(8)):
     proof = prove(dataset, rows)
-    return CutDataset(proof, rest_of(proof).layout, None)
+    return CutDataset(proof, rest_of(proof).layout, None, is_remade=False)
 
 
 def test_a_sample_of_an_unseen_kind_is_an_error_with_its_row():

@@ -14,6 +14,8 @@ from torchvision.transforms import transforms as v1
 
 from memfeed.errors import SplitError
 from memfeed.splitting.proof import prove, rows_to_prove
+from memfeed.splitting.rest import rest_of
+from memfeed.splitting.split import CutDataset
 
 FLIP = v1.RandomHorizontalFlip()
 POINTS = [(1.0, 2.0), (30.0, 4.0)]
@@ -153,4 +155,126 @@ class Writes(Tensors):
 def test_a_rare_decision_outside_the_steps_is_refused(make):
     steps = [FLIP, v1.ToTensor()] if make is Decides else [FLIP]
     said = refusal(make(v1.Compose(steps)))
-    assert re.search("(draws, and that nothing of its result is in the sample|something beside the random steps)", said)
+    assert re.search("(decides by a bool that a random step|something beside the random steps)", said)
+
+
+class Conditioned(Tensors):
+    """The dataset tells its step the class of the sample, by an attribute of the step; few samples are of class 1."""
+
+    def __getitem__(self, index):
+        self.tell(int(index in (13, 40)))
+        return self.transform(self.load(index)), index
+
+
+class Inversion:
+    label = 0
+
+    def set_label(self, label):
+        self.label = label
+
+    def __call__(self, image):
+        return 255 - image if random.random() < (0.9 if self.label else 0.1) else image
+
+
+class ByAttribute(Conditioned):
+    def tell(self, label):
+        self.transform.label = label
+
+
+class BySetter(Conditioned):
+    def tell(self, label):
+        self.transform.set_label(label)
+
+
+class OfMethod(Conditioned):
+    def tell(self, label):
+        self.label = label
+
+    def inverted(self, image):
+        return self.inner(image)
+
+    def inner(self, image):
+        return 255 - image if random.random() < (0.9 if self.label else 0.1) else image
+
+    def __getitem__(self, index):
+        self.tell(int(index in (13, 40)))
+        return self.inverted(self.load(index)), index
+
+
+@pytest.mark.parametrize("make", [ByAttribute, BySetter, OfMethod])
+def test_an_attribute_that_the_dataset_sets_for_a_random_step_is_refused_when_it_changes(make):
+    dataset = make(Inversion())
+    proof = prove(dataset, [1, 2, 3, 4])  # all of one class
+    with pytest.raises(SplitError, match="the dataset changes the attribute 'label', which a random step reads"):
+        for index in range(64):
+            proof.cut.read(index)
+
+
+class Counting(OfMethod):
+    def tell(self, label):
+        self.label, self.reads = 0, self.__dict__.get("reads", 0) + 1
+
+
+def test_an_attribute_that_no_random_step_reads_may_change():
+    proof = prove(Counting(None), range(4))
+    assert all(proof.cut.known(proof.cut.read(index)) == 0 for index in range(64))
+
+
+class Seeding:
+    def __call__(self, image):
+        torch.manual_seed(0)
+        return image + int(255 * random.random())
+
+
+def test_a_step_that_seeds_a_generator_is_refused():
+    said = refusal(Tensors(v1.Compose([Seeding(), FLIP])))
+    assert "dataset.transform seeds a random generator, so that later steps and samples always draw the same" in said
+
+
+class Blanked(Tensors):
+    def blanked(self, image):
+        is_blank = random.random() < 0.001
+        return (image * 0 if is_blank else image + int(99 * random.random())), is_blank
+
+
+class DecidesByBool(Blanked):
+    def __getitem__(self, index):
+        image, is_blank = self.blanked(self.load(index))
+        return image, -1 if is_blank else index
+
+
+class ReturnsBool(Blanked):
+    def __getitem__(self, index):
+        image, is_blank = self.blanked(self.load(index))
+        return image, is_blank, torch.tensor(is_blank)
+
+
+def test_a_bool_of_a_random_step_is_a_leaf_and_no_decision():
+    assert "decides by a bool that a random step returned" in refusal(DecidesByBool(None))
+    proof = prove(ReturnsBool(None), range(4))
+    assert [None in pattern.links for pattern in proof.cut.patterns] == [False]
+
+
+class Erased(Tensors):
+    """The second step changes the result of the first one in place: sometimes, or rarely."""
+
+    def __getitem__(self, index):
+        image = self.transform(self.load(index).float())
+        return image, self.erase(image)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+def test_whole_samples_are_made_again_if_a_step_changes_what_an_earlier_one_returned(p):
+    proof = prove(Erased(FLIP, erase=v1.RandomErasing(p, inplace=True)), range(8))
+    assert rest_of(proof).is_remade
+    assert not rest_of(prove(Erased(FLIP, erase=v1.RandomErasing(p)), range(8))).is_remade
+
+
+def test_a_step_that_changes_an_earlier_result_after_the_proof_is_refused():
+    dataset = Erased(FLIP, erase=v1.RandomErasing(0.5))
+    proof = prove(dataset, range(8))
+    rest = rest_of(proof)
+    dataset.erase.inplace = True
+    cut = CutDataset(proof, rest.layout, None, is_remade=rest.is_remade)
+    with pytest.raises(SplitError, match="changes, in place, what an earlier call returned"):
+        [cut[index] for index in range(16)]

@@ -103,6 +103,11 @@ class Read:
     leaves: list[Any]
     states: list[Any]
 
+    @property
+    def writes(self) -> bool:
+        """True if a call changed, in place, what an earlier call or operation had made."""
+        return any(entry.writes for _, entry in self.pattern.calls)
+
 
 def describe(kind: Kind) -> str:
     """Return a kind for messages."""
@@ -122,6 +127,7 @@ class Cut:
     Attributes:
         quiet: the generators that only the random parts may move.
         patterns: of the samples that were proven.
+        writes: whether a call of a sample that was read changed what an earlier one had made, in place.
     """
 
     def __init__(
@@ -148,6 +154,7 @@ class Cut:
         self.quiet = [i for i in range(len(self.generators.all)) if i not in self.tossed]
         self.rest: dict[Callee, Any] = {}
         self.patterns: list[Pattern] = []
+        self.writes = False
 
     def _marked_steps(self, name: Name, pipeline: Any) -> Any:
         """Return a copy of a sequence of steps in which each is marked; other callables as they are."""
@@ -267,6 +274,7 @@ class Cut:
     def read(self, index: int) -> Read:
         """Read a sample with marks. Raise SplitError if something else than the random parts draws or seeds."""
         run = self.tracer.recording = Recording()
+        self.tracer.note_attributes()
         start = self.generators.save()
         try:
             with run:
@@ -301,7 +309,9 @@ class Cut:
         kinds = tuple(map(kind_of, kept))
         pattern = Pattern(tuple(run.tape), form, links, kinds, _same_as(kept, kinds))
         plain_sample = form.build([plain(leaf) for leaf in leaves])
-        return Read(plain_sample, pattern, kept, [entry.before for entry in calls])
+        read = Read(plain_sample, pattern, kept, [entry.before for entry in calls])
+        self.writes = self.writes or read.writes
+        return read
 
     def _require_used(self, tape: Sequence[Entry], links: Sequence[Node | None]) -> None:
         """Raise SplitError if nothing is made of what a random step returned: the dataset's code decides by it."""

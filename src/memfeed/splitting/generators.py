@@ -117,7 +117,7 @@ def generators_in(*roots: Any) -> list[Any]:
     found, seen, left = [], set[int](), [(root, 0) for root in reversed(roots)]
     while left and len(seen) < _MOST_OBJECTS:
         one, depth = left.pop()
-        if isinstance(one, tuple(_KINDS)):
+        if is_generator(one):
             if not isinstance(one, random.SystemRandom):
                 found.append(one)
             continue
@@ -146,7 +146,7 @@ def _parts(one: Any) -> Iterator[Any]:
                 continue
         yield from (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
         if not is_installed(one):
-            yield from map(one.__globals__.get, _names(one.__code__))
+            yield from map(one.__globals__.get, names_used(one.__code__))
     else:
         for name in ("__self__", "__func__", "__wrapped__", "func", "args", "keywords"):  # methods, partials
             yield getattr(one, name, None)
@@ -162,14 +162,19 @@ def _parts(one: Any) -> Iterator[Any]:
     yield from list(getattr(one, "__dict__", {}).values())
 
 
+def is_generator(value: Any) -> bool:
+    """Return True for a random generator whose state can be saved."""
+    return isinstance(value, tuple(_KINDS))
+
+
 def is_installed(function: types.FunctionType) -> bool:
     """Return True for a function of a library: its generators are attributes of its objects and classes."""
     return function.__code__.co_filename.startswith(LIBRARIES)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_used(code: types.CodeType) -> Iterator[str]:
     """Yield the names that code uses, with those of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_used(constant)

@@ -18,6 +18,7 @@ from memfeed.splitting.draws import drawing_line
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.leaves import ORIENTATION, copied_tree, difference, fingerprint, is_pil, leaves_of, path_of
 from memfeed.splitting.places import find_places
+from memfeed.splitting.traced import Entry
 
 ROWS = 16
 WATCHED = 64  # one row in so many is proven whole when it is stored
@@ -215,6 +216,7 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
         if pattern.calls
         else list(range(seeds))
     )
+    calls: list[list[Entry]] = []
     for seed in (first_seed, *chosen[1:]):
         generators.seed(index, seed)
         read = first if seed == first_seed else cut.read(index)
@@ -225,6 +227,7 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
                 f"{read.pattern.differs_from(pattern)}; expected the same calls and operations under all seeds: move "
                 "what depends on random numbers into the pipeline"
             )
+        calls.append([entry for _, entry in read.pattern.calls])
         at = next(
             (
                 i
@@ -265,7 +268,29 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
                 f"the dataset gives another sample {index} under the same seed ({seed}) {found}",
                 _ON_WATCH if is_same else _ON_UNSEEN,
             )
+    _require_no_seeding(cut, calls)
     return first
+
+
+def _require_no_seeding(cut: Cut, calls: Sequence[Sequence[Entry]]) -> None:
+    """Raise SplitError if a call seeds a generator with one number: its end state is then always the same.
+
+    Later steps and samples would draw the same numbers again and again in a DataLoader, and here they would not.
+
+    Args:
+        cut: of the dataset.
+        calls: of one sample, under several seeds.
+    """
+    for readings in zip(*calls, strict=True):
+        for i in range(len(cut.generators.all)):
+            moved = [(entry.before[i], entry.after[i]) for entry in readings if entry.before[i] != entry.after[i]]
+            starts, ends = zip(*moved, strict=True) if moved else ((), ())
+            if any(one != starts[0] for one in starts) and all(one == ends[0] for one in ends):
+                raise SplitError(
+                    f"found that {cut.shown(readings[0].function.name)} seeds a random generator, so that later steps "
+                    "and samples always draw the same numbers; expected steps that draw only: leave the call of "
+                    "manual_seed or seed out, or give the step a generator of its own"
+                )
 
 
 _ON_MORE = (

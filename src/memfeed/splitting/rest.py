@@ -1,7 +1,8 @@
 """The rest of a dataset that was cut, as a transform of batches: transforms of memfeed where they do the same.
 
 Where each step of each call has a counterpart, batches are made at once. Steps without one are called for each sample;
-and where the pipeline does not just pass images from step to step, whole samples are made again, as the proof did.
+and where the pipeline does not just pass images from step to step, or a call changes in place what an earlier one made,
+whole samples are made again, as the proof did.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class Rest:
     batched: tuple[str, ...]
     own: tuple[str, ...]
 
+    @property
+    def is_remade(self) -> bool:
+        """True if whole samples are made again, by the dataset's own steps."""
+        return isinstance(self.transform.transforms[-1], Remake)
+
 
 class _NotBatched(Exception):  # noqa: N818
     """Samples must be made again one by one; the message says why."""
@@ -76,7 +82,7 @@ def rest_of(proof: Proof, *, is_encoded: bool = False) -> Rest:
         layouts.insert(0, placed)
     states = cut.generators.save()
     try:
-        for layout in layouts if len(patterns) == 1 else ():
+        for layout in layouts if len(patterns) == 1 and not cut.writes else ():
             try:
                 makers = _leaf_makers([read.sample for read in reads])
                 return _batched(cut, layout, reads[:_PROBES], decoding_steps(layout), makers)

@@ -58,13 +58,14 @@ class CutDataset(Dataset[Any]):
         proof: of the cut.
         layout: of what is stored.
         keep: see `memfeed.cache`.
+        is_remade: whole samples are made again, so that a step may change what an earlier one made.
 
     Raises:
         SplitError: by `[]`, for a sample that is not as those that were proven.
     """
 
-    def __init__(self, proof: Proof, layout: Layout, keep: Keep) -> None:
-        self.cut, self.layout = proof.cut, layout
+    def __init__(self, proof: Proof, layout: Layout, keep: Keep, *, is_remade: bool) -> None:
+        self.cut, self.layout, self._is_remade = proof.cut, layout, is_remade
         self.classes_of = proof.cut.dataset
         self._shrink = ShortSide(keep) if isinstance(keep, int) else None
         self._files: list[OpenedFiles] = []
@@ -100,6 +101,12 @@ class CutDataset(Dataset[Any]):
                 f"sample {index}: found that it is of another kind than the samples that the cut of the pipeline was "
                 f"proven on: {self.cut.unlike(read)}. Expected all samples alike: change the dataset, or store its "
                 "fixed part by a dataset of yours and pass the random steps as Loader(store, transform=...)"
+            )
+        if read.writes and not self._is_remade:
+            raise SplitError(
+                f"sample {index}: found that a random step changes, in place, what an earlier call returned, as none "
+                "did in the samples that the cut of the pipeline was proven on; expected a step that returns a new "
+                "image (inplace=False), or a copy as its argument"
             )
         stored = self._stored(number, read, index)
         # a sample is proven after another one was read, so that what steps remember is of that one
@@ -173,7 +180,7 @@ def split(
         rest = rest_of(proof, is_encoded=chosen == "encoded")
     except SchemaError as error:
         raise SplitError(str(error)) from None
-    cut_dataset = CutDataset(proof, rest.layout, chosen)
+    cut_dataset = CutDataset(proof, rest.layout, chosen, is_remade=rest.is_remade)
     return Split(cut_dataset, rest.transform, rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
 
 

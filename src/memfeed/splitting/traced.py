@@ -31,6 +31,24 @@ class _MarkedInt(int):
     """An int that came out of a pipeline: equal small ints are one object."""
 
 
+class _MarkedBool(int):
+    """A bool that came out of a pipeline. The dataset's code must not decide by it."""
+
+    _recording: Recording | None = None
+
+    def __bool__(self) -> bool:
+        """Refuse, because the decision would not be made again."""
+        if self._recording is not None and not self._recording.is_inside:
+            self._recording.refuse(
+                "the dataset decides by a bool that a random step returned, which cannot be done again for each epoch; "
+                "decide in the step, and let it return the image, the text or the number"
+            )
+        return int(self) == 1
+
+    def __repr__(self) -> str:
+        return repr(int(self) == 1)
+
+
 class _MarkedFloat(float):
     """A float that came out of a pipeline."""
 
@@ -51,7 +69,9 @@ class _MarkedList(list[Any]):
         return _ARRAY(list(self), dtype) if self._recording is None else self._recording.array(self, dtype)
 
 
-_MARKED: dict[type, type] = {int: _MarkedInt, float: _MarkedFloat, str: _MarkedStr, list: _MarkedList}
+_MARKED: dict[type, type] = {
+    bool: _MarkedBool, int: _MarkedInt, float: _MarkedFloat, str: _MarkedStr, list: _MarkedList
+}  # fmt: skip
 _PLAIN: dict[type, type] = {mark: plain for plain, mark in _MARKED.items()}
 
 
@@ -68,6 +88,7 @@ class Entry:
         cuts: of a call, how often its random part began.
         before: of a call, the states of the generators where its random part began.
         after: of a call, those at its end.
+        writes: True if a call changed what an earlier entry had made, in place.
     """
 
     function: Any
@@ -78,12 +99,13 @@ class Entry:
     cuts: int = 0
     before: Any = None
     after: Any = None
+    writes: bool = False
 
 
 def plain_type(value: Any) -> type:
     """Return the class that a value has for its dataset, without what this module adds to it."""
     kind = type(value)
-    if issubclass(kind, TracedArray):
+    if issubclass(kind, TracedArray | np.memmap):  # a row of a mapped file is an array like any other
         return np.ndarray
     found: Any = _PLAIN.get(kind) or getattr(kind, "_untraced", kind)
     return found  # type: ignore[no-any-return]
@@ -94,6 +116,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, TracedArray):
         return value.view(np.ndarray)
     kind = type(value)
+    if kind is _MarkedBool:
+        return int(value) == 1
     if kind in _PLAIN:
         return _PLAIN[kind](value)
     return _untraced_image(value) if hasattr(kind, "_untraced") else value
@@ -127,11 +151,11 @@ class Recording(TorchFunctionMode):
             leaf = _cloned(leaf)
         elif kind in _MARKED:
             leaf = _MARKED[kind](leaf)
-            if kind is list:
+            if kind in (list, bool):
                 leaf._recording = self
         elif hasattr(leaf, "getbands") and hasattr(leaf, "load"):
             leaf = _traced_image(leaf, self)
-        elif leaf is None or isinstance(leaf, bool):
+        elif leaf is None:
             return leaf  # there is only one: if it depends on a draw, the proof finds it
         self._know(leaf, node)
         return leaf
@@ -186,9 +210,10 @@ class Recording(TorchFunctionMode):
 
         leaves, form = take_apart((args, kwargs))
         links = [self.node_of(leaf) for leaf in leaves]
-        result = run(args, kwargs)
         if not any(links):
-            return result
+            return run(args, kwargs)
+        args, kwargs = form.build([plain(leaf) if type(leaf) in _PLAIN else leaf for leaf in leaves])
+        result = run(args, kwargs)
         made, made_form = take_apart(result)
         is_values = all(isinstance(one, torch.Tensor | np.ndarray | np.generic) or one is None for one in made)
         name = getattr(function, "__name__", str(function))
@@ -214,7 +239,8 @@ class Recording(TorchFunctionMode):
 
     def __enter__(self) -> Recording:
         setattr(np, "array", self.array)  # noqa: B010 - it copies a traced array and tells nobody
-        setattr(np, "asarray", self.asarray)  # noqa: B010 - so it does with an image
+        setattr(np, "asarray", self.asarray)  # noqa: B010 - so it does with an image, or for another dtype
+        setattr(np, "ascontiguousarray", self.ascontiguousarray)  # noqa: B010 - and so does this one
         # torch tells no mode of it; a bound method would not get the tensor
         setattr(torch.Tensor, "as_subclass", lambda tensor, cls: self.as_subclass(tensor, cls))  # noqa: B010
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -223,6 +249,7 @@ class Recording(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         setattr(np, "array", _ARRAY)  # noqa: B010
         setattr(np, "asarray", _AS_ARRAY)  # noqa: B010
+        setattr(np, "ascontiguousarray", _CONTIGUOUS)  # noqa: B010
         setattr(torch.Tensor, "as_subclass", _AS_SUBCLASS)  # noqa: B010
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -233,9 +260,18 @@ class Recording(TorchFunctionMode):
         return self.operate(to_array, args, kwargs, _of_plain(_ARRAY))
 
     def asarray(self, *args: Any, **kwargs: Any) -> Any:
-        """Make an array as ``np.asarray`` does, and note it if it is made of an image that came out of a pipeline."""
-        is_image = bool(args) and hasattr(type(args[0]), "_untraced")
-        return (self.array if is_image else _AS_ARRAY)(*args, **kwargs)
+        """Make an array as ``np.asarray`` does, and note it if it is made of an image or array of a pipeline."""
+        first = args[0] if args else None
+        is_copied = hasattr(type(first), "_untraced") or (
+            isinstance(first, TracedArray) and len(args) + len(kwargs) > 1
+        )
+        return (self.array if is_copied else _AS_ARRAY)(*args, **kwargs)
+
+    def ascontiguousarray(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an array as ``np.ascontiguousarray`` does, and note it if it is made of an array of a pipeline."""
+        if self.is_inside or not (args and isinstance(args[0], TracedArray)):
+            return _CONTIGUOUS(*args, **kwargs)
+        return self.operate(_CONTIGUOUS, args, kwargs, _of_plain(_CONTIGUOUS))
 
     def as_subclass(self, tensor: torch.Tensor, cls: Any) -> Any:
         """Give a tensor another class, as ``tv_tensors.Image(x)`` does, and note it for a result of a pipeline."""
@@ -275,7 +311,7 @@ def _cloned(tensor: torch.Tensor) -> torch.Tensor:
         return _AS_SUBCLASS(tensor.detach().clone(), type(tensor))
 
 
-_ARRAY, _AS_ARRAY, _AS_SUBCLASS = np.array, np.asarray, torch.Tensor.as_subclass
+_ARRAY, _AS_ARRAY, _CONTIGUOUS, _AS_SUBCLASS = np.array, np.asarray, np.ascontiguousarray, torch.Tensor.as_subclass
 
 
 def to_array(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import copied_tree, take_apart
+from memfeed.splitting.leaves import copied_tree, fingerprint, take_apart
+from memfeed.splitting.outside_changes import Attributes, attributes_of, changed_attribute
 from memfeed.splitting.places import Key
 from memfeed.splitting.traced import Entry, Node, Recording, plain
 
@@ -30,6 +31,7 @@ class Marked:
 
     def __init__(self, tracer: Tracer, name: Name, target: Any, original: Any) -> None:
         self.__dict__.update(_tracer=tracer, _name=name, _target=target, _original=original)
+        tracer.marks[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
@@ -44,6 +46,10 @@ class Marked:
         if name.startswith("__") or name in ("_tracer", "_name", "_target", "_original"):
             raise AttributeError(name)
         return getattr(self._target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for one in {id(one): one for one in (self._target, self._original)}.values():
+            setattr(one, name, value)
 
     def __bool__(self) -> bool:
         return bool(self._original)
@@ -79,6 +85,7 @@ class Tracer:
         generators: all that the dataset may draw from.
 
     Attributes:
+        marks: the callables.
         drew: for each callable the generators that it moved itself, outside of other watched callables.
         coins: for each callable the generators that it moved without an effect.
         inside: for each place the places whose callables called it.
@@ -92,6 +99,7 @@ class Tracer:
 
     def __init__(self, generators: Generators) -> None:
         self.generators = generators
+        self.marks: dict[Name, Marked] = {}
         self.drew: dict[Name, set[int]] = {}
         self.coins: dict[Name, set[int]] = {}
         self.inside: dict[int, set[int]] = {}
@@ -105,9 +113,19 @@ class Tracer:
         self.is_watching = False
         self._frames: list[_Frame] = []
         self._running: tuple[Name, Entry] | None = None
+        self._attributes: dict[int, Attributes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "recording": None, "_frames": [], "_running": None}
+        return {**self.__dict__, "recording": None, "_frames": [], "_running": None, "_attributes": {}}
+
+    def note_attributes(self) -> None:
+        """Remember the attributes of the pipelines: before a sample is read, and after each call."""
+        self._attributes = {number: self._attributes_at(number) for number in {name[0] for name in self.units}}
+
+    def _attributes_at(self, number: int) -> Attributes:
+        """Return the attributes of the callables at a place."""
+        marks = [mark for name, mark in self.marks.items() if name[0] == number]
+        return attributes_of([*(mark._target for mark in marks), *(mark._original for mark in marks)])
 
     def call(self, marked: Marked, args: Any, kwargs: Any) -> Any:
         """Call the target of a callable, and note the call as the present phase needs it."""
@@ -135,19 +153,30 @@ class Tracer:
         """Call a pipeline, note what its random part got, and return results that can be told from other values."""
         run, name = self.recording, marked._name
         assert run is not None
+        if name in self.units:
+            attribute = changed_attribute(self._attributes[name[0]], self._attributes_at(name[0]))
+            if attribute:
+                run.refuse(
+                    f"the dataset changes the attribute {attribute!r}, which a random step reads, before it calls the "
+                    "step; that cannot be done again for each epoch: give the step all that it needs as an argument"
+                )
         args, kwargs = form.build([plain(leaf) for leaf in leaves])
         is_cut = name in self.units and not any(links) and self.units[name].at > 0
         entry = Entry(Callee(name, self.units[name].at if is_cut else 0), form, links, [])
         run.tape.append(entry)
         number = len(run.tape) - 1
         run.is_inside, self._running = True, (name, entry) if is_cut else None
+        linked = [plain(leaf) for leaf, link in zip(leaves, links, strict=True) if link is not None]
         try:
+            values = [fingerprint(leaf) for leaf in linked]
             if not is_cut:
                 self._note_cut(entry, args, kwargs)
             result = (marked._target if is_cut else marked._original)(*args, **kwargs)
+            entry.writes = values != [fingerprint(leaf) for leaf in linked]
         finally:
             run.is_inside, self._running = False, None
         entry.after = self.generators.save()
+        self.note_attributes()
         made, made_form = take_apart(result)
         entry.made = made_form
         return made_form.build([run.mark(leaf, (number, index)) for index, leaf in enumerate(made)])
