@@ -88,6 +88,22 @@ def test_the_bytes_of_a_file_stand_in_place_of_its_image(tmp_path):
     assert rest_of(proof, is_encoded=True).recipe[0].name == "Decode"
 
 
+def inverted(path):
+    image = Image.open(path)
+    return ImageOps.invert(image.convert("RGB")) if image.mode in ("CMYK", "L") else image.convert("RGB")
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L"])
+def test_a_file_of_another_mode_is_compared(mode, tmp_path):
+    files, proof = files_of(tmp_path, inverted)
+    Image.fromarray(picture(1, 24, 36)).convert(mode).save(tmp_path / "a" / "1.jpg")
+    read = proof.cut.read(1)
+    assert proof.cut.dataset[1] is not None  # remembers the file
+    with pytest.raises(SplitError, match="decodes to another image"):
+        files.leaves(proof.cut.patterns[0], read.leaves, is_checked=False)
+    files.leaves(proof.cut.patterns[0], proof.cut.read(0).leaves, is_checked=False)
+
+
 @pytest.mark.parametrize(("loader", "orientation", "is_checked"), [
     (turned, 6, False), (turned, 3, False), (lambda path: ImageOps.mirror(opened(path)), 1, True)])  # fmt: skip
 def test_an_image_that_its_loader_turned_is_refused(loader, orientation, is_checked, tmp_path):

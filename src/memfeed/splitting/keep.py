@@ -92,7 +92,7 @@ class OpenedFiles:
         Args:
             pattern: of the sample.
             leaves: of the sample.
-            is_checked: decode the file and compare, also where nothing says that the dataset turns or resizes images.
+            is_checked: decode the file and compare, also where it is an RGB image that nothing says to be turned.
 
         Raises:
             SplitError: an image is not what its file decodes to.
@@ -123,11 +123,15 @@ class OpenedFiles:
 
 
 def _is_plain(data: bytes, size: tuple[int, int]) -> bool:
-    """Return True if a file has an image of this size, and no Exif data that turn it."""
+    """Return True if a file has an RGB image of this size, and no Exif data that turn it, nor a colour profile.
+
+    Loaders treat other files in ways of their own: they turn them, or invert the colours of CMYK images.
+    """
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        return bool(image.size == size and image.getexif().get(ORIENTATION, 1) == 1)
+        is_usual = image.mode == "RGB" and "icc_profile" not in image.info
+        return bool(is_usual and image.size == size and image.getexif().get(ORIENTATION, 1) == 1)
 
 
 def images_of(pattern: Pattern) -> list[int]:
