@@ -147,6 +147,21 @@ def test_one_line_stores_images_in_the_form_that_keep_names(form, tree, tmp_path
         make(keep=33)
 
 
+@pytest.mark.parametrize("form", ["auto", "sample by sample"])
+def test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid(form, tree, tmp_path):
+    scaled = memfeed.transforms.Normalize([0.0] * 3, [0.5] * 3)
+    with pytest.raises(
+        memfeed.errors.LoaderError, match="found transform= beside a dataset whose random part is cut off"
+    ):
+        Loader(dataset_of(form, tree), BATCH, cache=tmp_path / "s.mf", transform=scaled)
+    store = memfeed.cache(dataset_of(form, tree), tmp_path / "s.mf", split="auto", lazily=True, workers=0)
+    both = epoch_of(store, transform=memfeed.transforms.Compose([store.transform, scaled]))
+    for (images, _), (expected, _) in zip(both, epoch_of(store), strict=True):
+        torch.testing.assert_close(images, expected * 2)
+    bare = next(iter(Loader(dataset_of(form, tree), BATCH, cache=tmp_path / "s.mf", transform={})))
+    assert bare[0].shape == (BATCH, 3, 32, 32)
+
+
 def test_keep_without_images_that_are_resized(tree, tmp_path, capsys):
     store = memfeed.cache(dataset_of("batched", tree), tmp_path / "s.mf", split=True, workers=0, progress=False)
     for source in (store, torch.arange(3)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memfeed.errors import LoaderError, listed
 from memfeed.loading.batch_order import BatchOrder, batch_order
 from memfeed.loading.bind import bind, transform_of
 from memfeed.loading.clock import EpochClock
@@ -92,6 +93,8 @@ def resolve(given: Mapping[str, Any]) -> Reading:
     check_filling(stores, by_length=given["bucket_by"] is not None)
     masks_rows = last == "pad" or store._backing.masks_rows
     check_names(store.schema.structure, masks_rows=masks_rows, return_rows=given["return_rows"])
+    if is_dataset(given["dataset"]):
+        _require_no_other_transform(given["transform"], store)
     transform = transform_of(given["transform"], store)
     bind(transform, store.schema)  # raises for what is no transform
     rows = _row_order(store, [len(one) for one in stores], given["shuffle"], weights, user_sampler)
@@ -138,6 +141,17 @@ def _source(given: Mapping[str, Any]) -> Any:
         )
     check_keep(dataset, given["keep"])
     return dataset if path is None else beside_cache(dataset, path, workers, given["worker_init_fn"])
+
+
+def _require_no_other_transform(transform: Any, store: Store) -> None:
+    """Raise LoaderError for a transform that would replace the random part of a dataset; {} is meant to."""
+    steps = listed([step.shown or step.name for step in store._view.recipe], 100)
+    if steps and transform is not None and not (isinstance(transform, Mapping) and not transform):
+        raise LoaderError(
+            f"found transform= beside a dataset whose random part is cut off ({steps}), which it would replace; "
+            'expected both in one: store = memfeed.cache(dataset, path, split="auto", lazily=True), then Loader(store, '
+            "transform=memfeed.transforms.Compose([store.transform, yours])); or transform={} for none"
+        )
 
 
 def _batch_size(given: Mapping[str, Any]) -> int | None:
