@@ -67,6 +67,12 @@ def test_rows_of_the_size_of_their_images_would_be_left_behind(images, field):
         list(Loader(_store_of(images, field), 2, transform=RandomHorizontalFlip()))
 
 
+def test_several_masks_of_an_image_cannot_follow_it():
+    masks = jagged(lambda i: torch.zeros(1 + i % 2, 12, 10))
+    with pytest.raises(TransformError, match="expected a mask of their height and width"):
+        RandomHorizontalFlip(1.0, on=["image", "other"]).apply({"image": IMAGES, "other": masks}, KEYS)
+
+
 def _store_of(images, field):
     return memfeed.cache([(one, other, 3) for one, other in zip(images.unbind(), field.unbind(), strict=True)])
 

@@ -67,7 +67,9 @@ def _as_masks(tensor: Any, shape: ImageShape) -> Images | None:
         for row, size in zip(rows, sizes, strict=True)
     ):
         return None
-    return torch.stack(rows) if isinstance(shape, torch.Size) else rows
+    if not isinstance(shape, torch.Size):
+        return rows
+    return torch.stack(rows) if len({row.shape for row in rows}) == 1 else None
 
 
 def _image_sizes(shape: ImageShape) -> list[torch.Size]:
