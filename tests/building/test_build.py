@@ -65,7 +65,10 @@ def test_rows_whose_sync_failed_are_absent(path):
         build.writer().write(0, 4, packed(0, 4))
         build.sync()
         build.writer().write(4, 4, packed(4, 4))
-        with Faults(0, errno.EIO), pytest.raises(BuildError, match="while waiting for the disk"):
+        with (
+            Faults(lambda one: one.kind == "sync", errno.EIO),
+            pytest.raises(BuildError, match="while waiting for the disk"),
+        ):
             build.sync()
         build.sync()
         assert build.presence().tolist() == [DURABLE] * 4 + [ABSENT] * 4

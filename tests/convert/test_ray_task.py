@@ -14,11 +14,11 @@ import torch
 import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import ABSENT, WRITTEN
+from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
 from memfeed.cli import main
-from memfeed.convert import ray_task, watchdog
+from memfeed.convert import ray_engine, ray_task, watchdog
 from memfeed.convert.ray_task import TaskSpec, _RayWorker, require_same_build
-from memfeed.convert.write_run import WritePlan
+from memfeed.convert.write_run import Report, RunWriter, WritePlan
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener
@@ -110,6 +110,27 @@ def test_a_sync_that_fails_for_one_task_fails_for_all_of_its_machine(path, monke
         for worker in (one, other):
             with pytest.raises(BuildError, match="while waiting for the disk"):
                 worker.compute(range(2, 4))
+
+
+def test_rows_of_the_head_are_durable_before_a_task_can_hear_of_a_failed_sync(path, monkeypatch):
+    """The head is not told of it: its own descriptors are newer, and its next sync succeeds."""
+    told = []
+
+    @contextmanager
+    def run(ray, build, *_):
+        told.append(build.presence()[[0, 19]].tolist())
+        raise BuildError("0.memmap: found that the disk refused while waiting for the disk")
+        yield
+
+    monkeypatch.setattr(ray_engine, "_run", run)
+    with begun(path) as (build, spec):
+        writer = RunWriter(build, spec.plan, may_promote=True)
+        for index in (0, 19):  # as those that were probed
+            writer.write(index, [spec.plan.flattener(Numbers()[index])], index, Report())
+        writer.rows.close()
+        with pytest.raises(BuildError):
+            ray_engine.convert_on_ray(None, build, b"", spec.plan, 1, 1.0, lambda report: None)
+    assert told == [[DURABLE, DURABLE]]
 
 
 def test_tasks_of_one_process_share_its_heap_space(path):

@@ -282,7 +282,7 @@ def test_a_row_is_absent_while_it_is_written_again(path):
 
 def test_a_writer_that_lost_samples_commits_nothing(path):
     """A sample that is refused late takes those with it that waited to be written beside it."""
-    with pytest.raises(BuildError, match="found a Writer after a write that failed"), Writer(path) as w:
+    with pytest.raises(BuildError, match="found a Writer after a write or a sync that failed"), Writer(path) as w:
         for i in range(600):
             w.append({"x": torch.tensor([i]) if i != 77 else "no tensor"})
             if i == 30:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -19,7 +21,9 @@ from memfeed.remote.directory import DURABLE, HELD, WRITTEN, CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest
 from memfeed.remote.opening import LazyRemote
 from memfeed.system import files, machine
+from memfeed.system.unsynced import SYNCING
 from memfeed.testing import equal
+from torture.victims import ended, start
 
 pytest.importorskip("obstore")
 ROWS, ROW_SHAPE = 700, (3, 64, 112)
@@ -153,6 +157,40 @@ def test_another_process_does_not_call_them_durable(local, remote, base, monkeyp
     assert right_chunks(one, local) == 0
     leave(one)
     leave(other)
+
+
+def kill_after_failed_sync(root, address, path, size):
+    """What a child does: it is killed once a sync has failed, before it can note that."""
+    directory, local = open_cache(root, read_manifest(address), size), memfeed.open(path)
+    fill(directory, local, 1)
+    directory.sync()
+    fill(directory, local, 2)
+    CacheDirectory._forget = lambda directory, name: os.kill(os.getpid(), signal.SIGKILL)
+    with Faults(lambda one: one.kind == "sync" and of_images(one), errno.EIO):
+        directory.sync()
+
+
+@pytest.mark.parametrize("size", [None, 12 << 20])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_chunks_are_not_there_if_a_process_was_killed_after_their_sync_failed(
+    local, origin, remote, base, tmp_path, size, is_open
+):
+    """Neither a process that uses the cache then nor the next one calls them durable."""
+    root = base / "cache"
+    directory = open_cache(root, remote, size) if is_open else None
+    child = start(tmp_path / "stderr", kill_after_failed_sync, root, origin, local.path, size)
+    assert ended(child)
+    assert child.exitcode == -signal.SIGKILL, (tmp_path / "stderr").read_text()
+    if directory is None:
+        directory = open_cache(root, remote, size)
+        assert right_chunks(directory, local) == 1
+    directory.sync()
+    assert right_chunks(directory, local) == 1
+    assert not (root / ".build" / SYNCING).exists()
+    fill(directory, local, 2)
+    directory.sync()
+    assert right_chunks(directory, local) == 2
+    leave(directory)
 
 
 def test_a_chunk_that_is_written_while_a_sync_fails_is_lost_too(local, remote, base, monkeypatch):

@@ -15,6 +15,7 @@ from memfeed.building.build import Build
 from memfeed.building.rows import DURABLE, SKIPPED
 from memfeed.convert import readback
 from memfeed.system import machine
+from memfeed.system.unsynced import SYNCING
 from torture.victims import presence
 from torture.works import PROBED, WORKS, digest, no_syncs, right, short_syncs
 
@@ -49,7 +50,8 @@ def survive(directory: Path, name: str, notes: list[object], before: str, *, kil
     there = next((note for note in reversed(notes) if isinstance(note, frozenset)), frozenset())
     if (directory / "a.mf.build" / ".build" / "settings.json").exists():
         found, states = "build", presence(path)
-        if killed:
+        # who was killed in a sync cannot know if it failed: then only rows that are durable count
+        if killed and not (directory / "a.mf.build" / ".build" / SYNCING).exists():
             there = frozenset(i for i, state in enumerate(states.tolist()) if state not in (0, SKIPPED))
     if path.exists():
         found = "store"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -10,19 +11,24 @@ import pytest
 import torch
 
 import memfeed
-from disk import Faults, Recorder
+from disk import Faults, Recorder, Replay
+from memfeed.building import build as building
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
 from memfeed.building.space import Turn
+from memfeed.convert.dataset_supply import _Filling
 from memfeed.errors import BuildError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
 from memfeed.system import files
 from memfeed.system.signals import Terminated
+from memfeed.system.threads import end_all
+from memfeed.system.unsynced import SYNCING
 from support import Made
 from torture.failed_syncs import fail_sync
+from torture.victims import ended, start
 from torture.works import WORKS, Data, no_syncs, right
 
 SCHEMA = infer([torch.arange(3)]).schema
@@ -198,6 +204,140 @@ def test_bytes_between_rows_are_on_the_disk_too(tmp_path):
     assert [row.tolist() for row in store] == [[i + 1] * (i % 5 + 1) for i in range(8)]
 
 
+def test_bytes_between_rows_are_on_the_disk_though_the_presence_map_is_not(tmp_path, monkeypatch):
+    """A disk that refuses one sync may refuse the next one too, of another file."""
+    (base := tmp_path / "base").mkdir()
+    schema, armed, sync = infer([torch.arange(2), torch.arange(3)]).schema, [], files.sync
+
+    def ragged(first, count):
+        return [codec.pack(schema.fields[0], [torch.full((i % 5 + 1,), i + 1) for i in range(first, first + count)])]
+
+    def refuse_presence_too(fd):
+        if armed == ["heap"] and files._name_of(fd).endswith("presence"):
+            armed.append("presence")
+            error = BuildError("presence")
+            error.unsynced = True
+            raise error
+        sync(fd)
+
+    def heap_fails(one):
+        if armed == [] or not one.path.endswith("heap.bin"):
+            return False
+        armed[:] = ["heap"]
+        return True
+
+    monkeypatch.setattr(files, "sync", refuse_presence_too)
+    with Recorder(base, heap_fails) as recorder, claim(base / "a.mf") as root:
+        build = Build.begin(root, schema, 8, None)
+        writer = build.writer()
+        writer.write(0, 3, ragged(0, 3))
+        build.sync()
+        writer.write(3, 3, ragged(3, 3))
+        armed.append(True)
+        with pytest.raises(BuildError, match="heap.bin.*while waiting for the disk"):
+            build.sync()
+        assert build.presence().tolist() == [DURABLE] * 3 + [ABSENT] * 5
+        writer.write(3, 5, ragged(3, 5))
+        build.commit(base / "a.mf")
+    recorder.lose(tmp_path / "left")
+    store = memfeed.open(tmp_path / "left" / "a.mf")
+    store.verify()
+    assert [row.tolist() for row in store] == [[i + 1] * (i % 5 + 1) for i in range(8)]
+
+
+def kill_after_failed_sync(path, step):
+    """What a child does: it is killed once a sync has failed, before it can note that."""
+    Build._forget_written = lambda build: os.kill(os.getpid(), signal.SIGKILL)
+    with claim(path) as root:
+        build = build_of(root, 4)
+        with Faults(lambda one: one.kind == "sync" and one.path.endswith("value.memmap"), errno.EIO):
+            build.sync() if step == "sync" else build.commit(path)
+
+
+@pytest.mark.parametrize("step", ["sync", "commit"])
+def test_rows_are_absent_if_a_process_was_killed_after_their_sync_failed(path, tmp_path, step):
+    """The next process is told nothing by the system, though the machine runs on."""
+    path.parent.mkdir(exist_ok=True)
+    child = start(tmp_path / "stderr", kill_after_failed_sync, path, step)
+    assert ended(child)
+    assert child.exitcode == -signal.SIGKILL, (tmp_path / "stderr").read_text()
+    with claim(path) as root:
+        build = Build.resume(root)
+        assert build.presence().tolist() == [DURABLE] * 4 + [ABSENT] * 4
+        build.writer().write(4, 4, rows(4, 4))
+        build.sync()
+        assert Build.resume(root).presence().tolist() == [DURABLE] * 8, "they are forgotten once"
+        build.commit(path)
+    assert [row.tolist() for row in memfeed.open(path)] == [[i, i + 1, i + 2] for i in range(8)]
+
+
+@pytest.mark.parametrize("step", ["sync", "commit"])
+def test_rows_that_could_not_be_forgotten_are_forgotten_later(path, monkeypatch, step):
+    def refuse(build):
+        raise BuildError("presence")
+
+    with claim(path) as root:
+        build = build_of(root, 4)
+        with monkeypatch.context() as m, Faults(lambda one: one.kind == "sync", errno.EIO):
+            m.setattr(Build, "_forget_written", refuse)
+            with pytest.raises(BuildError, match="while waiting for the disk"):
+                build.sync()
+        if step == "sync":
+            build.sync()
+        else:
+            with pytest.raises(BuildError, match="found rows 4:8 never written"):
+                build.commit(path)
+        assert build.presence().tolist() == [DURABLE] * 4 + [ABSENT] * 4
+
+
+def test_who_takes_over_a_store_that_is_filled_forgets_what_a_killed_process_synced(path, monkeypatch):
+    leader_data, data = Data(), Data()
+    leader = memfeed.cache(leader_data, path, lazily=True, workers=0, fields={"late": "jagged"}, progress=False)
+    for i in range(6):
+        _ = leader[i]
+    store = memfeed.cache(data, path, lazily=True, workers=0, fields={"late": "jagged"}, progress=False)
+    work, root = leader._view.supply._work, path.with_name("a.mf.build")
+    (root / ".build" / SYNCING).touch()
+    monkeypatch.setattr(_Filling, "_keep", lambda self: None)  # the kernel does not do it for a process that is killed
+    work.stop()
+    work.join()
+    data.read.clear()
+    store.finish()
+    end_all()
+    assert all(data.read[i] for i in range(6))
+    right(path, WORKS["filled"])
+
+
+@pytest.mark.parametrize("by_slice", [False, True])
+def test_a_writer_whose_sync_failed_commits_nothing(path, monkeypatch, by_slice):
+    """The rows that it lost were written long before, and would be zeros."""
+    monkeypatch.setattr(building, "SYNC_SECONDS", 1e9)
+    with (
+        pytest.raises(BuildError, match="found a Writer after a write or a sync that failed"),
+        memfeed.Writer(path, length=8, missing="zero") as w,
+    ):
+        for i in range(3):
+            w[i] = torch.full((3,), i + 1)
+        monkeypatch.setattr(building, "SYNC_SECONDS", 0.0)
+
+        def write():
+            if by_slice:
+                w[3:5] = torch.full((2, 3), 4)
+            else:
+                w[3] = torch.full((3,), 4)
+
+        with Faults(lambda one: one.kind == "sync", errno.EIO), pytest.raises(BuildError, match="while waiting"):
+            write()
+        with pytest.raises(BuildError, match="its absent says which to write again"):
+            write()
+    assert not path.exists()
+    with memfeed.Writer(path, length=8, missing="zero") as w:
+        assert w.absent == [(0, 8)]
+        for i in range(8):
+            w[i] = torch.full((3,), i + 1)
+    assert [int(row[0]) for row in memfeed.open(path)] == [*range(1, 9)]
+
+
 def test_a_row_is_not_written_again_unless_it_is_absent_on_the_disk(tmp_path):
     """Else a power loss would leave a durable row of old and new bytes."""
     base = tmp_path / "base"
@@ -238,3 +378,74 @@ def test_a_replaced_store_is_removed_once_the_disk_has_the_exchange(path):
     first = next(at for at, (kind, name) in enumerate(found) if kind == "unlink" and ".build.old/" in name)
     assert ("sync", above) in found[:first]
     right(path, WORKS["overwrite"])
+
+
+def test_the_log_of_extents_is_on_the_disk_before_rows_are_durable(tmp_path):
+    """Else heap space that durable rows have could be granted again, where it cannot be read from the rows."""
+    (base := tmp_path / "base").mkdir()
+    schema = infer([torch.arange(2), torch.arange(3)]).schema
+    with Recorder(base) as recorder, claim(base / "a.mf") as root:
+        build = Build.begin(root, schema, 2, None)
+        build.writer().write(0, 2, [codec.pack(schema.fields[0], [torch.arange(2), torch.arange(3)])])
+        build.sync()
+        log = (root / ".build" / "extents").read_bytes()
+    recorder.lose(tmp_path / "left")
+    left = tmp_path / "left" / "a.mf.build" / ".build"
+    assert (left / "presence").read_bytes() == bytes([DURABLE] * 2)
+    assert log
+    assert (left / "extents").read_bytes() == log
+
+
+class Labelled(Made):
+    """Targets that no column has."""
+
+    def __init__(self, first, count):
+        super().__init__([torch.full((2,), float(i)) for i in range(first, first + count)])
+        self.targets = [10 + i for i in range(first, first + count)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_targets_of_an_append_are_on_the_disk(tmp_path, fails):
+    (base := tmp_path / "base").mkdir()
+    path = base / "a.mf"
+    memfeed.cache(Labelled(0, 3), path, workers=0, progress=False)
+    with Recorder(base, lambda one: fails and one.path.endswith("a.mf.build/targets.bin")) as recorder:
+        if fails:
+            with pytest.raises(BuildError, match="while waiting for the disk"):
+                memfeed.append(path, Labelled(3, 2), workers=0, progress=False)
+        memfeed.append(path, Labelled(3, 2), workers=0, progress=False)
+    recorder.lose(tmp_path / "left")
+    left = memfeed.open(tmp_path / "left" / "a.mf")
+    left.verify()
+    assert left.targets == [10, 11, 12, 13, 14]
+
+
+def test_a_repair_that_cannot_link_syncs_its_copies(tmp_path, monkeypatch):
+    (base := tmp_path / "base").mkdir()
+    path, work = base / "a.mf", WORKS["repair"]
+    work.before(path)
+    monkeypatch.setattr(files, "link", lambda *_: False)
+    with Recorder(base) as recorder:
+        work.do(path)
+    recorder.lose(tmp_path / "left")
+    right(tmp_path / "left" / "a.mf", work)
+
+
+def test_the_name_of_a_manifest_is_on_the_disk_before_its_store_has_a_name(tmp_path):
+    """Its sync failed in the commit that wrote it; the next process only finishes that commit."""
+    (base := tmp_path / "base").mkdir()
+    path, root = base / "a.mf", base / "a.mf.build"
+
+    def manifest_is_named(one):
+        return one.path == str(root) and (root / "memfeed.json").exists()
+
+    with Recorder(base, manifest_is_named) as recorder:
+        with pytest.raises(BuildError, match="while waiting for the disk"):
+            WORKS["convert"].do(path)
+        WORKS["convert"].do(path)
+    assert recorder.failed
+    replay = Replay(recorder)
+    while replay.step():
+        pass
+    replay.lose(tmp_path / "left", "lost", "lost")
+    right(tmp_path / "left" / "a.mf", WORKS["convert"])

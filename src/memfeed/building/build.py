@@ -23,6 +23,7 @@ from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
 from memfeed.system import files, machine, trust
+from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
 
 SYNC_SECONDS = 30.0
 _RANGES_SHOWN = 5
@@ -86,6 +87,7 @@ class Build:
     def __init__(self, root: Path, settings: BuildSettings) -> None:
         self.root, self.settings = root, settings
         self._work = root / WORK_DIRECTORY
+        self._syncing = self._work / SYNCING
         self._synced = time.monotonic()
         self.rewrites = False  # True if writers may write rows that exist already
         self.hashes: dict[str, list[int]] = {}  # of files that were hashed as they were written
@@ -147,7 +149,8 @@ class Build:
     def resume(cls, root: Path) -> Build | None:
         """Return the build in the claimed directory, ready for writers, or None if there is none.
 
-        Rows that were not synced count only if they were written on this host since it last started.
+        Rows that were not synced count only if they were written on this host since it last started, and if no process
+        was killed while it synced them.
         """
         if not cls.is_begun(root):
             return None
@@ -167,6 +170,7 @@ class Build:
             build._set_presence(presence)
         had_turns = (build._work / "writers").exists()  # builds of older versions have none
         build._save()
+        build.forget_unsynced()
         if Turn.is_free(root) and had_turns and not build.is_closing:
             presence = build.presence()  # a writer of the killed builder may have written rows until now
             take_back(root, build.schema, (presence == WRITTEN) | (presence == DURABLE))
@@ -248,11 +252,12 @@ class Build:
 
     def sync(self) -> None:
         """Make all rows written so far durable."""
-        presence = self.presence()
-        written = np.flatnonzero(presence == WRITTEN)
-        with files.if_unsynced(self._forget_written):
+        self.forget_unsynced()
+        written = np.flatnonzero(self.presence() == WRITTEN)
+        with if_unsynced(self._forget_written, self._syncing):
             self.sync_columns()
         self._mark(written, DURABLE)
+        files.sync_data(self._work / "presence")
         self._synced = time.monotonic()
 
     def sync_columns(self) -> None:
@@ -275,16 +280,23 @@ class Build:
         self._save()
 
     def _mark(self, rows: npt.NDArray[np.int64], state: int) -> None:
-        """Set the presence of ``rows`` and sync it."""
+        """Set the presence of ``rows``."""
         with files.opened(self._work / "presence") as fd:
             for first, count in runs(rows):
                 files.write_at(fd, bytes([state]) * count, first)
-            files.sync(fd)
+
+    def forget_unsynced(self) -> None:
+        """Set rows that are not durable to absent if a process was killed while it synced them.
+
+        A sync may have failed for it, and no other process is told. Only for the process that has claimed the store.
+        """
+        forget_marked(self._forget_written, self._syncing)
 
     def _forget_written(self) -> None:
         """Set rows that are not durable to absent, once no process is inside a write, whose rows may be lost too.
 
-        A commit that is closing has only durable rows.
+        Nothing has to be synced: after a power loss no row counts that is not durable. A commit that is closing has
+        only durable rows.
         """
         with Turn.all_over(self.root):
             presence = self.presence()
@@ -331,6 +343,7 @@ class Build:
         Skipped rows are removed. The store keeps ``kept`` beside its columns. Raises BuildError if a row is absent or
         the disk refuses, SpaceError if it is full.
         """
+        self.forget_unsynced()
         self.require_complete()
         presence = self.presence()
         skipped = np.flatnonzero(presence == SKIPPED)
@@ -342,7 +355,7 @@ class Build:
             commit.remove_skipped(self.root, self.schema, presence != SKIPPED)
         # of an iterable only positions that a worker left unused are skipped, not samples
         left_out = skipped.tolist() if self.row_count is not None else []
-        with files.if_unsynced(self._forget_written):
+        with if_unsynced(self._forget_written, self._syncing):
             manifest = commit.finish_files(
                 self.root,
                 self.schema,

@@ -17,6 +17,7 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.ragged import consecutive_starts, element_counts, fixed_file, ragged_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
+from memfeed.system.unsynced import if_unsynced
 
 ABSENT, WRITTEN, DURABLE, SKIPPED = 0, 1, 2, 3
 
@@ -127,7 +128,7 @@ class RowWriter:
             if any(states):
                 files.write_at(fd, bytes([ABSENT]) * count, first)
             if DURABLE in states:
-                with files.if_unsynced(lambda: files.write_at(fd, states, first)):  # the next try makes them absent
+                with if_unsynced(lambda: files.write_at(fd, states, first)):  # the next try makes them absent
                     files.sync(fd)
 
     def mark(self, first: int, count: int, state: int) -> None:

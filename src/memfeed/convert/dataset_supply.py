@@ -431,10 +431,11 @@ class _Filling:
 
     def finish(self) -> None:
         every, reader = np.arange(len(self._queue.presence)), ReadRequest()
-        for first in range(0, len(every), 1 << 16):
-            self.wait(reader, every[first : first + (1 << 16)])
-        self.forget(reader)
         while not self._done.wait(POLL_SECONDS):
+            if not self._queue.is_complete():  # at first; and again after rows were forgotten: `Build.forget_unsynced`
+                for first in range(0, len(every), 1 << 16):
+                    self.wait(reader, every[first : first + (1 << 16)])
+                self.forget(reader)
             if not self.worker_count and not self._reread:
                 self._reread_here()  # the process that was to commit it may have ended since
             if self._error is not None or self._is_over():
@@ -481,6 +482,7 @@ class _Filling:
             self._settle()
             return
         self._lead = lead
+        self.build.forget_unsynced()  # by the process that has died
 
     def _commit(self) -> None:
         if not self._reread:

@@ -88,6 +88,8 @@ def convert_on_ray(
     ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int, seconds: float, on_report: OnReport
 ) -> None:
     """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
+    # first: a failed sync is told to a task, and not to this process, which would call its own rows durable later
+    build.sync()
     while len(absent := build.absent()):
         size = max(1, min(int(TASK_SECONDS / max(seconds, 1e-7)), -(-len(absent) // (4 * worker_count))))
         run_round(build, _run(ray, build, pickled, plan, cut(absent, size), worker_count), on_report)

@@ -297,10 +297,14 @@ class Writer:
                 self._build.sync()
 
     def _sync_if_due(self, build: Build) -> None:
-        if self._sigterm.ignored():
-            build.sync()
-        else:
-            build.sync_if_due()
+        try:
+            if self._sigterm.ignored():
+                build.sync()
+            else:
+                build.sync_if_due()
+        except BaseException:
+            self._has_failed = True  # rows that were written long before may be absent now
+            raise
 
 
 def _fill_zeros(build: Build, rows: RowWriter) -> None:
@@ -312,6 +316,7 @@ def _fill_zeros(build: Build, rows: RowWriter) -> None:
 
 def _failed() -> BuildError:
     return BuildError(
-        "found a Writer after a write that failed: the samples that waited with it were not written; expected that "
-        "error to end its with-block: len() of the next Writer for this path says from which row to continue"
+        "found a Writer after a write or a sync that failed, which lost rows that it was given before; expected "
+        "that error to end its with-block: go on with another Writer for this path. Its len() says from which row to "
+        "continue; if rows were assigned by number, its absent says which to write again"
     )

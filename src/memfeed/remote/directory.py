@@ -7,6 +7,7 @@ Any number of processes share one. All that they share is in files, which the ke
   byte i alone, who copies rows out of it shares it.
 - ``taken`` is how many bytes the chunks take, ``pieces`` and ``hashed`` have the hashes of single rows (`pieces`).
 - ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
+- ``syncing`` is there while a process syncs chunks; who finds it left knows that this process was killed meanwhile.
 - ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
 """
 
@@ -42,6 +43,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
+from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
 
 ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
 MOST_VICTIMS = 256  # chunks that are found at once, to be removed
@@ -76,6 +78,7 @@ class CacheDirectory:
         is_aligned = (root / WORK_DIRECTORY / RANGES).exists()
         self.table = ChunkTable(manifest.files, aligned_steps(manifest) if is_aligned else None)
         work = root / WORK_DIRECTORY
+        self._syncing = work / SYNCING
         self.presence = _map(work / "presence", self.table.count, np.uint8)
         self.used = _map(work / "used", self.table.count, np.float64)
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
@@ -343,6 +346,7 @@ class CacheDirectory:
         """
         # one process at a time: only one is told of a failure, and another could call the same chunks durable
         with files.locked(self.root / WORK_DIRECTORY / "presence"):
+            self._forget_unsynced()
             for name in self.manifest.files:
                 self._sync_file(name)
 
@@ -352,7 +356,7 @@ class CacheDirectory:
             if self.settings.size is not None:  # nobody writes other bytes of a chunk meanwhile
                 chunks = np.array([c for c in chunks.tolist() if kept.enter_context(self.shared(c))], np.int64)
             if len(chunks):
-                with files.if_unsynced(lambda: self._forget(name)):
+                with if_unsynced(lambda: self._forget(name), self._syncing):
                     files.sync_data(self.root / name)
                 self.presence[chunks] = DURABLE
 
@@ -360,6 +364,18 @@ class CacheDirectory:
         first, last = self.table.of_file(name)
         found: Int64Array = first + np.flatnonzero(self.presence[first:last] == WRITTEN)
         return found
+
+    def _forget_unsynced(self) -> None:
+        """Let no chunk be there that is not durable if a process was killed while it synced some.
+
+        A sync may have failed for it, and no other process is told. Their checksums show nothing: see `if_unsynced`.
+        """
+
+        def forget() -> None:
+            for name in self.manifest.files:
+                self._forget(name)
+
+        forget_marked(forget, self._syncing)
 
     def _forget(self, name: str) -> None:
         """Let no chunk of a file be there that is not durable, once no process is inside `write`."""
@@ -379,14 +395,15 @@ class CacheDirectory:
 
         if len(durable):
             self.presence[durable] = WRITTEN
-            with files.if_unsynced(undo):
+            with if_unsynced(undo):
                 files.sync_data(self.root / WORK_DIRECTORY / "presence")
 
     def recover(self, *, is_new_boot: bool) -> None:
-        """Let no chunk count that a process was writing when it was killed, or that a power loss may have damaged.
+        """Let no chunk count that a process was writing or syncing when it was killed, or that a power loss may damage.
 
         Only while no other process uses the directory.
         """
+        self._forget_unsynced()
         for chunk in np.flatnonzero(self.presence == HELD).tolist():
             self.remove(chunk)
         for chunk in np.flatnonzero(self.presence == WRITTEN).tolist() if is_new_boot else ():

@@ -13,14 +13,12 @@ import os
 import re
 import shutil
 import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
 from memfeed.system import libc
-from memfeed.system.signals import defer_signals
 
 IOV_MAX = 1024
 COPY_BYTES = 16 << 20
@@ -195,7 +193,7 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(fd: int) -> None:
-    """Wait until the bytes of an open file are on the disk. Call it within `if_unsynced`."""
+    """Wait until the bytes of an open file are on the disk. Call it within `unsynced.if_unsynced`."""
     try:
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
     except OSError as error:
@@ -204,40 +202,8 @@ def sync(fd: int) -> None:
         raise raised from error
 
 
-@contextlib.contextmanager
-def if_unsynced(forget: Callable[[], object]) -> Iterator[None]:
-    """Call ``forget`` if a sync of the block fails, and raise the error of the sync.
-
-    The system reports a failed sync once, drops the bytes that it could not write, and lets the next sync succeed.
-    Until they are dropped from memory too, they can still be read, so to hash them shows nothing. So ``forget`` has to
-    see to it that whatever the block was to make durable counts as not there, and is written again. Nothing has to be
-    forgotten where the next try writes the same bytes again in any case.
-    """
-    outer = sys.exc_info()[1]
-    try:
-        yield
-    except BaseException as error:
-        if _tells_of_sync(error, outer):
-            with defer_signals(), contextlib.suppress(MemfeedError, OSError):  # report the first error
-                forget()
-        raise
-
-
-def _tells_of_sync(error: BaseException | None, outer: BaseException | None) -> bool:
-    """Return True if a sync failed before ``error`` was raised, but after ``outer`` was.
-
-    Ctrl-C during a sync takes the place of the error of the sync, which is its context then.
-    """
-    is_signal = not isinstance(error, Exception)
-    while error is not None and error is not outer:
-        if getattr(error, "unsynced", False) or (is_signal and isinstance(error, OSError)):
-            return True
-        error = error.__context__
-    return False
-
-
 def sync_data(path: Path) -> None:
-    """Wait until the bytes of a file are on the disk. Call it within `if_unsynced`."""
+    """Wait until the bytes of a file are on the disk. Call it within `unsynced.if_unsynced`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         sync(fd)
