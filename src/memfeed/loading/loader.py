@@ -144,7 +144,8 @@ class Loader(DataLoader[T_co]):
             `memfeed.cache` raises. During iteration, if rank 0 does not draw the seed that ranks share, and if ranks
             with stores of their own have different numbers of batches (not with ``last="uneven"``).
         RowError: during iteration, if a sampler yields a row out of range.
-        StaleStoreError: when an epoch begins, if a dataset that became a store has changed.
+        StaleStoreError: when an epoch begins, if the dataset has changed, the indices of a Subset, or which tensors
+            are read in place.
 
     Example::
 
