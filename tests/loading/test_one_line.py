@@ -62,6 +62,12 @@ def test_workers_run_what_dataloaders_run(tmp_path):
     assert sum(rows(loader), []) == list(range(N))
 
 
+@pytest.mark.parametrize(("count", "message"), [(2**70, "expected at most 4,096"), (1.5, "expected an int")])
+def test_a_number_of_workers_that_cannot_be(count, message):
+    with pytest.raises(LoaderError, match=rf"found num_workers=.*{message}"):
+        Loader(Made(sample, N), 8, num_workers=count)
+
+
 def test_another_way_to_start_processes_is_told(tmp_path, capsys, monkeypatch):
     say_once.cache_clear()
     used = torch.multiprocessing.get_start_method()

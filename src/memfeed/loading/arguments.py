@@ -18,6 +18,7 @@ from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementRequest, placement_requests
 from memfeed.loading.settings import (
     LARGEST_BLOCK,
+    MOST_WORKERS,
     WITHOUT_EFFECT,
     Settings,
     as_int,
@@ -136,8 +137,9 @@ def _source(given: Mapping[str, Any]) -> Any:
     is_cached = is_dataset(dataset)
     check_without_effect({name: given[name] for name in WITHOUT_EFFECT}, CACHING if is_cached else ())
     if is_cached:
+        count = as_int("num_workers", workers, 0, MOST_WORKERS)
         return filled_store(
-            dataset, path, workers, given["worker_init_fn"], given["multiprocessing_context"], given["keep"]
+            dataset, path, count, given["worker_init_fn"], given["multiprocessing_context"], given["keep"]
         )
     check_keep(dataset, given["keep"])
     return dataset if path is None else beside_cache(dataset, path, workers, given["worker_init_fn"])

@@ -70,7 +70,7 @@ class EpochClock:
         self.set_epoch(epoch + self._offset)
 
     def load(self, epoch: int, position: Position | None, *, at_end: bool) -> None:
-        """Continue ``epoch`` after ``position`` in the next pass; ``at_end`` says that nothing is left of the epoch."""
+        """Continue ``epoch`` after ``position`` in the next pass; ``at_end``: nothing may be left of the epoch."""
         self._resume, self._next, self.epoch = (epoch, position), epoch, epoch
         self.was_loaded, self._at_end, self._offset = True, at_end, 0
 

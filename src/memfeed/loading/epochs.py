@@ -20,7 +20,7 @@ from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
 from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.samplers import followed
+from memfeed.loading.samplers import FollowedSamplers
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
 from memfeed.order.choice import Blocks
 from memfeed.order.shards import RankShards
@@ -47,9 +47,9 @@ class Epochs:
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
-        self._samplers = followed(one for one in samplers if not _is_own(one))
+        self._samplers = FollowedSamplers(one for one in samplers if not _is_own(one))
         if not reading.is_rebuilt:
-            self._clock.begin_at(max([one.epoch or 0 for one in self._samplers], default=0))
+            self._clock.begin_at(self._samplers.epoch or 0)
 
     @property
     def is_cut(self) -> bool:
@@ -106,8 +106,7 @@ class Epochs:
 
         def start(at: Position | None) -> Iterator[Any]:
             yield from reader.groups(epoch, seed, shards, at)
-            for one in samplers:
-                one.note()
+            samplers.note()
 
         after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
         return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
@@ -115,20 +114,20 @@ class Epochs:
     def _start_clock(self, progress: EpochProgress, settings: Settings, shards: RankShards) -> None:
         """Take the number and the beginning of the epoch, and set the user's samplers to it."""
         clock = self._clock
-        driven = [epoch for one in self._samplers if (epoch := one.driven_epoch()) is not None]
         was_named = clock.was_set or clock.was_loaded
-        if driven and not clock.was_set:
-            clock.set_epoch(driven[0])
+        driven = self._samplers.driven_epoch(anew=was_named)
+        if driven is not None:
+            (clock.set_sampler_epoch if self._samplers.has_news else clock.set_epoch)(driven)
         progress.epoch, progress.begin = clock.start(shards.world_size)
         progress.position = progress.begin
-        for one in self._samplers:
-            one.set_epoch(progress.epoch, was_set=was_named)
+        self._samplers.begin(progress.epoch, was_named=was_named)
         if not settings.has_own_order and wraps_own_sampler(settings.user_sampler):
             clock.lend()
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
         self._clock.set_epoch(epoch)
+        self._samplers.forget_news()
         self.progress = None
 
     # --- positions
@@ -153,7 +152,8 @@ class Epochs:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
             self._clock.load_seed(saved["seed"] if isinstance(saved["seed"], int) else None)
-        self._clock.load(epoch, found, at_end=last_row is not None and rows_before >= last_row)
+        self._clock.load(epoch, found, at_end=last_row is None or rows_before >= last_row)
+        self._samplers.forget_news()
         self.progress = None
 
     def move(self, batches: int, settings: Settings) -> None:

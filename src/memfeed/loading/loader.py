@@ -76,7 +76,7 @@ class Loader(DataLoader[T_co]):
             bool [batch_size].
             "uneven": each row comes once; ranks differ by at most one row, and some may get one batch less.
         sampler: row numbers to visit instead, an iterable of ints (any of torch's samplers). If it has ``set_epoch``,
-            that is called with each epoch's number, unless somebody else calls it. The first pass is the epoch that the
+            that is called with each epoch's number, until somebody else calls it. The first pass is the epoch that the
             sampler shows as ``epoch``.
         batch_sampler: an iterable of lists of row numbers; replaces batch_size, shuffle, sampler and drop_last.
         bucket_by: the field of varying length by which batches are made of rows of like length: the rows of 128
@@ -144,7 +144,8 @@ class Loader(DataLoader[T_co]):
             `memfeed.cache` raises. During iteration, if rank 0 does not draw the seed that ranks share, and if ranks
             with stores of their own have different numbers of batches (not with ``last="uneven"``).
         RowError: during iteration, if a sampler yields a row out of range.
-        StaleStoreError: when an epoch begins, if a dataset that became a store has changed.
+        StaleStoreError: when an epoch begins, if the dataset has changed, the indices of a Subset, or which tensors
+            are read in place.
 
     Example::
 

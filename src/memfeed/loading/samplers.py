@@ -1,60 +1,162 @@
-"""The random generators that a user's sampler may draw from, saved so that it can draw the same rows again."""
+"""A user's samplers: who sets their epoch, and the random generators that they draw from."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
+import numbers
+import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import Sampler
 
 from memfeed.errors import LoaderError
 from memfeed.system import random_state
 
 
-class FollowedSampler:
-    """A user's sampler that has ``set_epoch``, and whether somebody else than the loader calls that."""
+class FollowedSamplers:
+    """The user's samplers that have ``set_epoch``, and whether somebody else than the loader calls that.
 
-    def __init__(self, sampler: Any) -> None:
-        self._sampler, self._seen, self._is_driven = sampler, _counters(sampler), False
+    The calls are recorded, because a sampler need not show them: it may get the same epoch again, or keep it where
+    nobody sees it. A call of a sampler inside of another one counts too.
+    """
+
+    def __init__(self, samplers: Iterable[Any]) -> None:
+        self._samplers = [one for one in samplers if _has_epochs(one)]
+        self._parts = _with_inner(self._samplers)
+        self._given: int | None = None  # in the newest call
+        self._is_driven = self._is_setting = False
+        self.has_news = False  # somebody else has set the epoch since the last pass, and since the loader's was set
+        self._is_recorded = [_record_calls(type(part)) for part in self._parts]
+        self._seen = self._counters()
         # a sampler that does not show its epoch is not set to the first one: it may have had another before
         self._least = 1 if self.epoch is None else self.epoch
+        _FOLLOWED.add(self)
+
+    def __len__(self) -> int:
+        return len(self._samplers)
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the sampler; None if it does not show it."""
-        epoch = getattr(self._sampler, "epoch", None)
-        return epoch if isinstance(epoch, int) else None
+        """The epoch that was set last, or that a sampler or one inside of it shows; None if neither is known."""
+        shown = (_as_epoch(getattr(part, "epoch", None)) for part in self._parts)
+        return next((epoch for epoch in (self._given, *shown) if epoch is not None), None)
 
-    def driven_epoch(self) -> int | None:
-        """Return the epoch that somebody else has set; None where nobody has, or the sampler does not show it."""
-        self._is_driven = self._is_driven or _counters(self._sampler) != self._seen
-        return self.epoch if self._is_driven else None
-
-    def set_epoch(self, epoch: int, *, was_set: bool) -> None:
-        """Set the epoch of the sampler, if somebody has set that of the loader, or nobody calls the sampler's.
-
-        In the latter case the sampler is never set to an epoch before its own.
-        """
-        if was_set or (not self._is_driven and epoch >= self._least):
-            self._sampler.set_epoch(epoch)
-            self._least = epoch
+    def note_call(self, sampler: Any, epoch: Any) -> None:
+        """Remember that ``set_epoch`` was called, if the sampler is one of these."""
+        if any(part is sampler for part in self._parts):
+            self._given = _as_epoch(epoch)
             self.note()
+            if not self._is_setting:
+                self._is_driven = self.has_news = True
+
+    def driven_epoch(self, *, anew: bool) -> int | None:
+        """Return the epoch that somebody else has set; None where nobody has, or it is not known.
+
+        ``anew``: only if they did so since the last pass, and since the loader's was set.
+        """
+        self._look()
+        return self.epoch if (self.has_news if anew else self._is_driven) else None
+
+    def forget_news(self) -> None:
+        """Let the loader's epoch, which was set now, count more than what the samplers were told before."""
+        self._look()
+        self.has_news = False
+
+    def begin(self, epoch: int, *, was_named: bool) -> None:
+        """Set the epoch of the samplers, if the loader's was set after theirs, or nobody calls theirs.
+
+        In the latter case a sampler is never set to an epoch before its own. Who calls it may count in another way.
+        """
+        is_due = self.epoch not in (None, epoch) if self._is_driven else epoch >= self._least
+        if is_due or (was_named and not self.has_news):
+            self._is_setting = True
+            try:
+                for one in self._samplers:
+                    one.set_epoch(epoch)
+            finally:
+                self._is_setting = False
+            self._given = self._least = epoch
+            self.note()
+        self.has_news = False
 
     def note(self) -> None:
-        """Remember the sampler as it is, to see whether somebody changes it before the next pass."""
-        self._seen = _counters(self._sampler)
+        """Remember the samplers as they are, to see whether somebody changes them before the next pass."""
+        self._seen = self._counters()
+
+    def _look(self) -> None:
+        if self._counters() != self._seen:  # an assignment, or a call that could not be recorded
+            self._is_driven, self.has_news, self._given = True, True, None
+            self.note()
+
+    def _counters(self) -> list[dict[str, int]]:
+        """Return the numbers that a change of the epoch changes: all that a sampler has, if no call is recorded."""
+        return [
+            {
+                name: value
+                for name, value in getattr(part, "__dict__", {}).items()
+                if type(value) is int and (name == "epoch" or not is_recorded)
+            }
+            for part, is_recorded in zip(self._parts, self._is_recorded, strict=True)
+        ]
 
 
-def followed(samplers: Iterable[Any]) -> list[FollowedSampler]:
-    """Return the samplers that have ``set_epoch``."""
-    return [FollowedSampler(sampler) for sampler in samplers if callable(getattr(sampler, "set_epoch", None))]
+_FOLLOWED: weakref.WeakSet[FollowedSamplers] = weakref.WeakSet()
 
 
-def _counters(sampler: Any) -> dict[str, int]:
-    return {name: value for name, value in getattr(sampler, "__dict__", {}).items() if type(value) is int}
+def _record_calls(kind: type) -> bool:
+    """Let ``set_epoch`` of a class tell `_note_call` of its calls. Return False for a class that cannot be changed.
+
+    The method of the class is replaced, and not an attribute of the sampler: that would go into pickles and copies of
+    the sampler, and a copy would then set the epoch of the first one.
+    """
+    owner: Any = next((one for one in kind.__mro__ if "set_epoch" in vars(one)), None)
+    method = None if owner is None else vars(owner)["set_epoch"]
+    if not isinstance(method, types.FunctionType):
+        return False
+    if hasattr(method, "is_recorded"):
+        return True
+
+    @functools.wraps(method)
+    def set_epoch(sampler: Any, *args: Any, **options: Any) -> Any:
+        result = method(sampler, *args, **options)
+        _note_call(sampler, next(iter((*args, *options.values())), None))  # after those that it makes itself
+        return result
+
+    set_epoch.is_recorded = True  # type: ignore[attr-defined]
+    try:
+        owner.set_epoch = set_epoch
+    except (AttributeError, TypeError):
+        return False
+    return True
+
+
+def _note_call(sampler: Any, epoch: Any) -> None:
+    for one in list(_FOLLOWED):
+        one.note_call(sampler, epoch)
+
+
+def _has_epochs(sampler: Any) -> bool:
+    return callable(getattr(sampler, "set_epoch", None))
+
+
+def _as_epoch(value: Any) -> int | None:
+    return int(value) if isinstance(value, numbers.Integral) else None
+
+
+def _with_inner(samplers: Iterable[Any]) -> list[Any]:
+    """Return these samplers, and those among their attributes and so on, as far as they have ``set_epoch``."""
+    found = list(samplers)
+    for one in found:  # it grows
+        named = [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
+        inner = [value for value in getattr(one, "__dict__", {}).values() if isinstance(value, Sampler)]
+        found += [value for value in (*named, *inner) if value is not None and not any(value is seen for seen in found)]
+    return [one for one in found if _has_epochs(one)]
 
 
 class SamplerGenerators:

@@ -26,6 +26,7 @@ from memfeed.system.messages import say_once, warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
 LARGEST = 2**31 - 1  # batch size, world size
+MOST_WORKERS = 4096  # that read a dataset
 LARGEST_BLOCK = 1 << 24  # its order is in memory
 WITHOUT_EFFECT: dict[str, Any] = {
     "num_workers": 0,

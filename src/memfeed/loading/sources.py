@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError, SchemaError
 from memfeed.loading.settings import present_ranks
+from memfeed.loading.source_changes import watched
 from memfeed.order.mixture import check_weights
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
@@ -203,13 +204,13 @@ def _as_store(source: Any) -> Store:
     if isinstance(source, Store):
         return source
     if isinstance(source, Subset):
-        return _as_store(source.dataset).subset(list(source.indices))
+        return watched(_as_store(source.dataset).subset(list(source.indices)), source)
     if is_tensordict(source) and source.batch_dims:
         from memfeed.store import tensordict_memory  # it imports tensordict
 
         contents, types = tensordict_memory.read(source)
         backing = Backing(None, contents.schema, contents.row_count, "", contents.columns.__getitem__)
-        return Store(View(backing, types))
+        return watched(Store(View(backing, types)), source)
     from memfeed.store import in_memory  # it imports all that tables need
 
     columns = in_memory.as_columns(source)
@@ -220,7 +221,7 @@ def _as_store(source: Any) -> Store:
             "memfeed.cache(dataset, path) first"
         )
     schema, held = columns.in_memory()
-    return Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types))
+    return watched(Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types)), source)
 
 
 def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:

@@ -324,8 +324,13 @@ class Store(Facts):
 
 def with_transform(store: Store, transform: Transform | None) -> Store:
     """Return ``store`` with another `Store.transform`; None gives that of the directory. Nothing is written."""
+    return with_parts(store, transform=transform)
+
+
+def with_parts(store: Store, **parts: Any) -> Store:
+    """Return ``store`` with other parts of its `Backing`, by name."""
     view = store._view
-    backing = dataclasses.replace(view.backing, transform=transform)
+    backing = dataclasses.replace(view.backing, **parts)
     if backing.supply is not None:
         backing.supply.follow(backing)
     return Store(View(backing, view.types, view.fields, view.rows))
