@@ -171,7 +171,7 @@ class View:
     is_flipped: bool
 
 
-@TABLE.add("a pipeline that returns a dataclass", "own code", "refused")
+@TABLE.add("a pipeline that returns a dataclass", "own code", "sample")
 def dataclass_result():
     class Views(Rows):
         def __getitem__(self, index):
