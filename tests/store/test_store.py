@@ -184,3 +184,16 @@ def test_getitems_gives_a_list_of_samples_with_their_rows(store):
     assert samples.ids.tolist() == [3, 7]
     assert equal(samples[0], rich_sample(3))
     assert equal(samples[1], rich_sample(7))
+
+
+def test_an_attribute_that_a_program_sets_is_said_to_change_nothing(tmp_path, capsys):
+    made = memfeed.cache({"x": torch.arange(4)}, tmp_path / "a.mf", progress=False)
+    loader = memfeed.Loader([made, made], 2)
+    capsys.readouterr()
+    loader.dataset.is_training = False
+    assert (
+        "the attribute 'is_training', which the program sets on a store, changes no sample" in capsys.readouterr().err
+    )
+    assert loader.dataset.is_training is False
+    with pytest.raises(AttributeError):
+        made.transform = None

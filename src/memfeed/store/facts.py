@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 class Facts(Dataset[Any]):
     """The part of a `Store` that reads no row."""
 
+    schema: Schema
+
     def __init__(self, view: View) -> None:
         self._view, self._backing = view, view.backing
-        self.schema: Schema = view.schema
+        self.schema = view.schema
 
     @property
     def path(self) -> Path:

@@ -27,6 +27,7 @@ from memfeed.store.ragged_view import RaggedView
 from memfeed.store.read_samples import ReadSamples
 from memfeed.store.view import View
 from memfeed.system.forks import fork_safe
+from memfeed.system.messages import say_once
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -52,6 +53,15 @@ class Store(Facts):
         image, label = store[0]
         train, val = store.split([0.9, 0.1], seed=0)
     """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = any(name in vars(cls).get("__annotations__", {}) for cls in type(self).__mro__)
+        if not (is_own or name.startswith("_") or hasattr(type(self), name)):
+            say_once(
+                f"memfeed: the attribute {name!r}, which the program sets on a store, changes no sample: set it on the "
+                "dataset, and make a new Loader of that, with another cache="
+            )
+        super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Store) or self._backing.supply is not None or other._backing.supply is not None:
