@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -103,6 +104,107 @@ def test_ten_corrected_labels_of_a_thousand_are_noticed(path, kind):
     assert f"dataset.targets: 10 of 1,000 targets, the first of sample {others[0]}: found 99" in text
     assert "overwrite=True" in text
     assert len(memfeed.open(path)) == N
+
+
+class Example:
+    def __init__(self, label):
+        self.label, self.image, self.reads, self.run = label, None, 0, time.monotonic_ns()
+
+    def read(self):
+        self.reads += 1
+        self.image = torch.full((3,), self.label)
+        return self.image
+
+
+class Examples(Dataset):
+    """Objects that keep what was read, and the time."""
+
+    def __init__(self, labels):
+        self.examples = list(map(Example, labels))
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.examples[index].read().clone()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_labels_in_objects_are_compared_and_what_they_keep_is_not(path, workers, lazily):
+    def opened(labels, reads=0):
+        dataset = Examples(labels)
+        assert len([dataset[i] for i in range(reads)]) == reads
+        with warnings.catch_warnings():  # each object has its time
+            warnings.filterwarnings("ignore", r".*dataset\.examples\[\*\]\.run differs from")
+            return cache(dataset, path, workers=workers, lazily=lazily)
+
+    labels = list(range(N))
+    for reads in (0, 0, 40):
+        store = opened(labels, reads)
+        for _ in range(2 * lazily):
+            assert len(list(Loader(store, 100))) == 10
+        store.finish()
+    labels[OTHER] = -1
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.examples\[\*\]\.label\."):
+        opened(labels)
+
+
+def test_an_attribute_that_is_another_in_every_object_is_told_and_rows_are_compared(path):
+    cache(Examples(list(range(N))), path, workers=0)
+    with pytest.warns(match=r"dataset\.examples\[\*\]\.run differs .* but the samples compared are the same"):
+        cache(Examples(list(range(N))), path, workers=0)
+    assert "field value, sample" in stored_again(Examples(list(range(7, N + 7))), path)
+
+
+class Loaded(Dataset):
+    """One that loads its labels, and what differs in each process, when the first sample is read."""
+
+    def __init__(self, load, pipeline=None):
+        self.load, self.pipeline, self.labels, self.log = load, pipeline, None, []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        if self.labels is None:
+            self.labels = self.load()
+            self.pid, self.started, self.cache = time.monotonic_ns(), [time.monotonic_ns()] * 10, {}
+        self.log += [time.monotonic_ns()] * 50
+        image = self.cache.setdefault(index, torch.full((2,), self.labels[index])).clone()
+        return image if self.pipeline is None else self.pipeline(image)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_labels_that_the_first_sample_loads_are_compared(path, lazily):
+    labels = list(range(N))
+    for reads in (0, 0, 50):
+        dataset = Loaded(labels.copy)
+        assert len([dataset[i] for i in range(reads)]) == reads
+        store = cache(dataset, path, workers=0, lazily=lazily)
+        for _ in range(2 * lazily):
+            assert len(list(Loader(store, 100))) == 10
+        store.finish()
+    labels[OTHER] = -1
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.labels"):
+        cache(Loaded(labels.copy), path, workers=0)
+
+
+def test_labels_that_the_first_sample_of_a_cut_dataset_loads_are_compared(path):
+    def epoch(labels):
+        dataset = Loaded(labels.copy, torch.nn.Sequential(torch.nn.Identity(), torch.nn.Dropout(0.5)))
+        loader = Loader(dataset, 100, cache=path)
+        assert loader.store.transform is not None
+        for _ in range(2):
+            assert len(list(loader)) == 10
+        loader.store.finish()
+
+    labels = [float(i) for i in range(N)]
+    epoch(labels)
+    epoch(labels)
+    labels[OTHER] = -1.0
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.labels"):
+        epoch(labels)
 
 
 def test_columns_are_compared_whole(path):

@@ -1,8 +1,13 @@
 """Plain data in a dataset's attributes is hashed: equal data alike, in every process, and every change is seen."""
 
 import copy
+import dataclasses
+import logging
+import random
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from memfeed.convert import digests
-from memfeed.convert.digests import PARTIAL, digest_attributes, hash_value
+from memfeed.convert.digests import PARTIAL, differ_in_all, digest_attributes, hash_value
 from memfeed.convert.plain_data import leaves_of
 
 scalars = st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=3)
@@ -106,9 +111,107 @@ def test_records_are_hashed_by_column(at):
     assert texts(Of(samples=records))["samples"] != before["samples"]
 
 
-def test_what_is_no_plain_data_has_no_digest(tmp_path):
-    import threading
+class Slotted:
+    __slots__ = ("label",)
 
+    def __init__(self, label):
+        self.label = label
+
+
+class Holder:
+    def __init__(self, label):
+        self.name, self.parts = "a", [Slotted(label)]
+
+
+@dataclasses.dataclass
+class Example:
+    label: int
+    meta: object = None
+
+
+@pytest.mark.parametrize("at", [1, 77, 199])
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (Example, "ex[*].label"),
+        (Slotted, "ex[*].label"),
+        (lambda i: ("a", Slotted(i)), "ex[*][1].label"),
+        (lambda i: {"a": 0, "b": [Example(i)]}, "ex[*]['b']"),
+        (Holder, "ex[*].parts"),
+        (lambda i: Example(0, Slotted(i)), "ex[*].meta.label"),
+        (lambda i: Example(i) if i % 3 else None, "ex[*].label"),
+    ],
+)
+@pytest.mark.parametrize("kind", [list, lambda values: dict(enumerate(values))])
+def test_the_attributes_of_objects_in_a_list_count(make, path, at, kind):
+    before = texts(Of(ex=kind([make(i) for i in range(200)])))
+    assert texts(Of(ex=kind([make(i) for i in range(200)]))) == before
+    after = texts(Of(ex=kind([make(i if i != at else 1000) for i in range(200)])))
+    assert [one for one in before if before[one] != after[one]] == [path]
+    assert not differ_in_all(before[path], after[path])
+
+
+def test_of_objects_what_is_no_data_does_not_count():
+    class Record:
+        def __init__(self, owner, index):
+            self.owner, self.index, self.text = owner, index, f"a{index}"
+            self._hash = hash((self.text, id(self)))
+            self.tool, self.lock, self.log, self.next = owner.tool, threading.Lock(), logging.getLogger("x"), self
+            self.random, self.generator, self.call = random.Random(), np.random.default_rng(), lambda: index
+
+    def make():
+        dataset = Of()
+        dataset.tool = Holder(time.monotonic())
+        dataset.records = [Record(dataset, i) for i in range(200)]
+        dataset.pairs = [(i, one, dataset.tool) for i, one in enumerate(dataset.records)]
+        dataset.ragged = [(i,) if i % 2 else (i, one) for i, one in enumerate(dataset.records)]
+        return dataset
+
+    one = texts(make())
+    assert one == texts(make())
+    assert {"ragged", "pairs[*][1].text", "records[*].next.text", "records[*].text"} <= one.keys()
+    assert not any("tool" in path or "_hash" in path or "[2]" in path for path in one)
+
+
+def test_digests_of_objects_in_many_datasets_have_groups_too():
+    def parts(changed):
+        return ConcatDataset([Of(ex=[Example(i + (i == changed)) for i in range(200)]) for _ in range(20)])
+
+    one, other = (texts(parts(changed))["datasets[*].ex[*].label"] for changed in (None, 7))
+    assert one != other
+    assert not differ_in_all(one, other)
+
+
+def test_the_lists_of_a_class_count_if_they_have_an_entry_for_each_sample():
+    class Labelled(Of):
+        labels, sizes, shared, registry = list(range(200)), np.arange(200), {i: i for i in range(200)}, [1] * 150
+
+    dataset = Labelled()
+    before = texts(dataset)
+    assert set(before) == {"labels", "sizes", "_n"}
+    Labelled.labels[77] = 3
+    assert texts(dataset)["labels"] != before["labels"]
+    dataset.labels = list(range(200))
+    assert texts(dataset) == before
+
+
+def test_the_slots_of_a_dataset_count():
+    class Plain:
+        __slots__ = ("labels",)
+
+        def __getitem__(self, index):
+            return self.labels[index]
+
+        def __len__(self):
+            return 200
+
+    dataset = Plain()
+    assert texts(dataset) == {}
+    dataset.labels = [0] * 200
+    assert set(texts(dataset)) == {"labels"}
+
+
+def test_what_is_no_plain_data_has_no_digest(tmp_path):
     class Handle:
         def __init__(self):
             self.counter, self.lock = 3, threading.Lock()
@@ -218,16 +321,46 @@ def test_what_cannot_be_read_is_left_out():
     assert set(found) <= {"_n", "text", "loop"}
 
 
-def test_digests_are_the_same_in_another_process():
-    value = [{"a", "b", "c"}, {"x": 1, "y": [2.5, None, True]}, ("p", b"q"), np.arange(3)]
-    code = "\n".join(
-        [
-            "import numpy as np",
-            "from memfeed.convert.digests import hash_value",
-            "value = [{'a', 'b', 'c'}, {'x': 1, 'y': [2.5, None, True]}, ('p', b'q'), np.arange(3)]",
-            "print(hash_value(value))",
-        ]
-    )
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == hash_value(value)
+IN_PROCESSES = """
+import numpy as np
+from memfeed.convert.digests import digest_attributes, hash_value
+from memfeed.convert.plain_data import leaves_of
+
+class Record:
+    def __init__(self, index):
+        self.pairs, self.tags, self.text = {("a", index), ("b", None)}, {Tag("a"), Tag("b"), Tag("c")}, f"a{index}"
+
+class Tag:
+    def __init__(self, name):
+        self.name = name
+    def __hash__(self):
+        return hash(self.name)
+    def __eq__(self, other):
+        return self.name == other.name
+
+class Data:
+    def __init__(self):
+        self.records = [Record(i) for i in range(200)]
+        self.pairs = {(f"a{i}", i) for i in range(200)} | {None, 3, "b"}
+        self.sets = {frozenset((f"a{i}", "b", "c")) for i in range(200)}
+
+digests = {path: one.text for path, one in digest_attributes(leaves_of(Data())).items()}
+assert {"pairs", "sets", "records[*].pairs", "records[*].tags", "records[*].text"} <= digests.keys()
+value = [{"a", "b", "c"}, {"x": 1, "y": [2.5, None, True]}, ("p", b"q"), np.arange(3)]
+print(hash_value(value), digests)
+"""
+
+
+def test_digests_are_the_same_in_every_process():
+    def run(seed):
+        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
+        command = [sys.executable, "-c", IN_PROCESSES]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+
+    assert run("1") == run("2") == run("3")
+
+
+def test_digests_of_sets_of_numbers_are_those_that_stores_have():
+    assert hash_value({3, 1, 2}) == hash_value([1, 2, 3])
+    pairs = {(3, 4), (1, 2), (5, 6)}
+    assert hash_value(pairs) == hash_value(list(pairs)), "their order is the same in every process"

@@ -21,6 +21,17 @@ N = 60
 OTHER = next(i for i in range(20, N) if i not in probe_indices(N))  # a sample that is not compared
 
 
+class Coco:
+    """Annotations."""
+
+
+class Slotted:
+    __slots__ = ("image",)
+
+    def __init__(self, image):
+        self.image = image
+
+
 class Files(Dataset):
     """Samples of files: one row of numbers each."""
 
@@ -36,12 +47,24 @@ class Files(Dataset):
         elif form == "frame":
             pandas = pytest.importorskip("pandas")
             self.table = pandas.DataFrame({"file": [os.path.basename(path) for path in paths], "label": 0})
+        elif form == "dicts":
+            self.data = [{"image": path, "label": 0} for path in paths]
+        elif form == "dict of dicts":
+            self.coco = Coco()
+            self.coco.imgs = {i: {"id": i, "file_name": os.path.basename(path)} for i, path in enumerate(paths)}
+        elif form == "objects":
+            self.data = [Slotted(path) for path in paths]
+        elif form == "stems":
+            self.root, self.ids = str(root.parent), [os.path.basename(path)[:-4] for path in paths]
+        elif form == "numbers":
+            self.root, self.ids = str(root.parent), np.arange(N)
 
     def __len__(self):
         return N
 
     def __getitem__(self, index):
-        return torch.from_numpy(np.load(os.path.join(self.root, f"{index:03}.npy")))
+        folder = "" if self.root.endswith(("data", "moved", "copied")) else "data"
+        return torch.from_numpy(np.load(os.path.join(self.root, folder, f"{index:03}.npy")))
 
 
 @pytest.fixture
@@ -58,12 +81,15 @@ def rewrite(file, value):
     np.save(file, np.full(4, value))
 
 
-@pytest.mark.parametrize("form", ["records", "names", "dict", "frame", "none"])
+FORMS = ["records", "names", "dict", "dicts", "dict of dicts", "objects"]
+
+
+@pytest.mark.parametrize("form", [*FORMS, "stems", "numbers", "frame", "none"])
 def test_a_file_of_many_that_was_rewritten_is_seen(folder, path, form):
     cache(Files(folder, form), path)
     assert len(cache(Files(folder, form), path)) == N
     rewrite(folder / f"{OTHER:03}.npy", 7)  # of the same size, and not among the samples that are compared
-    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.[a-z'\[\]]+ \(file times\)"):
+    with pytest.raises(StaleStoreError, match=r"found other values in dataset\.[a-z_'\[\].*/ ]+ \(file times\)"):
         cache(Files(folder, form), path)
 
 
@@ -76,7 +102,7 @@ def test_another_size_is_named(folder, path):
         cache(Files(folder), path)
 
 
-@pytest.mark.parametrize("form", ["records", "names", "dict", "none"])
+@pytest.mark.parametrize("form", [*FORMS, "none"])
 def test_a_moved_folder_is_the_same(folder, path, form):
     cache(Files(folder, form), path)
     shutil.move(folder, folder.with_name("moved"))
@@ -170,3 +196,89 @@ def test_names_that_are_no_files_are_left_alone(tmp_path):
             self.path, self.odd = tmp_path, ["a\0b"] * 120
 
     assert digest_files(leaves_of(Words()), tmp_path) == digest_single_files(leaves_of(Words())) == {}
+
+
+def test_files_below_a_folder_count_only_if_they_have_the_names_of_all_samples(folder, path):
+    cache(Files(folder, "stems"), path)
+    (folder.parent / "preview").mkdir()
+    for i in range(N):
+        (folder.parent / "preview" / f"{i:03}.png").touch()  # of another program, after the store was made
+    for i in range(N - 1):
+        (folder / f"{i:03}.txt").touch()
+    assert len(cache(Files(folder, "stems"), path)) == N
+    names = digest_files(leaves_of(Files(folder, "stems")), path)
+    assert {name.partition(" (")[0] for name in names} == {"ids in data/*.npy", "ids in preview/*.png"}
+
+
+def test_lists_of_words_and_tokens_beside_a_folder_name_no_files(folder, path):
+    class Tokens(Files):
+        def __init__(self):
+            super().__init__(folder, "none")
+            self.tokens = [list(range(i, i + 500)) for i in range(N)]
+            self.words, self.labels = [f"{i:03} words" for i in range(N)], [i % 10 for i in range(N)]
+
+    assert digest_files(leaves_of(Tokens()), path) == {}
+
+
+def test_the_file_of_an_open_handle_counts(tmp_path, path):
+    h5py = pytest.importorskip("h5py")
+
+    class Handles(Dataset):
+        def __init__(self):
+            self.file, self.rows = None, open(tmp_path / "rows.bin", "rb")  # noqa: SIM115
+
+        def __len__(self):
+            return 500
+
+        def __getitem__(self, index):
+            if self.file is None:
+                self.file = h5py.File(tmp_path / "a.h5")
+                self.column = self.file["x"]
+            self.rows.seek(index)
+            return int(self.column[index]), self.rows.read(1)[0]
+
+        def close(self):
+            self.rows.close()
+            if self.file is not None:
+                self.file.close()
+
+    def run():
+        dataset = Handles()
+        try:
+            return len(cache(dataset, path, workers=0))
+        finally:
+            dataset.close()
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(500)
+        (tmp_path / "rows.bin").write_bytes(bytes(500))
+    for _ in range(3):
+        assert run() == 500
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["x"][OTHER] = -1
+    with pytest.raises(StaleStoreError, match=r"dataset\.column\.filename \(file\)"):
+        run()
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["x"][OTHER] = OTHER
+    assert run() == 500
+    (tmp_path / "rows.bin").write_bytes(bytes(OTHER) + b"a" + bytes(499 - OTHER))
+    with pytest.raises(StaleStoreError, match=r"dataset\.rows\.filename \(file\)"):
+        run()
+
+
+def test_a_cache_by_path_names_no_files_to_compare(folder, path):
+    class Caching(Files):
+        def __init__(self):
+            super().__init__(folder)
+            self.cache = {}
+
+        def __getitem__(self, index):
+            file = self.samples[index][0]
+            if file not in self.cache:
+                self.cache[file] = super().__getitem__(index).tolist()
+            return self.cache[file]
+
+    cache(Caching(), path, workers=0)
+    dataset = Caching()
+    assert [dataset[i] for i in range(5)]
+    assert len(cache(dataset, path, workers=0)) == N

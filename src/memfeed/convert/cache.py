@@ -223,6 +223,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
             write_line(f"memfeed: keep={options.keep!r} has no effect: no random step resizes what is stored")
         options = msgspec.structs.replace(options, keep=None)
     else:
+        watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
         given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
         if options.progress:
             write_line(f"memfeed: {cut.line}")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memfeed.convert.digests import PARTIAL, Digest, digest_attributes, hash_value
-from memfeed.convert.file_digests import digest_files, digest_single_files, times_differ_in_all
-from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, is_array, is_owner, leaves_of
+from memfeed.convert.digests import PARTIAL, Digest, differ_in_all, digest_attributes, hash_value
+from memfeed.convert.file_digests import digest_files, digest_single_files
+from memfeed.convert.plain_data import DEEPEST, MOST_PARTS, Leaf, attributes_of, is_array, is_owner, leaves_of
 from memfeed.errors import brief
 
 EPOCH_SECONDS = 0.1  # that hashing may take when an epoch begins; of the largest attributes some values are hashed
@@ -51,6 +51,7 @@ class Watched:
 
     def __init__(self, dataset: Any, target: Path) -> None:
         self.dataset, self._target = dataset, target
+        self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self.inferred: Any = None  # of the samples that were probed
         self.seconds = 0.0  # that one of them took
         self.checks = 0  # at the beginnings of epochs
@@ -58,6 +59,8 @@ class Watched:
         leaves = leaves_of(dataset)
         self._before = State(digest_attributes(leaves), settings_of(dataset))
         self._files_before = digest_single_files(leaves)  # reading may write a log
+        self._paths = {leaf.path for leaf in leaves}
+        self._has_read = False
         self._known: State | None = None
         self._files: dict[str, Digest] | None = None
         self._partial: set[str] = set()
@@ -66,20 +69,40 @@ class Watched:
         """Remember what the samples that were probed showed."""
         self.inferred, self.seconds = inferred, seconds
 
+    def note_first(self) -> None:
+        """Remember the data that the dataset has loaded when its first sample was read, and not when it was made.
+
+        It counts as if it had been there before. Settings do not: a process keeps its number, or the time.
+        """
+        if self._has_read:
+            return
+        self._has_read = True
+        loaded = [leaf for leaf in self._leaves() if leaf.path not in self._paths and leaf.kind != "setting"]
+        self._before.digests.update(digest_attributes(loaded))
+        self._files_before.update(digest_single_files(loaded))
+
+    def _leaves(self) -> list[Leaf]:
+        """Return the plain data of the dataset, and what the object that is read has loaded."""
+        leaves = leaves_of(self.dataset)
+        if self.read is self.dataset:
+            return leaves
+        loaded = [leaf for leaf in leaves_of(self.read) if leaf.path not in self._paths]
+        return [leaf for leaf in leaves if leaf.path in self._paths] + loaded
+
     def digests(self) -> dict[str, Digest]:
         """Return the digests of the dataset's data and files that stayed the same while samples were probed."""
-        leaves = leaves_of(self.dataset)
-        if self._known is None:
-            self._known = self._before.stable(State(digest_attributes(leaves), settings_of(self.dataset)))
-        if self._files is None:
+        if self._known is None or self._files is None:
+            leaves = self._leaves()
+            now = digest_attributes(leaves)
+            self._known = self._before.stable(State(now, settings_of(self.dataset)))
             single = digest_single_files(leaves)
             same = {path: one for path, one in single.items() if _same(self._files_before.get(path), one)}
-            self._files = {**same, **digest_files(leaves, self._target)}
+            self._files = {**same, **digest_files(leaves, self._target, now.keys() - self._known.digests.keys())}
         return {**self._known.digests, **self._files}
 
     def changed_by_reading(self) -> list[str]:
         """Return the attributes with data that has changed since this was made."""
-        now = digest_attributes(leaves_of(self.dataset))
+        now = digest_attributes(self._leaves())
         before = self._before.digests
         return [
             path for path, one in now.items() if one.kind == "data" and path in before and not _same(before[path], one)
@@ -95,7 +118,7 @@ class Watched:
             if seconds > EPOCH_SECONDS:
                 self._partial.add(path)
         if self._partial:
-            found = digest_attributes(leaves_of(self.dataset), self._partial.__contains__)
+            found = digest_attributes(self._leaves(), self._partial.__contains__)
             known = {path: found.get(path, digest) for path, digest in self._known.digests.items()}
             self._known = self._known._replace(digests=known)
 
@@ -133,13 +156,14 @@ class Watched:
         self._known = self._known.stable(self._now())
 
     def _now(self) -> State:
-        return State(digest_attributes(leaves_of(self.dataset), self._partial.__contains__), settings_of(self.dataset))
+        return State(digest_attributes(self._leaves(), self._partial.__contains__), settings_of(self.dataset))
 
 
 def differences(stored: Mapping[str, str], found: Mapping[str, Digest]) -> tuple[list[str], list[str]]:
     """Return the attributes that differ from those stored: of data, and of settings, which may differ between runs.
 
-    Where the times of all files differ and no size, they may have been copied: that counts as a setting.
+    Where the times of all files differ and no size, they may have been copied: that counts as a setting. So does an
+    attribute of records that differs throughout: it may be drawn, or a time.
     """
     data: list[str] = []
     settings: list[str] = []
@@ -147,7 +171,8 @@ def differences(stored: Mapping[str, str], found: Mapping[str, Digest]) -> tuple
         old = stored.get(path)
         if old is None or not differ(old, digest.text):
             continue
-        is_weak = digest.kind == "setting" or (digest.kind == "times" and times_differ_in_all(old, digest.text))
+        has_groups = digest.kind in ("times", "records")
+        is_weak = digest.kind == "setting" or (has_groups and differ_in_all(old, digest.text))
         (settings if is_weak else data).append(path)
     return data, settings
 
@@ -188,8 +213,7 @@ def _collect_owner(owner: Any, path: str, found: dict[str, Any], seen: set[int],
     if id(owner) in seen or depth > DEEPEST or not is_owner(owner, path):
         return
     seen.add(id(owner))
-    attributes = getattr(owner, "__dict__", {})
-    for name, value in list(attributes.items()):
+    for name, value in attributes_of(owner):
         inner = f"{path}.{name}" if path else name
         if value is None or callable(value) or _are_callable(value):
             _collect(value, inner, found, seen, 0)

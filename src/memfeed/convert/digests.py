@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +17,19 @@ import numpy as np
 import torch
 import xxhash
 
-from memfeed.convert.plain_data import DEEPEST, Kind, Leaf, is_arrow, is_column, is_table
+from memfeed.convert.plain_data import (
+    DEEPEST,
+    WIDEST,
+    Column,
+    Kind,
+    Leaf,
+    is_arrow,
+    is_column,
+    is_record,
+    is_table,
+    names_of,
+    ordered,
+)
 from memfeed.schema.values import bytes_of
 from memfeed.tables.table_column import is_a
 
@@ -25,7 +38,7 @@ MOST_VALUES = 400_000  # Python objects of one attribute that are visited one by
 MOST_SECONDS = 3.0  # for all attributes, the smallest first
 SOME = 4096  # values, or blocks of bytes, that stand for a larger attribute
 BLOCK_BYTES = 4096
-WIDEST = 64  # values of a record, if all records of a list have as many
+GROUPS = 64  # of records, which have a hash each
 MOST_DIGESTS = 1000
 PARTIAL = "~"  # before the digest of an attribute of which some values were hashed
 
@@ -63,11 +76,20 @@ def add(found: dict[str, Digest], path: str, digest: Digest) -> None:
     """Put a digest among others; those of one path, of many datasets, become one."""
     old = found.get(path)
     if old is not None:
-        text = xxhash.xxh3_64_hexdigest(f"{old.text} {digest.text}".encode())
+        pairs = [(old.text, digest.text)]
+        if digest.kind == "records":  # group by group
+            pairs = list(zip_longest(old.text.split(","), digest.text.split(","), fillvalue=""))
+        text = ",".join(xxhash.xxh3_64_hexdigest(f"{one} {other}".encode()) for one, other in pairs)
         mark = PARTIAL if PARTIAL in (old.text[:1], digest.text[:1]) else ""
         digest = Digest(mark + text, digest.kind, old.seconds + digest.seconds)
     if old is not None or len(found) < MOST_DIGESTS:
         found[path] = digest
+
+
+def differ_in_all(one: str, other: str) -> bool:
+    """Return True if two digests in groups differ in all of them, as the times of copied files do."""
+    groups = [text.split(",") for text in (one, other)]
+    return len(groups[0]) == len(groups[1]) and all(a != b for a, b in zip(*groups, strict=True))
 
 
 # --- the hash
@@ -78,8 +100,9 @@ class _TooLargeError(Exception):
 
 
 class _Budget:
-    def __init__(self) -> None:
-        self.values, self.bytes = MOST_VALUES, MOST_BYTES
+    def __init__(self, *, reads_records: bool = False) -> None:
+        self.values, self.bytes, self.reads_records = MOST_VALUES, MOST_BYTES, reads_records
+        self.seen: set[int] = set()  # records, so that a cycle ends
 
     def take(self, values: float, byte_count: int = 0) -> None:
         self.values -= int(values) + 1
@@ -102,13 +125,29 @@ def hash_value(value: Any, is_partial: bool = False) -> str | None:
 
 
 def _hash(value: Any) -> str:
+    if isinstance(value, Column):
+        return _hash_groups(list(value))
     hashed = xxhash.xxh3_64()
     _feed(hashed, value, _Budget(), 0)
     return hashed.hexdigest()
 
 
+def _hash_groups(values: list[Any]) -> str:
+    """Return the hashes of up to `GROUPS` groups of values, of records inside them too.
+
+    An edit of some can be told by them from what is another value for every object in every run: a time, a random name.
+    """
+    texts, budget = [], _Budget(reads_records=True)
+    for group in range(min(GROUPS, len(values))):
+        hashed = xxhash.xxh3_64()
+        budget.seen = set()
+        _feed_list(hashed, values[group::GROUPS], budget, 0)
+        texts.append(hashed.hexdigest()[:8])
+    return ",".join(texts)
+
+
 def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
-    """Hash one value. An object of another class counts as being there, whatever it is."""
+    """Hash one value. An object of another class counts as being there, whatever it is, but for records in columns."""
     budget.take(1)
     kind = type(value)
     if depth > DEEPEST:
@@ -126,17 +165,24 @@ def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
     elif isinstance(value, list | tuple):
         _feed_list(hashed, list(value), budget, depth)
     elif isinstance(value, dict):
-        keys = _ordered(value)
+        keys = ordered(value)
         _feed_list(hashed, keys, budget, depth)
         _feed_list(hashed, [value[key] for key in keys], budget, depth)
     elif isinstance(value, set | frozenset):
-        _feed_list(hashed, _ordered(value), budget, depth)
+        _feed_list(hashed, _ordered_set(value), budget, depth)
     elif isinstance(value, torch.Tensor):
         _feed_array(hashed, _as_bytes(value), budget, depth, f"{value.dtype}{list(value.shape)}")
     elif isinstance(value, np.ndarray):
         _feed_array(hashed, value, budget, depth)
     elif is_column(value):
         _feed_column(hashed, value, budget, depth)
+    elif budget.reads_records and id(value) not in budget.seen and is_record(value):
+        budget.seen.add(id(value))
+        for name in names_of([value]):
+            inner = getattr(value, name)
+            hashed.update(name.encode() + b"?" * is_record(inner))
+            if not is_record(inner):  # else it may be a tool
+                _feed(hashed, inner, budget, depth + 1)
     else:
         hashed.update(b"?")
 
@@ -162,9 +208,11 @@ def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> N
         for position in range(sizes.pop()):
             _feed_list(hashed, list(map(itemgetter(position), values)), budget, depth + 1)
     elif kind is dict and values[0] and all(one.keys() == values[0].keys() for one in values):
-        for key in _ordered(values[0]):
+        for key in ordered(values[0]):
             hashed.update((f"{key!r}" if type(key) in (int, str) else "?").encode())
             _feed_list(hashed, list(map(itemgetter(key), values)), budget, depth + 1)
+    elif kind is not None and not budget.reads_records and is_record(values[0]):
+        hashed.update(b"?" * len(values))
     else:
         for value in values:
             _feed(hashed, value, budget, depth + 1)
@@ -209,12 +257,33 @@ def _as_bytes(tensor: torch.Tensor) -> Any:
     return bytes_of(plain)
 
 
-def _ordered(keys: Any) -> list[Any]:
-    """Return keys in an order that does not depend on hashes of text, which differ from process to process."""
-    types = set(map(type, keys))
-    if len(types) == 1 and types <= {int, str, float}:
-        return sorted(keys)
-    return sorted(keys, key=lambda key: (type(key).__name__, key if type(key) in (int, str, float) else 0))
+def _ordered_set(values: Any) -> list[Any]:
+    """Return the values of a set in an order that is the same in every process."""
+
+    def key(value: Any) -> tuple[str, Any]:
+        return type(value).__name__, value if type(value) in (int, str, float) else "" if _is_steady(value) else rank(
+            value
+        )
+
+    def rank(value: Any) -> str:
+        if isinstance(value, tuple) and all(type(one) in (int, float, bool, str, type(None)) for one in value):
+            return repr(value)
+        if len(values) > MOST_VALUES // 10:
+            raise _TooLargeError
+        return _hash(Column([value], _itself))
+
+    return sorted(values, key=key)
+
+
+def _is_steady(value: Any) -> bool:
+    """Return True for numbers, and tuples and sets of them: their hashes do not differ between processes."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_steady, value))
+    return isinstance(value, int | float | complex | np.number)
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _encoded(text: str | bytes) -> bytes:
@@ -234,7 +303,7 @@ def chosen(count: int, most: int = SOME) -> list[int]:
 def some_of(value: Any) -> Any:
     """Return the length of plain data and some of it, to be hashed in its place."""
     if isinstance(value, dict | set | frozenset):
-        value = list(value.items() if isinstance(value, dict) else _ordered(value))
+        value = list(value.items() if isinstance(value, dict) else _ordered_set(value))
     if isinstance(value, np.ndarray | torch.Tensor):
         return _blocks_of(value)
     if is_table(value) or is_column(value):
@@ -245,6 +314,8 @@ def some_of(value: Any) -> Any:
         return _blocks_of(np.frombuffer(value, np.uint8))
     if isinstance(value, str) or not hasattr(value, "__len__"):
         return value
+    if isinstance(value, Column):
+        return Column([value[i] for i in chosen(len(value))], _itself)
     return [len(value), [value[i] for i in chosen(len(value))]]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import xxhash
 
 from memfeed.convert.digests import BLOCK_BYTES, Digest, add, chosen
-from memfeed.convert.plain_data import Leaf
+from memfeed.convert.plain_data import WIDEST, Column, Leaf, ordered
 from memfeed.store import format
 from memfeed.tables.table_column import is_a
 
@@ -21,6 +23,8 @@ SOME = 4096
 TIME_GROUPS = 16
 WHOLE_BYTES = 16 << 20  # of one file that is named by itself; of a larger one, blocks are read
 NO_FILE = -1
+DEEPEST = 3  # containers around a name
+STEM_SECONDS = 1.0  # of looking for files that have the names of samples, without their ends
 ROOT = "root"
 
 
@@ -33,30 +37,35 @@ def digest_single_files(leaves: Sequence[Leaf]) -> dict[str, Digest]:
     return found
 
 
-def digest_files(leaves: Sequence[Leaf], target: Path) -> dict[str, Digest]:
+def digest_files(leaves: Sequence[Leaf], target: Path, changing: Collection[str] = ()) -> dict[str, Digest]:
     """Return digests of the files that lists, records and tables among these attributes name.
 
     They are of the sizes, and of the times of last change in nanoseconds, in up to `TIME_GROUPS` groups, so that an
-    edit of some can be told from a copy of all. A dataset that holds no data makes the names of its files itself: then
-    the files below its ``root`` count. `target`, the store's directory, is none of them.
+    edit of some can be told from a copy of all. Where none names files, their names without folder and end may stand
+    there. A dataset that holds no data makes the names of its files itself: then the files below its ``root`` count.
+    `target`, the store's directory, is none of them. Attributes that are `changing`, by their paths, are caches.
     """
     found: dict[str, Digest] = {}
+    stems: dict[str, list[tuple[str, Sequence[Any], tuple[Any, ...]]]] = {}
     for leaf in leaves:
-        for names in _text_columns(leaf.value):
-            folder = _folder_of(names, leaf.folders)
-            if folder is not None:
-                _add_files(found, leaf.path, [os.path.join(folder, name) for name in names])
+        for column in _columns(leaf.value) if leaf.path not in changing else ():
+            some = [column[0], column[len(column) // 2], column[-1]]
+            for name, keys, few in _parts(some):
+                folder = _folder_of(few, leaf.folders)
+                if folder is None:
+                    for one in leaf.folders:
+                        stems.setdefault(one, []).append((leaf.path + name, column, keys))
+                    continue
+                names = _extracted(column, keys)
+                if names and all(isinstance(one, str | os.PathLike) for one in names):
+                    _add_files(found, leaf.path + name, [os.path.join(folder, one) for one in names])
     has_data = any(leaf.kind == "data" for leaf in leaves)
+    for folder, columns in stems.items() if not found else ():
+        _add_stems(found, folder, columns, target)
     for leaf in leaves:
         if not has_data and leaf.path.rpartition(".")[2] in ("", ROOT) and isinstance(leaf.value, str | os.PathLike):
             _add_folder(found, leaf.path, os.fspath(leaf.value), target)
     return found
-
-
-def times_differ_in_all(one: str, other: str) -> bool:
-    """Return True if the times of all files differ, as after a copy."""
-    groups = [text.split(",") for text in (one, other)]
-    return len(groups[0]) == len(groups[1]) and all(a != b for a, b in zip(*groups, strict=True))
 
 
 def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
@@ -85,39 +94,86 @@ def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
         return
 
 
-def _text_columns(value: Any) -> Iterable[list[str]]:
-    """Yield the columns of text in a list of paths, of records with paths, in a dict, or in a column of a table."""
+def _columns(value: Any) -> Iterator[Sequence[Any]]:
+    """Yield what may name a file for each sample: a list, the keys and values of a dict, a column of a table."""
     if isinstance(value, dict):
-        columns: list[list[Any]] = [list(value), list(value.values())]
-    elif isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO":
-        columns = [value.tolist()]
+        if value:
+            values = list(value.values())
+            yield list(value)
+            yield [value[key] for key in ordered(value)] if isinstance(values[0], dict) else values
+    elif isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) and value.dtype.kind in "UOi":
+            yield value.tolist() if value.dtype.kind in "UO" else Column(value, int)
     elif is_a(value, "pandas", "Series") or is_a(value, "polars", "Series") or is_a(value, "pyarrow", "ChunkedArray"):
         head = value[:1].to_numpy()
-        columns = [value.to_numpy().tolist()] if len(head) and isinstance(head[0], str) else []
-    elif isinstance(value, list | tuple):
-        columns = [list(value)]
-    else:
-        return
-    for column in columns:
-        if not column:
-            continue
-        first = column[0]
-        if isinstance(first, str | os.PathLike):
-            if all(isinstance(one, str | os.PathLike) for one in column):
-                yield list(map(os.fspath, column))
-        elif isinstance(first, tuple | list) and all(type(one) is type(first) for one in column):
-            for position, part in enumerate(first):
-                is_path = isinstance(part, str | os.PathLike)
-                if is_path and all(len(one) > position and isinstance(one[position], type(part)) for one in column):
-                    yield [os.fspath(one[position]) for one in column]
+        if len(head) and isinstance(head[0], str):
+            yield value.to_numpy().tolist()
+    elif isinstance(value, list | tuple | Column) and len(value):
+        yield value
+
+
+def _parts(some: list[Any], name: str = "", keys: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """Yield the parts of some values that are text or ints: how to show them, the keys that reach them, the parts."""
+    first = some[0]
+    if all(isinstance(one, str | os.PathLike) for one in some) or all(type(one) is int for one in some):
+        yield name, keys, some
+    elif isinstance(first, tuple | list | dict) and len(keys) < DEEPEST and len(set(map(type, some))) == 1:
+        for key, part in list(first.items() if isinstance(first, dict) else enumerate(first))[:WIDEST]:
+            has_key = all(key in one if isinstance(one, dict) else len(one) > key for one in some)
+            is_token = isinstance(first, list) and isinstance(part, int)
+            if has_key and not is_token and isinstance(part, str | os.PathLike | int | tuple | list | dict):
+                # those of a list of tuples are one digest
+                is_first = not keys and not isinstance(first, dict) and isinstance(part, str | os.PathLike)
+                shown = name if is_first else f"{name}[*][{key!r}]"
+                yield from _parts([one[key] for one in some], shown, (*keys, key))
+
+
+def _extracted(column: Sequence[Any], keys: tuple[Any, ...]) -> list[Any]:
+    """Return one part of each value; nothing if a value does not have it."""
+    try:
+        return [reduce(getitem, keys, one) for one in column] if keys else list(column)
+    except (KeyError, IndexError, TypeError):
+        return []
 
 
 def _folder_of(names: Sequence[str], folders: Sequence[str]) -> str | None:
     """Return the folder in which these names are those of files, "" if they are paths; None if they name no files."""
-    some = {names[0], names[len(names) // 2], names[-1]}
+    some = [os.fspath(name) if isinstance(name, os.PathLike) else name for name in names]
     if not all(isinstance(name, str) and 0 < len(name) <= 1024 and "\0" not in name for name in some):
         return None
     return next((one for one in ("", *folders) if all(os.path.isfile(os.path.join(one, name)) for name in some)), None)
+
+
+def _add_stems(
+    found: dict[str, Digest],
+    folder: str,
+    columns: list[tuple[str, Sequence[Any], tuple[Any, ...]]],
+    target: Path,
+) -> None:
+    """Add the files below a folder that have the values of a column as their names, up to the folder and the end."""
+    top = os.path.realpath(folder)
+    some_of = [_extracted([column[i] for i in chosen(len(column), 64)], keys) for _, column, keys in columns]
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for file in (_files_below(top, target, STEM_SECONDS) or ()) if any(map(_are_stems, some_of)) else ():
+        stem, end = os.path.splitext(os.path.basename(file))
+        groups.setdefault((os.path.dirname(file), end), {})[stem] = os.path.join(top, file)
+    for (path, column, keys), some in zip(columns, some_of, strict=True):
+        for (inner, end), files in groups.items() if _are_stems(some) else ():
+            by_name: dict[Any, str] = files
+            if type(some[0]) is int:
+                by_name = {int(stem): file for stem, file in files.items() if stem.isdecimal()}
+            names = _extracted(column, keys) if all(one in by_name for one in some) else []
+            named = [by_name[one] for one in names if isinstance(one, int | str) and one in by_name]
+            if names and len(named) == len(names):
+                _add_files(found, f"{path} in {os.path.join(inner, '*' + end)}", named)
+
+
+def _are_stems(some: Sequence[Any]) -> bool:
+    """Return True if these values may be names of files without folder and end: they are all different."""
+    are_names = all(
+        type(one) is int or (isinstance(one, str) and 0 < len(one) <= 255 and os.sep not in one) for one in some
+    )
+    return bool(some) and are_names and len(set(some)) == len(some)
 
 
 def _add_files(found: dict[str, Digest], path: str, files: Sequence[str]) -> None:
@@ -156,13 +212,25 @@ def _stat(files: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _add_folder(found: dict[str, Digest], path: str, root: str, target: Path) -> None:
-    """Add the files below a folder, for a dataset that holds no data: it makes the names of its files itself.
+    """Add the files below a folder, for a dataset that holds no data: it makes the names of its files itself."""
+    top = os.path.realpath(root)
+    names = _files_below(top, target, MOST_SECONDS)
+    if names:
+        add(
+            found,
+            f"{path} (files)",
+            Digest(xxhash.xxh3_64_hexdigest("\0".join(names).encode("utf8", "surrogateescape")), "data"),
+        )
+        _add_files(found, path, [os.path.join(top, name) for name in names])
+
+
+def _files_below(top: str, target: Path, seconds: float) -> list[str] | None:
+    """Return the names of the files below a folder; None if there are too many.
 
     Stores are left out. A folder with the program's own working directory in it holds more than data.
     """
-    top = os.path.realpath(root)
-    if not os.path.isdir(root) or os.path.commonpath([top, os.path.realpath(os.getcwd())]) == top:
-        return
+    if not os.path.isdir(top) or os.path.commonpath([top, os.path.realpath(os.getcwd())]) == top:
+        return None
     names: list[str] = []
     started = time.monotonic()
     for folder, folders, files in os.walk(top):
@@ -171,12 +239,6 @@ def _add_folder(found: dict[str, Digest], path: str, root: str, target: Path) ->
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         names += [os.path.relpath(os.path.join(folder, name), top) for name in sorted(files) if name[0] != "."]
-        if time.monotonic() - started > MOST_SECONDS:
-            return
-    if names:
-        add(
-            found,
-            f"{path} (files)",
-            Digest(xxhash.xxh3_64_hexdigest("\0".join(names).encode("utf8", "surrogateescape")), "data"),
-        )
-        _add_files(found, path, [os.path.join(top, name) for name in names])
+        if time.monotonic() - started > seconds:
+            return None
+    return names

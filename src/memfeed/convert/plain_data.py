@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
-from collections.abc import Iterator
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +23,14 @@ SETTINGS = 100  # a list or dict with fewer entries, and not one for each sample
 MOST_PARTS = 16  # arrays or datasets in a list or dict that have a digest each
 DEEPEST = 16
 DEEPEST_OBJECT = 3  # of other classes, within one dataset
+WIDEST = 64  # values of a record
+SEEN = 32  # records at the beginning of a list, and as many in all of it, whose attributes are those of all
+DEEPEST_RECORD = 3  # of a record, in a record, in a list
 
-Kind = Literal["data", "setting", "place", "times"]
+Kind = Literal["data", "setting", "place", "times", "records"]
+
+_PLAIN = (str, bytes, bytearray, os.PathLike, list, tuple, dict, set, frozenset, np.generic)
+_TOOLS = (Dataset, Store, torch.nn.Module, random.Random, types.ModuleType, io.IOBase, logging.Logger, logging.Handler)
 
 
 class Leaf(NamedTuple):
@@ -29,7 +40,7 @@ class Leaf(NamedTuple):
         path: the expression that reaches it from the dataset, without "dataset." in front.
         value: what it holds.
         kind: "data" if it has an entry for each sample, or so many that it can be no setting. "place" for a path that
-            is another one on another machine: not hashed, but its file may be.
+            is another one on another machine: not hashed, but its file may be. "records" if it is a `Column`.
         folders: directories that the attributes beside it name.
     """
 
@@ -37,6 +48,19 @@ class Leaf(NamedTuple):
     value: Any
     kind: Kind
     folders: tuple[str, ...]
+
+
+class Column(Sequence[Any]):
+    """One attribute of all objects in a list, say. Values are taken out when they are read: to find it costs little."""
+
+    def __init__(self, records: Any, get: Callable[[Any], Any]) -> None:
+        self._records, self._get = records, get
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._get(self._records[index])
 
 
 def leaves_of(dataset: Any) -> list[Leaf]:
@@ -81,18 +105,20 @@ class _Walk:
                 yield from list(self._of_container(value, path, owner_length, folders, depth, objects))
         elif is_owner(value, path):
             yield from self._of_owner(value, path, depth)
+        elif (file := _open_file(value)) is not None:
+            yield Leaf(_joined(path, "filename"), file, "place", folders)
         elif not callable(value) and objects < DEEPEST_OBJECT:  # annotations of COCO, for example
-            for name, one in list(getattr(value, "__dict__", {}).items()):
+            for name, one in attributes_of(value):
                 yield from self.of_value(one, _joined(path, name), owner_length, folders, depth + 1, objects + 1)
 
     def _of_owner(self, owner: Any, path: str, depth: int) -> Iterator[Leaf]:
-        attributes = list(getattr(owner, "__dict__", {}).items())
+        attributes = attributes_of(owner)
         folders = tuple(os.fspath(one) for _, one in attributes if is_folder(one))
         try:
             length = len(owner)
         except Exception:  # of the user's, or of an iterable without one
             length = None
-        for name, value in attributes:
+        for name, value in [*attributes, *_of_class(owner, {name for name, _ in attributes}, length)]:
             yield from self.of_value(value, _joined(path, name), length, folders, depth + 1)
 
     def _of_container(
@@ -108,12 +134,136 @@ class _Walk:
             is_data = len(value) == owner_length or len(value) >= SETTINGS or not path
             if is_data or not objects:
                 yield Leaf(path, value, "data" if is_data else "setting", folders)
+            if is_data and isinstance(value, list | tuple | dict):
+                with contextlib.suppress(Exception):  # of records that are not alike, or cannot be read now
+                    columns = _columns_of_records(value)
+                    yield from [Leaf(f"{path}[*]{name}", column, "records", folders) for name, column in columns]
 
 
 def is_owner(value: Any, path: str = "") -> bool:
     """Return True for a dataset whose attributes count: of torch, at the top, or called ``dataset``."""
     is_inner = path.rpartition(".")[2] == "dataset" and hasattr(value, "__getitem__")
     return not path or is_inner or isinstance(value, Dataset)
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of an object's own attributes, also of those in slots."""
+    found = list(getattr(value, "__dict__", {}).items())
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        found += [(name, getattr(value, name)) for name in names if name[:2] != "__" and hasattr(value, name)]
+    return found
+
+
+def _of_class(owner: Any, own: set[str], length: int | None) -> list[tuple[str, Any]]:
+    """Return the lists and arrays of an owner's classes with an entry for each sample.
+
+    What else a class has may be filled by other datasets: a dict is often a cache.
+    """
+    classes = [vars(cls) for cls in reversed(type(owner).__mro__) if cls.__module__.partition(".")[0] != "torch"]
+    found = {name: value for one in classes for name, value in one.items()}
+    return [
+        (name, value)
+        for name, value in found.items()
+        if name not in own and name[:2] != "__" and length and _length_of_data(value) == length
+    ]
+
+
+def _length_of_data(value: Any) -> int | None:
+    is_data = isinstance(value, list | tuple) or is_array(value)
+    with contextlib.suppress(TypeError):  # an array of no dims
+        return len(value) if is_data else None
+    return None
+
+
+def _open_file(value: Any) -> str | None:
+    """Return the name of the file that an object of Python or h5py has open, only to read it."""
+    try:
+        if is_a(value, "h5py", "Group", "Dataset"):
+            return str(value.file.filename) if value.file.mode == "r" else None
+        if isinstance(value, io.IOBase) and value.readable() and not value.writable():
+            name = getattr(value, "name", None)
+            return name if isinstance(name, str) else None
+    except (OSError, ValueError):  # it is closed
+        return None
+    return None
+
+
+# --- records: objects of other classes, in lists
+
+
+def is_record(value: Any) -> bool:
+    """Return True for an object whose attributes may be data, and not a tool: a model, a handle, a generator."""
+    if value is None or callable(value) or isinstance(value, _PLAIN + _TOOLS) or is_array(value):
+        return False
+    return bool(attributes_of(value))
+
+
+def names_of(records: Iterable[Any]) -> list[str]:
+    """Return the names of the attributes of records. A hash that one keeps of itself is another in each process."""
+    names = dict.fromkeys(name for one in records for name, _ in attributes_of(one))
+    return [name for name in names if not (name[:1] == "_" and "hash" in name)][:WIDEST]
+
+
+def _columns_of_records(value: Any) -> list[tuple[str, Column]]:
+    """Return the attributes of the records in a list or dict; of tuples and dicts in it, the parts with records."""
+    records = list(value.values()) if isinstance(value, dict) else value
+    parts = _parts_of([*records[:SEEN], *records[:: max(1, len(records) // SEEN)]], len(records) > 1, 0)[:WIDEST]
+    if parts and isinstance(value, dict):
+        records = [value[key] for key in ordered(value)]
+    return [(name, Column(records, get)) for name, get in parts]
+
+
+def _parts_of(values: Sequence[Any], are_many: bool, depth: int) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return the parts of values that have or are records: how to show one, and what gets it from a value.
+
+    An object that all of many records share is a tool of the program.
+    """
+    some = [one for one in values if one is not None]
+    if not some or depth > DEEPEST_RECORD:
+        return []
+    first, gets = some[0], list[tuple[str, Callable[[Any], Any]]]()
+    if all(map(is_record, some)):
+        if not are_many or len(set(map(id, some))) > 1:
+            gets = [(f".{name}", _attribute(name)) for name in names_of(some)]
+    elif isinstance(first, list | tuple | dict) and len(first) <= WIDEST and len(set(map(type, some))) == 1:
+        items = first.items() if isinstance(first, dict) else enumerate(first)
+        gets = [(f"[{key!r}]", itemgetter(key)) for key, one in items if _has_records(one) and type(key) in (int, str)]
+    found = []
+    for name, get in gets:
+        inner = list(map(get, some))
+        if any(map(is_record, inner)):
+            found += [(name + more, _joined_gets(get, last)) for more, last in _parts_of(inner, are_many, depth + 1)]
+        else:
+            found.append((name, get))
+    return found
+
+
+def _joined_gets(get: Callable[[Any], Any], last: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def joined(record: Any) -> Any:
+        inner = get(record)
+        return None if inner is None else last(inner)
+
+    return joined
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    return lambda record: getattr(record, name, None)
+
+
+def _has_records(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        value = next(iter(value.values() if isinstance(value, dict) else value), None)
+    return is_record(value)
+
+
+def ordered(keys: Any) -> list[Any]:
+    """Return keys in an order that does not depend on hashes of text, which differ from process to process."""
+    kinds = set(map(type, keys))
+    if len(kinds) == 1 and kinds <= {int, str, float}:
+        return sorted(keys)
+    return sorted(keys, key=lambda key: (type(key).__name__, key if type(key) in (int, str, float) else 0))
 
 
 def is_folder(value: Any) -> bool:

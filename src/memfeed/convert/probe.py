@@ -106,7 +106,9 @@ def probe_input(
             check_iterable(given.dataset)
         # one sample more than the store has shows that the iterable has grown
         count = len(compared) + (row_count == len(compared)) if compared else SAMPLES
-        probed = probe_iterable(given.dataset, count if options.length is None else min(count, options.length))
+        probed = probe_iterable(
+            given.dataset, count if options.length is None else min(count, options.length), given.watched
+        )
     else:
         assert given.length is not None
         indices = [i for i in compared if i < given.length] if compared else probe_indices(given.length)
@@ -186,6 +188,8 @@ def probe_map(
                 continue
             if not probed.indices:
                 limit_start = time.monotonic()  # the first sample of a dataset may open its files
+                if watched is not None and len(indices) > 1:
+                    watched.note_first()
             byte_count += probed.add(index, sample)
     probed.seconds = (time.monotonic() - started) / max(read_count, 1)
     order = sorted(range(len(probed.indices)), key=probed.indices.__getitem__)
@@ -193,7 +197,7 @@ def probe_map(
     return probed
 
 
-def probe_iterable(dataset: Any, count: int = SAMPLES) -> ProbedSamples:
+def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None = None) -> ProbedSamples:
     """Read the first `count` samples of an iterable, within the same limits as `probe_map`."""
     probed, byte_count, started = ProbedSamples(remaining=iter(dataset)), 0, time.monotonic()
     watchdog = Watchdog(0)
@@ -211,6 +215,8 @@ def probe_iterable(dataset: Any, count: int = SAMPLES) -> ProbedSamples:
             finally:
                 watchdog.end_read(0)
             byte_count += probed.add(index, sample)
+            if watched is not None and not index and count > 1:
+                watched.note_first()
     probed.seconds = (time.monotonic() - started) / max(len(probed.samples), 1)
     return probed
 
