@@ -89,7 +89,7 @@ def test_steps_without_memory_stay_in_batches():
             return 255 - image if random.random() < 0.5 else image
 
     made = cut(Images(v1.Compose([Invert(), v1.RandomHorizontalFlip(), Invert()])))
-    assert "batched: RandomHorizontalFlip; sample by sample, as they are: Invert, Invert" in made.line
+    assert "batched: RandomHorizontalFlip; sample by sample in one process, as they are: Invert, Invert" in made.line
 
 
 DOMAIN = ContextVar("domain", default=0)

@@ -94,7 +94,7 @@ def test_warps_with_other_values_stay_as_they_are_and_the_split_says_so(tmp_path
     masks_filled = v2.RandomRotation(40, fill=200)  # memfeed fills masks with 0
     store = memfeed.cache(Pairs(masks_filled, count=8), tmp_path / "m.mf", split=True, workers=0)
     assert isinstance(store.transform.transforms[0], PerSample)
-    assert "sample by sample, as they are: RandomRotation" in capsys.readouterr().err
+    assert "sample by sample in one process, as they are: RandomRotation" in capsys.readouterr().err
     others = [
         (v2.RandomRotation(40, BILINEAR), noise),  # torchvision blends the edges with fill=0 twice
         (v2.RandomAffine(9, interpolation=BILINEAR), to_pil),  # Pillow samples in another way

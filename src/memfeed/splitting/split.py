@@ -214,7 +214,7 @@ def _line(proof: Proof, rest: Rest) -> str:
         names = cut.step_names(callee)
         parts.append(f"{cut.shown(callee.name)} before {names[0]}" + (f" (stored after {fixed})" if fixed else ""))
     each = [f"batched: {', '.join(rest.batched)}"] if rest.batched else []
-    each += [f"sample by sample, as they are: {listed(rest.own, 120)}"] if rest.own else []
+    each += [f"sample by sample in one process, as they are: {listed(rest.own, 120)}"] if rest.own else []
     fields = "" if isinstance(rest.layout, Named) else f", on {_fields(rest)}"
     return f"split {listed(parts, 200)}; each epoch{fields}: {'; '.join(each)}"
 
