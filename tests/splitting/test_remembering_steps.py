@@ -141,4 +141,4 @@ def test_a_pipeline_in_an_attribute_of_the_class_is_found():
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_a_scripted_pipeline_is_called_as_a_whole():
     scripted = torch.jit.script(torch.nn.Sequential(v1.RandomHorizontalFlip(), v1.ConvertImageDtype(torch.float32)))
-    assert "sample by sample, as they are" in cut(Images(scripted)).line
+    assert "sample by sample in one process, as they are" in cut(Images(scripted)).line
