@@ -20,7 +20,7 @@ from memfeed.system.progress import write_line
 
 WAIT_SECONDS = 0.1
 REPORT_SECONDS = 60.0
-FILLERS = "fillers"  # the file whose shared lock the processes have that fill one build together
+FILLERS = "fillers"  # the processes that fill one build together hold a shared lock on this file
 _MOST_MISSING = 20  # how often a directory is seen without a lock file before it counts as a dead builder's
 _descriptors: set[int] = set()
 _held: dict[tuple[Path, int], int] = {}  # (build, thread) -> descriptor of the lock, of this process

@@ -69,7 +69,7 @@ def finish_files(
     hashes: Mapping[str, Sequence[int]],
     kept: Kept | None = None,
 ) -> Manifest:
-    """Make the column files those of a store, sync and hash them, and let tensordict write its metadata.
+    """Bring the column files to their final size, sync and hash them, and let tensordict write its metadata.
 
     Heaps are cut to their used size, and the gaps in them given back to the disk.
     ``kept`` has what the store keeps beside the columns.
@@ -97,7 +97,7 @@ def finish_files(
             schema = share_lengths(root, schema, row_count)
             metadata.result()
         finally:
-            for sync in synced:  # whatever else has failed: only who hears of a failed sync can forget what it lost
+            for sync in synced:  # also after another error: lost rows are forgotten only if the failed sync is raised
                 sync.result()
     metadata_kept = kept.metadata if kept else {}
     return describe(root, schema, row_count, sizes, sums, fingerprint, skipped, attributes, metadata_kept)

@@ -55,7 +55,7 @@ class FilePart(NamedTuple):
 
 
 class _TakenError(Exception):
-    """Bytes after the end of a linked file are those of another append."""
+    """The bytes after the end of a linked file belong to another append."""
 
 
 def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest:

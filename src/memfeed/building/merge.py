@@ -1,4 +1,4 @@
-"""What the manifest of several stores' rows says, one store's after the other: fields, attributes, fingerprint."""
+"""Merge the manifests of several stores, whose rows follow one another: fields, attributes, fingerprint."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), pro
 
 
 def _whole(given: Store | str | os.PathLike[str]) -> Store:
-    """Return a store, all of it. Raise StoreError for a view, a store that is being filled, and what is no store."""
+    """Return a whole store. Raise StoreError for a view, a store that is being filled, and other objects."""
     store = given if isinstance(given, Store) else open_store(given)
     if store._view.manifest is None:
         raise StoreError(
@@ -207,7 +207,7 @@ def _require_no_build(root: Path) -> None:
 
 
 def _is_committed(place: Path, digest: str) -> bool:
-    """Return whether the rows at ``place`` are in the store with this manifest; wait for who is removing them."""
+    """Return True if the store with this manifest has the rows at ``place``. Wait for a process that removes them."""
     mark = place / COMMITTED
     try:
         with files.opened(mark) as fd:

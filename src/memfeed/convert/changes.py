@@ -28,7 +28,7 @@ _OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
 class State(NamedTuple):
-    """What the attributes of a dataset held at one time: digests of its data, and the settings of its pipelines."""
+    """The attributes of a dataset at one time: digests of its data, and the settings of its pipelines."""
 
     digests: dict[str, Digest]
     settings: dict[str, Any]

@@ -37,15 +37,15 @@ from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.progress import Progress, write_line
 from memfeed.system.threads import end_at_exit
 
-LISTS_AHEAD = 2  # that a worker has: it reads one while its report of another is on the way
+LISTS_AHEAD = 2  # lists of rows that a worker has: it reads one while its report of another is sent
 POLL_SECONDS = 0.003  # between two looks whether rows are there: each takes a few microseconds of the workers' CPU
-URGE_SECONDS = 0.25  # after which rows that are waited for are sent again, if nobody has them
+RESEND_SECONDS = 0.25  # after which rows that readers wait for are sent again, if no worker has them
 TICK_SECONDS = 0.5
-MOST_INTERRUPTS = 8  # of workers, between which they do not write a row, before it is an error
+MOST_INTERRUPTS = 8  # interrupts of workers without a report between them, before the filling fails
 INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the filling, so that no workers are started for it
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
 JOIN_SECONDS = 5.0
-QUIET_SECONDS = 2.0  # of a wait at the end that nobody is told of
+QUIET_SECONDS = 2.0  # that the end may wait for a commit without a message
 COMMIT_SECONDS = 60.0  # that the end of a process waits for a commit; the next run makes up for what is left
 
 
@@ -184,7 +184,7 @@ class _Filling:
             self._send_all(None)
 
     def release(self) -> None:
-        """Let workers and thread end: once the store is committed if all its rows are there, else at once."""
+        """Stop workers and thread: after the commit if all rows are there, else now."""
         if not self._will_commit():
             self.stop()
 
@@ -350,7 +350,7 @@ class _Filling:
                 self._compute(absent)
                 continue
             if time.monotonic() >= due and not self._is_elsewhere():
-                due = time.monotonic() + URGE_SECONDS
+                due = time.monotonic() + RESEND_SECONDS
                 with self._lock:
                     self._queue.prioritise(reader, absent)
                     self._feed()

@@ -1,4 +1,4 @@
-"""What a worker does while a store is filled: read the rows it is sent, write them, and report."""
+"""Fill rows in a worker: read the rows that it is sent, write them, and report."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RowLocks:
         return True
 
     def free(self, row: int) -> None:
-        """Let others have the row."""
+        """Release the row."""
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, row)
 
 
@@ -128,7 +128,7 @@ class FillWorker:
         report, started = FillReport(worker=self._worker, rows=list(rows)), time.monotonic()
         taken = [row for row in rows if self._presence[row] == ABSENT and self._locks.take(row)]
         try:
-            # another process may have written a row just before it gave it free
+            # another process may have written a row just before it released it
             self._fill(sorted(row for row in set(taken) if self._presence[row] == ABSENT), report)
         finally:
             for row in taken:

@@ -1,4 +1,4 @@
-"""What a store remembers of its dataset: hashes of some samples, of its attributes, and of the source of its class."""
+"""The fingerprint of a dataset in its store: hashes of some samples, of its attributes, and of its class's source."""
 
 from __future__ import annotations
 

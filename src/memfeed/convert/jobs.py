@@ -1,4 +1,4 @@
-"""What each process of a conversion does: read samples, write rows, and yield reports."""
+"""The jobs of the processes of a conversion: read samples, write rows, and yield reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Ray task of a conversion does, on any node: read the rows that it is given, and write them into the build."""
+"""Convert rows in a task of Ray, on any node: read the rows that it is given, and write them into the build."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Mark = tuple[int, int, int]
 
 
 class TaskSpec(NamedTuple):
-    """What the tasks of one round have in common. ``pickled`` has the dataset and its ``worker_init_fn``."""
+    """The arguments that all tasks of one round share. ``pickled`` has the dataset and its ``worker_init_fn``."""
 
     root: Path
     settings: BuildSettings
@@ -38,7 +38,7 @@ class TaskSpec(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """What a task did: the rows whose bytes are on the disk, what it counted, and the error that ended it."""
+    """The result of a task: the rows whose bytes are on the disk, its counts, and the error that ended it."""
 
     marks: list[Mark]
     report: Report

@@ -1,4 +1,4 @@
-"""Which rows of a store that is being filled are read next: those that loaders want, in order, then all others."""
+"""Choose the rows to read next while a store is filled: first those that loaders want, in order, then the rest."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RowQueue:
         return not (self.presence == ABSENT).any()
 
     def absent(self, rows: Int64Array) -> Int64Array:
-        """Return those of ``rows`` that are absent."""
+        """Return the absent rows of ``rows``."""
         is_absent: npt.NDArray[np.bool_] = self.presence[rows] == ABSENT
         found: Int64Array = rows[is_absent]
         return found

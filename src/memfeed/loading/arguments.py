@@ -55,7 +55,7 @@ PREFETCH = 2  # batches
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a loader reads.
+    """The rows, the order and the settings of a loader.
 
     Args:
         store: all its rows.

@@ -17,7 +17,7 @@ NO_EPOCH = -1
 
 
 class EpochClock:
-    """One answer to "which epoch is next", shared by a loader, its sampler and its ``collate_fn``.
+    """The counter of epochs that a loader, its sampler and its ``collate_fn`` share.
 
     A pass takes its epoch, seed and position when its first batch is asked for, not when ``iter()`` is called: trainers
     call ``iter()`` first, and ``set_epoch`` or ``load_state_dict`` after it.
@@ -32,7 +32,7 @@ class EpochClock:
         self, seed: int | None, generator: torch.Generator | None = None, name: LoaderName | None = None
     ) -> None:
         self.seed, self._given, self._generator, self._name = seed, seed, generator, name or LoaderName("", 0)
-        self._draws, self._is_outdated = 0, False  # the seed is to be drawn anew: it has another generator now
+        self._draws, self._is_outdated = 0, False  # outdated: the generator was replaced, so a new seed must be drawn
         self.epoch = 0  # of the newest pass, or what set_epoch was given after it started
         self.was_set = self.was_loaded = False  # whether set_epoch, or a state, named the next epoch
         self._next = 0

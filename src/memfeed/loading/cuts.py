@@ -11,7 +11,7 @@ from memfeed.order.pieces import RankCut
 
 @dataclass
 class Cuts:
-    """The cut of the epoch that is under way. It stays until its end, also where other ranks go on with it.
+    """The cut of the current epoch. It stays the same until the end, also if other ranks continue the epoch.
 
     Args:
         batch_size: rows of a batch of one rank, for epochs that begin.
@@ -37,7 +37,7 @@ class Cuts:
         return f"{self._held[1].pieces}x{self._held[1].batch_size}"
 
     def load(self, epoch: int, saved: Any) -> None:
-        """Continue an epoch with a saved cut. Raises LoaderError for what is none."""
+        """Continue an epoch with a saved cut. Raises LoaderError for a value that is no cut."""
         if saved == "":
             self._held = None
             return

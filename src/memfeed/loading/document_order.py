@@ -14,7 +14,9 @@ from memfeed.store.store import Store
 
 
 class DocumentOrder:
-    """Lays out a packed store anew in every epoch, if ``shuffle`` is True and the store has all of its blocks.
+    """Change the order of the documents of a packed store in every epoch.
+
+    This needs ``shuffle=True`` and a store with all of its blocks.
 
     A view of some blocks keeps the stored order of the documents: in another order its blocks would hold tokens of the
     blocks that were left out. So does ``shuffle=Blocks()``, which is for reading a disk in long runs.

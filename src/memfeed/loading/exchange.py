@@ -1,6 +1,7 @@
-"""What the ranks of torch.distributed tell each other, through the store of the job's process group.
+"""Exchange messages between the ranks of torch.distributed, through the store of the job's process group.
 
-That needs no device and no collective: a rank that says nothing is found missing, and blocks no other for ever.
+This needs no device and no collective. A rank that does not answer is reported as missing, and the waiting time is
+limited.
 """
 
 from __future__ import annotations

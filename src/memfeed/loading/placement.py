@@ -59,7 +59,7 @@ class FreeMemory:
 
     @classmethod
     def now(cls, streams: Streams | None) -> FreeMemory:
-        """Return what is free at the moment."""
+        """Return the memory that is free now."""
         if streams is None:
             return cls(None, 0, machine.memory_limit())
         return cls(*streams.memory_info(), machine.memory_limit(), streams.device_count())

@@ -45,7 +45,7 @@ IMAGE_COLUMNS = {("list", 2), ("list", 3), ("list", 4), ("jagged", 3), ("jagged"
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Made when a loader's first epoch begins, and anew where memory ran out.
+    """How a loader reads. It is made when the first epoch begins, and again after memory ran out.
 
     Args:
         placement: where the columns are.

@@ -1,4 +1,4 @@
-"""What a user's collate_fn gets: the samples of a batch, in the form in which the dataset returned them.
+"""Make the samples of a batch for a user's collate_fn, in the form in which the dataset returned them.
 
 With a transform of the user's own the samples are the stored ones, and the transform takes what the collate_fn returns.
 The store's own transform is a part of the dataset's pipeline: it runs first, on the gathered batch, and the finished

@@ -1,4 +1,4 @@
-"""Which chunk is fetched next: one that readers wait for, else one of the rows that they will wait for, in order."""
+"""Choose the next chunk to fetch: one that readers wait for, else one of the rows that they asked for, in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _AskedRows:
 
 
 class Demand:
-    """What readers have asked for. The caller has a lock around all calls.
+    """The rows that readers have asked for. The caller must hold a lock during each call.
 
     Memory and time grow with the rows asked for and the chunks ahead, not with the store.
 
@@ -93,9 +93,9 @@ class Demand:
         self._wanted.update(chunks.tolist())
 
     def may_remove_others(self, chunk: int) -> bool:
-        """Return True if other chunks may go to make room for this one.
+        """Return True if other chunks may be evicted to make room for this one.
 
-        Where all readers are scattered, each chunk is worth as much as any other: none goes.
+        If all readers are scattered, all chunks are worth the same: then only an urgent one evicts another.
         """
         are_scattered = bool(self._asked) and all(self._is_scattered(reader) for reader in self._asked)
         return self._urgent.get(chunk, False) or not are_scattered
@@ -149,7 +149,7 @@ class Demand:
 
     @property
     def is_full(self) -> bool:
-        """True if what is needed next has no room, until readers go on."""
+        """True if the cache has no room for the next chunk, and no reader waits for one."""
         return self._is_full and not self._urgent
 
     def put_back(self, fetched: ByteRange) -> None:

@@ -87,7 +87,7 @@ class CacheDirectory:
         self.reopen()
 
     def reopen(self) -> None:
-        """Open the files anew: a forked child has the descriptors of its parent, but not its locks."""
+        """Open the files again: a forked child has the descriptors of its parent, but not its locks."""
         work = self.root / WORK_DIRECTORY
         self._lock = files.open_write(work / "locks", os.O_CREAT)
         self._room = files.open_write(work / "room", os.O_CREAT)
@@ -104,14 +104,10 @@ class CacheDirectory:
         self._closer()
 
     def leave(self) -> None:
-        """Let others use the directory as they like, with another size, say. This object is not used after it."""
+        """Leave the directory: other processes may then use it with another size. Do not use this object afterwards."""
         self._leave()
 
     # --- what is there
-
-    def are_present(self, chunks: Int64Array) -> bool:
-        """Return True if all of these chunks are there."""
-        return bool((self.presence[chunks] >= WRITTEN).all())
 
     def is_written(self, chunk: int) -> bool:
         """Return True if a chunk is there."""
@@ -143,7 +139,7 @@ class CacheDirectory:
             return True
 
     def free(self, chunk: int) -> None:
-        """Let others have a chunk that was taken."""
+        """Release a chunk that was taken."""
         with self._files_lock:
             self._alone.discard(chunk)
             _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
@@ -154,7 +150,7 @@ class CacheDirectory:
         with self._files_lock:
             found = chunk not in self._alone and (
                 chunk in self._shared or self._try_lock(fcntl.F_RDLCK, chunk)
-            )  # who has it alone writes or removes it
+            )  # a process that holds the exclusive lock writes or removes it
             if found:
                 self._shared[chunk] = self._shared.get(chunk, 0) + 1
         if not found:
@@ -233,7 +229,7 @@ class CacheDirectory:
             files.punch(fd, [(place.start, -(-place.stop // files.BLOCK_BYTES) * files.BLOCK_BYTES)])
 
     def drop(self, chunk: int) -> None:
-        """Let others have a chunk that was taken, and its room if it was not written."""
+        """Release a chunk that was taken. If it was not written, give its room back."""
         if self.presence[chunk] == HELD:
             with self._making_room():
                 self.presence[chunk] = ABSENT
@@ -255,7 +251,7 @@ class CacheDirectory:
         if size is None:
             return True
         with self._making_room():
-            if self.presence[chunk] == HELD:  # by a process that has died: who lives has it alone
+            if self.presence[chunk] == HELD:  # held by a process that has died: this one has the lock now
                 self._remove(chunk)
             own = int(self.table.bytes_of(np.array([chunk]))[0])
             most = size - (0 if self.pieces is None else self.pieces.nbytes)
@@ -314,7 +310,7 @@ class CacheDirectory:
     # --- the whole store
 
     def commit(self, *, read_only: bool = False) -> None:
-        """Make this a store like any other: all chunks are there. Other processes may do so at the same time.
+        """Turn the complete cache into a finished store. Several processes may do so at the same time.
 
         ``read_only``: the directory will not be a cache any more, which can grow.
         """
@@ -322,7 +318,7 @@ class CacheDirectory:
             if (self.root / format.MANIFEST).exists():
                 return
             self.sync()
-            if not self.is_complete():  # another process heard of it
+            if not self.is_complete():  # another process got the error of a failed sync
                 raise BuildError(
                     f"{self.root}: found that the disk lost bytes that were written; expected the write to succeed: "
                     "check the disk and run this again"

@@ -27,7 +27,7 @@ _RENEW = "renew the credentials in the environment (AWS_SESSION_TOKEN, `aws sso 
 
 @dataclass(frozen=True)
 class RequestFailure:
-    """What one attempt came to: the reason in a few words, and the error to raise without another attempt, if any."""
+    """Outcome of one failed request: the reason in a few words, and the error to raise if it must not be repeated."""
 
     reason: str
     final: RemoteError | None = None

@@ -166,7 +166,7 @@ class Fetching:
                     while not self._stopping and (job := self._next_single() or self._next()) is None:
                         self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
                 except BaseException:
-                    self._stopping = True  # readers, who notice that, would wait for ever
+                    self._stopping = True  # else readers would wait without end
                     raise
                 if job is None:
                     return

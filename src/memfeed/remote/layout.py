@@ -1,4 +1,4 @@
-"""What lies at an address: the objects of a store, and which push of it readers see. docs/format.md specifies it."""
+"""The objects of a store at an address, and the push of it that readers see. docs/format.md specifies them."""
 
 from __future__ import annotations
 

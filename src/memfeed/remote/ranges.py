@@ -1,4 +1,4 @@
-"""Which chunks of a store's files rows lie in, and which chunks are fetched by one request. Numbers only.
+"""Compute the chunks that rows lie in, and the chunks that are fetched by one request. Numbers only.
 
 A chunk is the bytes of one checksum: 4 MiB of one file, or about as many in whole rows. Chunks are numbered through all
 files of a store, in the order of its manifest. Nothing here grows with their number.

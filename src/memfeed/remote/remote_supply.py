@@ -107,7 +107,7 @@ class RemoteSupply:
 
 
 class _RemoteWork:
-    """What a supply does, in threads that do not keep it alive."""
+    """The work of a `RemoteSupply`. Its threads hold this object, and not the supply, which can then be freed."""
 
     def __init__(self, directory: CacheDirectory, objects: Reading) -> None:
         manifest = directory.manifest
@@ -129,7 +129,7 @@ class _RemoteWork:
         self._done = threading.Event()
         self._stopping = threading.Event()
         self._service: threading.Thread | None = None
-        self._has_said = False  # what keeps the cache from being completed
+        self._has_said = False  # why the cache is not completed
 
     def column(self, field_index: int) -> Column:
         """Return the column of a field."""

@@ -45,11 +45,11 @@ def find_fields(which: Any, paths: Sequence[Path], names: Sequence[str], shown: 
     return list(dict.fromkeys(index for name in which for index in _find_one(name, paths, names, shown or names)))
 
 
-def find_field(which: Any, paths: Sequence[Path], names: Sequence[str], shown: Sequence[str] = ()) -> int:
+def find_field(which: Any, paths: Sequence[Path], names: Sequence[str]) -> int:
     """Return the index of the one field that ``which`` names; see `find_fields`. A list raises FieldError."""
     if isinstance(which, list):
-        raise FieldError(f"found a list of fields, {brief(which)}; expected one field of: {listed(shown or names)}")
-    found = _find_one(which, paths, names, shown or names)
+        raise FieldError(f"found a list of fields, {brief(which)}; expected one field of: {listed(names)}")
+    found = _find_one(which, paths, names, names)
     if len(found) > 1:
         inside = listed([names[index] for index in found])
         raise FieldError(f"found {brief(which)}, which holds several fields; expected one of: {inside}")

@@ -15,7 +15,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def attributes_of(owners: Iterable[Any]) -> Attributes:
     """Return the attributes of steps, by the identity of their owner and their name, without random generators.
 
-    Of a method these are the attributes of its object that its code names, or that of the methods which it calls.
+    For a method: the attributes of its object that its code names, or the code of the methods that it calls.
     """
     found: Attributes = {}
     for one in owners:

@@ -70,9 +70,9 @@ class Proof:
         return f"{proven}{more} and one row in {WATCHED} as they are stored"
 
 
-def rows_to_prove(length: int, count: int = ROWS) -> list[int]:
+def rows_to_prove(length: int) -> list[int]:
     """Return the indices of randomly chosen samples, the same in each run."""
-    return random.Random(length).sample(range(length), min(length, count))
+    return random.Random(length).sample(range(length), min(length, ROWS))
 
 
 def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: bool) -> Samples:

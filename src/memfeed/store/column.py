@@ -1,4 +1,4 @@
-"""What every column of a store answers about itself."""
+"""The base classes of columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store keeps beside its columns: names of classes and targets of its dataset, and the user's metadata.
+"""The data that a store keeps beside its columns: classes and targets of its dataset, and the user's metadata.
 
 docs/format.md is the specification.
 """

@@ -1,4 +1,4 @@
-"""What a store says of itself: where it is, how full it is, and what its dataset had beside the samples."""
+"""The properties of a store: its path, its progress, and the attributes of its dataset."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Facts(Dataset[Any]):
         return self._view.progress()
 
     def finish(self) -> None:
-        """Return once all rows are there and the store is committed; at once for a finished store.
+        """Wait until all rows are there and the store is committed. Return immediately for a finished store.
 
         Raises what the dataset raised for a row, or what keeps rows from being written.
         """

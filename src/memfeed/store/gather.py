@@ -1,6 +1,6 @@
 """Gather the rows of one or more batches into one buffer per column.
 
-``row_views.reference`` is the slow, obviously right way; a property test compares them.
+`Column.read_row` is the slow, obviously right way; property tests compare them.
 """
 
 from __future__ import annotations

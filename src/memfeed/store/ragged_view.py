@@ -1,7 +1,4 @@
-"""Read rows of columns one by one: copied, or as views of the map.
-
-``reference`` is the slow, obviously right way to read the rows of a batch.
-"""
+"""Read the rows of a ragged column one by one, as views of the map."""
 
 from __future__ import annotations
 
@@ -11,11 +8,6 @@ from typing import Any
 from memfeed.errors import RowError
 from memfeed.schema.codec import Int64Array
 from memfeed.store.column import Column
-
-
-def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
-    """Read each column's rows one by one: every batch must equal this before it is stacked."""
-    return [[column.read_row(row) for row in rows] for column in columns]
 
 
 class RaggedView(Sequence[Any]):

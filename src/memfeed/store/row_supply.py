@@ -1,4 +1,7 @@
-"""What brings the rows of a store that is not complete yet: asked for ahead, and waited for before they are read."""
+"""The interface of a supply, which brings the rows of a store that is not complete yet.
+
+Readers ask ahead for rows, and wait for them before they read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class FillProgress(NamedTuple):
 
 
 class ReadRequest:
-    """Who reads rows of a store that is not complete, and which fields of them, by index; None means all.
+    """A reader of a store that is not complete, and the fields that it reads, by index; None means all.
 
     ``shuffle_span`` is how many rows lie between those that are read one after another, at most: 0 for rows in order.
     """
@@ -52,7 +55,7 @@ class RowSupply(Protocol):
         """Forget what ``reader`` asked for and has not waited for."""
 
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
-        """Return once no row of ``rows`` is absent: which of them can be read, bool [k]; None if all can.
+        """Wait until no row of ``rows`` is absent. Return which of them can be read, bool [k]; None if all can.
 
         Raises what the dataset raised for one of them, or what keeps rows from being written.
         """

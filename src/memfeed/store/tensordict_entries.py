@@ -1,4 +1,4 @@
-"""What a TensorDict is made of, on disk or in memory: entries, and how the pieces of a lazy stack merge into one.
+"""The entries of a TensorDict, on disk or in memory, and how the pieces of a lazy stack are merged.
 
 `memfeed.store.tensordict_layout` finds them in a directory or archive, `memfeed.store.tensordict_memory` in memory, and
 `memfeed.store.tensordict_columns` makes columns of them.
