@@ -117,14 +117,12 @@ def test_workers_share_a_seed_that_was_not_drawn_before(tmp_path):
     images = torch.arange(2 * 3 * 16 * 16).remainder(251).to(torch.uint8).view(2, 3, 16, 16)
     store = memfeed.cache(images, tmp_path / "s.mf", progress=False)
     transform = T.RandomCrop(4)
-
-    def collate():
-        return Loader(store, 1, transform=transform).collate_fn
-
+    loader = Loader(store, 1, transform=transform)
     torch.manual_seed(3)
     base = int(torch.empty((), dtype=torch.int64).random_())
     torch.manual_seed(3)
-    found = torch.cat(list(DataLoader(store, 1, num_workers=2, collate_fn=collate())))
+    theirs = DataLoader(store, 1, sampler=loader.sampler, num_workers=2, collate_fn=loader.collate_fn)
+    found = torch.cat(list(theirs))
     assert torch.equal(found, torch.cat(list(Loader(store, 1, seed=base, transform=transform))))
 
 
