@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import memfeed
 from memfeed.splitting.generators import Generators, generators_in
 
 GLOBAL = np.random.default_rng(1)
@@ -71,6 +72,26 @@ def test_cycles_unfilled_cells_and_the_generator_of_the_system_are_passed():
     ring += [ring, early, random.SystemRandom(), generator]
     assert generators_in(ring) == [generator]
     late = None
+
+
+class Odd:
+    """Has a ``__dict__`` that is none, as objects of llvmlite have, and attributes that raise."""
+
+    @property
+    def __dict__(self):
+        return object()
+
+    @property
+    def args(self):
+        raise RuntimeError("not loaded")
+
+
+def test_objects_whose_attributes_cannot_be_read_and_stores_are_passed():
+    generator = random.Random()
+    store = memfeed.cache({"x": torch.arange(3)}, progress=False)
+    assert generators_in([Odd(), store, generator]) == [generator]
+    store._generator = generator
+    assert generators_in([store]) == []
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memfeed.store.store import Store
+
 State = Any
 _DEEPEST = 13
 _MOST_ITEMS = 256  # of one list or dict
@@ -121,7 +123,7 @@ def generators_in(*roots: Any) -> list[Any]:
             if not isinstance(one, random.SystemRandom):
                 found.append(one)
             continue
-        if id(one) in seen or depth > _DEEPEST or isinstance(one, type | types.ModuleType | torch.Tensor | np.ndarray):
+        if id(one) in seen or depth > _DEEPEST or isinstance(one, _CLOSED):
             continue
         seen.add(id(one))
         left += [(part, depth + 1) for part in _parts(one) if not isinstance(part, _PLAIN)]
@@ -129,6 +131,7 @@ def generators_in(*roots: Any) -> list[Any]:
 
 
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_CLOSED = (type, types.ModuleType, torch.Tensor, np.ndarray, Store)
 _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
@@ -149,17 +152,26 @@ def _parts(one: Any) -> Iterator[Any]:
             yield from map(one.__globals__.get, names_used(one.__code__))
     else:
         for name in ("__self__", "__func__", "__wrapped__", "func", "args", "keywords"):  # methods, partials
-            yield getattr(one, name, None)
+            yield _attribute(one, name)
         for cls in type(one).__mro__[:-1]:
             for name, value in list(vars(cls).items()):
                 function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static method, a property
                 if isinstance(function, types.MemberDescriptorType):  # of __slots__
-                    yield getattr(one, name, None)
+                    yield _attribute(one, name)
                 elif isinstance(value, (*_KINDS, list, dict)):
                     yield value
                 elif isinstance(function, types.FunctionType) and not is_installed(function):
                     yield function
-    yield from list(getattr(one, "__dict__", {}).values())
+    inner = _attribute(one, "__dict__")
+    yield from list(inner.values()) if isinstance(inner, dict) else ()
+
+
+def _attribute(one: Any, name: str) -> Any:
+    """Return an attribute of any object; None without it. A property may raise anything."""
+    try:
+        return getattr(one, name, None)
+    except Exception:
+        return None
 
 
 def is_generator(value: Any) -> bool:

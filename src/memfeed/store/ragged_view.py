@@ -1,4 +1,7 @@
-"""Read the rows of a ragged column one by one, as views of the map."""
+"""Read rows of columns one by one: copied, or as views of the map.
+
+``reference`` is the slow, obviously right way to read the rows of a batch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,11 @@ from typing import Any
 from memfeed.errors import RowError
 from memfeed.schema.codec import Int64Array
 from memfeed.store.column import Column
+
+
+def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
+    """Read each column's rows one by one: every batch must equal this before it is stacked."""
+    return [[column.read_row(row) for row in rows] for column in columns]
 
 
 class RaggedView(Sequence[Any]):
