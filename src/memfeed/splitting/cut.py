@@ -248,7 +248,8 @@ class Cut:
 
     def take(self, units: dict[Name, Unit], calls_again: bool = False) -> None:
         """Cut these pipelines."""
-        self.tracer.units, self.tracer.calls_again, self.patterns = units, calls_again, []
+        self.tracer.take(units, calls_again)
+        self.patterns = []
         self.rest = {Callee(name, unit.at): self._rest(name, unit) for name, unit in units.items()}
 
     def _unit(self, name: Name) -> Unit:

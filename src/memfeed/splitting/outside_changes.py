@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Iterator
+from operator import is_
 from typing import Any
 
 from memfeed.splitting.generators import is_generator, names_used
 
-Attributes = dict[tuple[int, str], Any]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def attributes_of(owners: Iterable[Any]) -> Attributes:
-    """Return the attributes of steps, by the identity of their owner and their name, without random generators.
+class StepAttributes:
+    """The attributes of some steps, as they were when `note` was called. Both calls are made for each sample.
 
     For a method: the attributes of its object that its code names, or the code of the methods that it calls.
+
+    Args:
+        steps: callables.
     """
-    found: Attributes = {}
-    for one in owners:
-        owner = getattr(one, "__self__", None) if isinstance(one, types.MethodType) else one
-        names = _names_of(one.__func__, type(owner)) if isinstance(one, types.MethodType) else None
-        inner = getattr(owner, "__dict__", {})
-        found.update(
-            ((id(owner), key), value)
-            for key, value in inner.items()
-            if (names is None or key in names) and not is_generator(value)
-        )
-    return found
+
+    def __init__(self, steps: Iterable[Any]) -> None:
+        self._owners: dict[int, tuple[dict[str, Any], set[str] | None]] = {}
+        for step in steps:
+            is_method = isinstance(step, types.MethodType)
+            owner = step.__self__ if is_method else step
+            inner = getattr(owner, "__dict__", None)
+            if isinstance(inner, dict):
+                names = _names_of(step.__func__, type(owner)) if is_method else None
+                _, others = self._owners.get(id(inner), (inner, set()))
+                self._owners[id(inner)] = inner, None if names is None or others is None else names | others
+        self.note()
+
+    def note(self) -> None:
+        """Remember the attributes as they are now."""
+        self._noted = [inner.copy() for inner, _ in self._owners.values()]
+
+    def changed(self) -> str:
+        """Return the name of an attribute that has another value now, or an empty string. Generators do not count."""
+        for (inner, names), noted in zip(self._owners.values(), self._noted, strict=True):
+            if len(inner) == len(noted) and all(map(is_, inner.values(), noted.values())):
+                continue
+            for key in {**noted, **inner}:
+                one, other = noted.get(key, _MISSING), inner.get(key, _MISSING)
+                if (names is None or key in names) and not is_generator(other) and not _is_same(one, other):
+                    return key
+        return ""
 
 
-def changed_attribute(before: Attributes, after: Attributes) -> str:
-    """Return the name of an attribute that has another value, or an empty string."""
-    for key in {**before, **after}:
-        if key not in before or key not in after or not _is_same(before[key], after[key]):
-            return key[1]
-    return ""
+_MISSING = object()
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.leaves import copied_tree, fingerprint, take_apart
-from memfeed.splitting.outside_changes import Attributes, attributes_of, changed_attribute
+from memfeed.splitting.outside_changes import StepAttributes
 from memfeed.splitting.places import Key
 from memfeed.splitting.traced import Entry, Node, Recording, plain
 
@@ -113,19 +113,26 @@ class Tracer:
         self.is_watching = False
         self._frames: list[_Frame] = []
         self._running: tuple[Name, Entry] | None = None
-        self._attributes: dict[int, Attributes] = {}
+        self._attributes: dict[int, StepAttributes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "recording": None, "_frames": [], "_running": None, "_attributes": {}}
 
+    def take(self, units: dict[Name, Unit], calls_again: bool) -> None:
+        """Watch these units from now on."""
+        self.units, self.calls_again, self._attributes = units, calls_again, {}
+
     def note_attributes(self) -> None:
         """Remember the attributes of the pipelines: before a sample is read, and after each call."""
-        self._attributes = {number: self._attributes_at(number) for number in {name[0] for name in self.units}}
-
-    def _attributes_at(self, number: int) -> Attributes:
-        """Return the attributes of the callables at a place."""
-        marks = [mark for name, mark in self.marks.items() if name[0] == number]
-        return attributes_of([*(mark._target for mark in marks), *(mark._original for mark in marks)])
+        places = {name[0] for name in self.units}
+        if self._attributes.keys() == places:
+            for attributes in self._attributes.values():
+                attributes.note()
+            return
+        for number in places:
+            marks = [mark for name, mark in self.marks.items() if name[0] == number]
+            steps = [*(mark._target for mark in marks), *(mark._original for mark in marks)]
+            self._attributes[number] = StepAttributes(steps)
 
     def call(self, marked: Marked, args: Any, kwargs: Any) -> Any:
         """Call the target of a callable, and note the call as the present phase needs it."""
@@ -154,7 +161,7 @@ class Tracer:
         run, name = self.recording, marked._name
         assert run is not None
         if name in self.units:
-            attribute = changed_attribute(self._attributes[name[0]], self._attributes_at(name[0]))
+            attribute = self._attributes[name[0]].changed()
             if attribute:
                 run.refuse(
                     f"the dataset changes the attribute {attribute!r}, which a random step reads, before it calls the "
