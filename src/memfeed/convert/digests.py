@@ -261,9 +261,9 @@ def _ordered_set(values: Any) -> list[Any]:
     """Return the values of a set in an order that is the same in every process."""
 
     def key(value: Any) -> tuple[str, Any]:
-        return type(value).__name__, value if type(value) in (int, str, float) else "" if _is_steady(value) else rank(
-            value
-        )
+        if type(value) in (int, str, float):
+            return type(value).__name__, value
+        return type(value).__name__, "" if _is_steady(value) else rank(value)
 
     def rank(value: Any) -> str:
         if isinstance(value, tuple) and all(type(one) in (int, float, bool, str, type(None)) for one in value):

@@ -94,8 +94,6 @@ def resolve(given: Mapping[str, Any]) -> Reading:
     check_filling(stores, by_length=given["bucket_by"] is not None)
     masks_rows = last == "pad" or store._backing.masks_rows
     check_names(store.schema.structure, masks_rows=masks_rows, return_rows=given["return_rows"])
-    if is_dataset(given["dataset"]):
-        _require_no_other_transform(given["transform"], store)
     transform = transform_of(given["transform"], store)
     bind(transform, store.schema)  # raises for what is no transform
     rows = _row_order(store, [len(one) for one in stores], given["shuffle"], weights, user_sampler)
@@ -138,9 +136,11 @@ def _source(given: Mapping[str, Any]) -> Any:
     check_without_effect({name: given[name] for name in WITHOUT_EFFECT}, CACHING if is_cached else ())
     if is_cached:
         count = as_int("num_workers", workers, 0, MOST_WORKERS)
-        return filled_store(
+        store = filled_store(
             dataset, path, count, given["worker_init_fn"], given["multiprocessing_context"], given["keep"]
         )
+        _require_no_other_transform(given["transform"], store)
+        return store
     check_keep(dataset, given["keep"])
     return dataset if path is None else beside_cache(dataset, path, workers, given["worker_init_fn"])
 

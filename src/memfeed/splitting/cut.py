@@ -127,7 +127,7 @@ class Cut:
     Attributes:
         quiet: the generators that only the random parts may move.
         patterns: of the samples that were proven.
-        writes: whether a call of a sample that was read changed what an earlier one had made, in place.
+        writes: True once a call of a sample has changed, in place, what an earlier one had made.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Cut:
     def take(self, units: dict[Name, Unit], calls_again: bool = False) -> None:
         """Cut these pipelines."""
         self.tracer.take(units, calls_again)
-        self.patterns = []
+        self.patterns, self.writes = [], False
         self.rest = {Callee(name, unit.at): self._rest(name, unit) for name, unit in units.items()}
 
     def _unit(self, name: Name) -> Unit:
