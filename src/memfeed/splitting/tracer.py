@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memfeed.schema.compare import equal
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import copied_tree, fingerprint, take_apart
+from memfeed.splitting.leaves import copied, copied_tree, take_apart
 from memfeed.splitting.outside_changes import StepAttributes
 from memfeed.splitting.places import Key
-from memfeed.splitting.traced import Entry, Node, Recording, plain
+from memfeed.splitting.recording import Entry, Node, Recording
+from memfeed.splitting.traced import plain
 
 Path = tuple[Key, ...]
 Name = tuple[int, Path]
@@ -175,11 +177,11 @@ class Tracer:
         run.is_inside, self._running = True, (name, entry) if is_cut else None
         linked = [plain(leaf) for leaf, link in zip(leaves, links, strict=True) if link is not None]
         try:
-            values = [fingerprint(leaf) for leaf in linked]
+            before = [copied(leaf) for leaf in linked]
             if not is_cut:
                 self._note_cut(entry, args, kwargs)
             result = (marked._target if is_cut else marked._original)(*args, **kwargs)
-            entry.writes = values != [fingerprint(leaf) for leaf in linked]
+            entry.writes = not equal(before, linked)
         finally:
             run.is_inside, self._running = False, None
         entry.after = self.generators.save()
