@@ -54,7 +54,7 @@ PREFETCH = 2  # batches
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ResolvedArguments:
     """The rows, the order and the settings of a loader.
 
     Args:
@@ -76,7 +76,7 @@ class Reading:
     name: LoaderName
 
 
-def resolve(given: Mapping[str, Any]) -> Reading:
+def resolve(given: Mapping[str, Any]) -> ResolvedArguments:
     """Return what a loader reads with the arguments ``given``, by name.
 
     Raises LoaderError for arguments that do not fit together, see `Loader`.
@@ -126,7 +126,7 @@ def resolve(given: Mapping[str, Any]) -> Reading:
         by_length=by_length,
     )
     check_padding(settings)
-    return Reading(store, settings, rows, batches, clock, is_rebuilt, name)
+    return ResolvedArguments(store, settings, rows, batches, clock, is_rebuilt, name)
 
 
 def _source(given: Mapping[str, Any]) -> Any:

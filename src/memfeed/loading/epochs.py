@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position, state
-from memfeed.loading.arguments import Reading
+from memfeed.loading.arguments import ResolvedArguments
 from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
@@ -34,41 +34,41 @@ class Epochs:
     Methods take the settings as they are now: a trainer may have put in another sampler.
 
     Args:
-        reading: what the loader reads.
+        resolved: what the loader reads.
         samplers: the user's samplers, whose epoch is set.
     """
 
-    def __init__(self, reading: Reading, *samplers: Any) -> None:
-        self._reading, self._clock = reading, reading.clock
-        self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
-        self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
+    def __init__(self, resolved: ResolvedArguments, *samplers: Any) -> None:
+        self._resolved, self._clock = resolved, resolved.clock
+        self.reader = EpochReader(resolved.store, resolved.settings, resolved.rows, resolved.batches)
+        self.policy = _new_policy(resolved.settings, resolved.store)  # who makes batches, the caller or a thread
         self.pause, self.handover = Pause(), PrefetchSlot()  # the latter holds the next epoch that a thread has begun
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
         self._samplers = FollowedSamplers(one for one in samplers if not _is_own(one))
-        if not reading.is_rebuilt:
+        if not resolved.is_rebuilt:
             self._clock.begin_at(self._samplers.epoch or 0)
 
     @property
     def is_cut(self) -> bool:
         """True if the rows are cut into pieces, one for each rank."""
-        return self._reading.rows.cuts is not None
+        return self._resolved.rows.cuts is not None
 
     def shards(self, settings: Settings) -> RankShards:
         """Return the share of this rank in an epoch, in rows, or in batches that are drawn by length."""
-        batches = self._reading.batches
-        return settings.shards(self._reading.rows.row_count if batches is None else batches.count)
+        batches = self._resolved.batches
+        return settings.shards(self._resolved.rows.row_count if batches is None else batches.count)
 
     def order_name(self, settings: Settings) -> str:
         """Return what orders the rows, for messages and states."""
         if not settings.has_own_order:
             return "sampler" if settings.batch_sampler is None else "batch_sampler"
-        rows, batches = self._reading.rows, self._reading.batches
+        rows, batches = self._resolved.rows, self._resolved.batches
         shuffle = Blocks(rows.block_rows) if isinstance(rows.shuffle, Blocks) else rows.shuffle
         sharded = "" if rows.cuts is None else f", in pieces of blocks of {rows.block_rows} rows"
-        given = getattr(self._reading.store, "weights", None)
+        given = getattr(self._resolved.store, "weights", None)
         weights = "" if given is None else f", weights={given}"
         return f"shuffle={shuffle!r}{sharded}{weights}{'' if batches is None else f', {batches.name}'}"
 
@@ -78,7 +78,7 @@ class Epochs:
         """Return the iterator of the next pass, which calls ``begin`` for its first batch; ``length`` is its `len`."""
         progress = EpochProgress()
         self.progress = None
-        prefetch = self._reading.settings.prefetch
+        prefetch = self._resolved.settings.prefetch
         iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause, self.handover))
         iterator.length = length
         progress.iterator = weakref.ref(iterator)
@@ -86,9 +86,9 @@ class Epochs:
 
     def begin(self, progress: EpochProgress, settings: Settings) -> Begun:
         """Start an epoch at its first batch; return what makes its batches."""
-        clock, reader, cuts = self._clock, self.reader, self._reading.rows.cuts
+        clock, reader, cuts = self._clock, self.reader, self._resolved.rows.cuts
         if reader.use(settings):
-            self.policy = _new_policy(settings, self._reading.store)
+            self.policy = _new_policy(settings, self._resolved.store)
         shards = self.shards(settings)
         warn_about_ranks(shards, self._world_size, "batches" if settings.by_length else "rows")
         self._start_clock(progress, settings, shards)
@@ -137,7 +137,7 @@ class Epochs:
         if self._clock.generator is not None and settings.ranks()[1] == 1:
             self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
         epoch, reached = self._position()
-        cuts = self._reading.rows.cuts
+        cuts = self._resolved.rows.cuts
         pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
         return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
 
@@ -147,7 +147,7 @@ class Epochs:
         identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
         last_row = self.shards(settings).rows if settings.has_own_order else None
         epoch, found = state.from_dict(saved, identity, last_row)
-        cuts, rows_before = self._reading.rows.cuts, position.rows_before(found)
+        cuts, rows_before = self._resolved.rows.cuts, position.rows_before(found)
         if cuts is not None:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
@@ -187,12 +187,12 @@ class Epochs:
 
     def _identity(self, settings: Settings) -> dict[str, Any]:
         """Return the settings that a saved state must share with the loader that restores it."""
-        store = self._reading.store
+        store = self._resolved.store
         return {"store": store._view.source_digest(), "rows": len(store), "order": self.order_name(settings)}
 
     def _of_this_conversion(self, saved: Any) -> Any:
         """Return a state as one of the dataset, that names its store by the ``digest`` of this conversion."""
-        store = self._reading.store
+        store = self._resolved.store
         named, own = saved.get("store") if isinstance(saved, dict) else None, store._view.source_digest()
         if named == store.digest:
             return {**saved, "store": own}

@@ -32,8 +32,8 @@ from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Path, Schema, display
 from memfeed.schema.graphs import is_graph
 from memfeed.schema.infer import Inferred
-from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.schema.tree import Flattener
+from memfeed.schema.tensordicts import is_a, is_tensor_collection
+from memfeed.schema.tree import Flattener, open_container
 from memfeed.schema.values import SCALAR_DTYPES, as_tensor, bytes_of, class_of, is_pil
 
 
@@ -104,16 +104,26 @@ def _content(value: Any) -> Mapping[Any, Any] | None:
         return dict(zip(getattr(type(value), "_fields", range(len(value))), value, strict=True))
     if class_of(value) is list:
         return None if value and SCALAR_DTYPES.keys() >= set(map(type, value)) else dict(enumerate(value))
+    if is_tensor_collection(value):  # a TensorDict is a Mapping too
+        return _content_of_tensordict(value)
     if isinstance(value, Mapping):
         return value
-    if is_tensor_collection(value):
-        return {key: value.get(key) for key in value.keys()}  # noqa: SIM118
     if is_pil(value):
         return None
-    content, _ = open_any(value) or (None, None)
-    if content is None and not optree.tree_is_leaf(value, none_is_leaf=True, namespace=NAMESPACE):
-        content = optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=NAMESPACE)[0]
-    return content if content is None or isinstance(content, dict) else dict(enumerate(content))
+    opened = open_any(value)
+    if opened is not None:
+        return opened[0] if isinstance(opened[0], dict) else dict(enumerate(opened[0]))
+    if optree.tree_is_leaf(value, none_is_leaf=True, namespace=NAMESPACE):
+        return None
+    return dict(enumerate(optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=NAMESPACE)[0]))
+
+
+def _content_of_tensordict(value: Any) -> Mapping[Any, Any]:
+    if is_a(value, "NonTensorStack"):
+        return dict(enumerate(value.tolist()))
+    opened = open_container(value)
+    assert opened is not None
+    return dict(zip(opened[0].keys, opened[1], strict=True))
 
 
 def _as_returned(value: Any) -> Any:
