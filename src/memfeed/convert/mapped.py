@@ -10,7 +10,7 @@ import torch
 
 from memfeed.schema.containers import flatten, tensors_in
 from memfeed.store.in_memory import Columns
-from memfeed.system.mapped_files import file_lookup
+from memfeed.system.mapped_memory import file_lookup
 from memfeed.tables.table_column import TableColumn
 
 
