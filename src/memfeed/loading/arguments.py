@@ -48,7 +48,7 @@ from memfeed.order.shards import LastRows
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 from memfeed.system.units import format_bytes
-from memfeed.transfer.devices import check_device
+from memfeed.transfer.to_device import check_device
 
 PREFETCH = 2  # batches
 

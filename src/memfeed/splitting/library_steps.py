@@ -30,6 +30,7 @@ class Asked(NamedTuple):
 
 
 Arguments = dict[str, Any]
+Reader = Callable[[Any], Arguments | list[Asked] | None]
 
 
 def transforms_for(step: Any) -> list[Asked] | None:
@@ -74,47 +75,48 @@ def fill_of(fill: Any, image: Any = None) -> Any:
     return 0 if fill is None else list(fill) if isinstance(fill, list | tuple) else fill
 
 
+def _attributes(step: Any, *names: str) -> Arguments:
+    """Return attributes of a step that have the names of our arguments. Tuples become lists, as JSON has them."""
+    values = {name: getattr(step, name) for name in names}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _reads(*names: str) -> Reader:
+    return lambda step: _attributes(step, *names)
+
+
 def _random_crop(step: Any) -> Arguments | None:
     if step.padding_mode != "constant":
         return None
     padding = list(step.padding) if isinstance(step.padding, list | tuple) else step.padding
     if ".v2" in type(step).__module__ and padding:  # kept as left, right, top, bottom, but given in another order
         padding = [padding[0], padding[2], padding[1], padding[3]]
-    return {
-        "size": list(step.size),
-        "padding": padding,
-        "pad_if_needed": bool(step.pad_if_needed),
-        "fill": fill_of(step.fill),
-    }
+    pads = bool(step.pad_if_needed)
+    return {"size": list(step.size), "padding": padding, "pad_if_needed": pads, "fill": fill_of(step.fill)}
 
 
 def _jitter(step: Any) -> Arguments:
-    factors = {name: getattr(step, name) for name in ("brightness", "contrast", "saturation", "hue")}
-    return {name: list(pair) if pair is not None else 0 for name, pair in factors.items()}
+    factors = _attributes(step, "brightness", "contrast", "saturation", "hue")
+    return {name: 0 if pair is None else pair for name, pair in factors.items()}
 
 
 def _erasing(step: Any) -> Arguments | None:
-    value = list(step.value) if isinstance(step.value, list | tuple) else step.value
-    if isinstance(value, str) or value is None:
-        return None  # other noise
-    return {"p": step.p, "scale": list(step.scale), "ratio": list(step.ratio), "value": value}
+    is_noise = isinstance(step.value, str) or step.value is None  # other noise than ours
+    return None if is_noise else _attributes(step, "p", "scale", "ratio", "value")
+
+
+def _resampling(step: Any) -> Arguments:
+    return {"interpolation": _interpolation(step), "antialias": step.antialias is not False}
 
 
 def _resize(step: Any) -> Arguments:
     size = list(step.size) if isinstance(step.size, list | tuple) else step.size
     size = size[0] if isinstance(size, list) and len(size) == 1 else size
-    antialias = step.antialias is not False
-    return {"size": size, "interpolation": _interpolation(step), "max_size": step.max_size, "antialias": antialias}
+    return {"size": size, "max_size": step.max_size, **_resampling(step)}
 
 
 def _resized_crop(step: Any) -> Arguments:
-    return {
-        "size": list(step.size),
-        "scale": list(step.scale),
-        "ratio": list(step.ratio),
-        "interpolation": _interpolation(step),
-        "antialias": step.antialias is not False,
-    }
+    return {**_attributes(step, "size", "scale", "ratio"), **_resampling(step)}
 
 
 def _to_dtype(step: Any) -> Arguments | list[Asked] | None:
@@ -135,28 +137,22 @@ def _to_dtype(step: Any) -> Arguments | list[Asked] | None:
     return asked
 
 
+def _turning(step: Any) -> Arguments:
+    return {**_attributes(step, "degrees", "center"), "interpolation": _interpolation(step), "fill": fill_of(step.fill)}
+
+
 def _rotation(step: Any) -> Arguments | None:
-    if step.expand:
-        return None
-    center = None if step.center is None else list(step.center)
-    return {
-        "degrees": list(step.degrees),
-        "interpolation": _interpolation(step),
-        "center": center,
-        "fill": fill_of(step.fill),
-    }
+    return None if step.expand else _turning(step)
 
 
 def _affine(step: Any) -> Arguments:
-    lists = {name: getattr(step, name) for name in ("degrees", "translate", "scale", "shear", "center")}
-    lists = {name: None if values is None else list(values) for name, values in lists.items()}
-    return dict(**lists, interpolation=_interpolation(step), fill=fill_of(step.fill))
+    return {**_attributes(step, "translate", "scale", "shear"), **_turning(step)}
 
 
 def _normalized_arrays(step: Any) -> Arguments | None:
     if getattr(step, "normalization", "standard") != "standard" or step.max_pixel_value != 255.0 or step.p < 1:
         return None
-    return _normalized(step)
+    return _attributes(step, "mean", "std")
 
 
 def _cropped_arrays(step: Any) -> Arguments | None:
@@ -165,37 +161,24 @@ def _cropped_arrays(step: Any) -> Arguments | None:
     return {"size": [step.height, step.width]}
 
 
-def _sized(step: Any) -> Arguments:
-    return {"size": list(step.size)}
-
-
-def _normalized(step: Any) -> Arguments:
-    return {"mean": list(step.mean), "std": list(step.std)}
-
-
-def _by_chance(step: Any) -> Arguments:
-    return {"p": step.p}
-
-
 def _nothing(step: Any) -> list[Asked]:
     return []  # of what a batch is already
 
 
-Reader = Callable[[Any], Arguments | list[Asked] | None]
 _TORCHVISION: dict[str, Reader] = {
-    "CenterCrop": _sized,
+    "CenterCrop": _reads("size"),
     "ColorJitter": _jitter,
     "ConvertImageDtype": lambda step: {"dtype": dtype_name(step.dtype), "scale": True},
-    "Normalize": _normalized,
+    "Normalize": _reads("mean", "std"),
     "PILToTensor": _nothing,
     "RandomAffine": _affine,
     "RandomCrop": _random_crop,
     "RandomErasing": _erasing,
-    "RandomGrayscale": _by_chance,
-    "RandomHorizontalFlip": _by_chance,
+    "RandomGrayscale": _reads("p"),
+    "RandomHorizontalFlip": _reads("p"),
     "RandomResizedCrop": _resized_crop,
     "RandomRotation": _rotation,
-    "RandomVerticalFlip": _by_chance,
+    "RandomVerticalFlip": _reads("p"),
     "Resize": _resize,
     "ToDtype": _to_dtype,
     "ToImage": _nothing,
@@ -204,11 +187,11 @@ _TORCHVISION: dict[str, Reader] = {
 }
 _ALBUMENTATIONS: dict[str, Reader] = {
     "CenterCrop": _cropped_arrays,
-    "HorizontalFlip": _by_chance,
+    "HorizontalFlip": _reads("p"),
     "Normalize": _normalized_arrays,
     "RandomCrop": _cropped_arrays,
     "ToTensorV2": _nothing,
-    "VerticalFlip": _by_chance,
+    "VerticalFlip": _reads("p"),
 }
 _TABLES = (
     ("torchvision.transforms", _TORCHVISION),
