@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,14 +12,14 @@ import torch
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading import position, state
+from memfeed.loading import position
 from memfeed.loading.arguments import ResolvedArguments
 from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
 from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
 from memfeed.loading.pause import Pause
-from memfeed.loading.position import Position
+from memfeed.loading.position import Position, SamplerPosition, rows_before
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
@@ -139,14 +140,14 @@ class Epochs:
         epoch, reached = self._position()
         cuts = self._resolved.rows.cuts
         pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
-        return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
+        return state_to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
 
     def load(self, saved: dict[str, Any], settings: Settings, seed: int | None) -> None:
         """See `Loader.load_state_dict`; ``seed`` is the one that the loader was given."""
         saved = self._of_this_conversion(saved)
         identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
         last_row = self.shards(settings).rows if settings.has_own_order else None
-        epoch, found = state.from_dict(saved, identity, last_row)
+        epoch, found = state_from_dict(saved, identity, last_row)
         cuts, rows_before = self._resolved.rows.cuts, position.rows_before(found)
         if cuts is not None:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
@@ -235,3 +236,65 @@ def _state_of(transform: Any) -> Any:
 
 def _is_own(sampler: Any) -> bool:
     return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))
+
+
+VERSION = 1
+FINISHED = "_iterator_finished"
+"""torchdata's name for a state whose epoch is over. Accelerate sets it in a state that it saves."""
+
+
+def state_to_dict(epoch: int, position: Position | None, seed: int | None, identity: dict[str, Any]) -> dict[str, Any]:
+    """Return a position in an epoch as a state. ``identity`` is what must be the same where the state is loaded.
+
+    A seed that is not drawn yet is an empty string.
+    """
+    sampler = ""
+    if isinstance(position, SamplerPosition):
+        sampler = json.dumps({"start": position.generators, "hash": position.drawn_hash})
+    row = rows_before(position)
+    known = "" if seed is None else seed
+    return {
+        "version": VERSION,
+        "epoch": epoch,
+        "row": row,
+        "sampler": sampler,
+        "seed": known,
+        FINISHED: False,
+        **identity,
+    }
+
+
+def state_from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tuple[int, Position | None]:
+    """Return the epoch and the position of a state.
+
+    Raises LoaderError for a state of something else, and says what differs. ``last_row`` is the end of an epoch where
+    that is known.
+    """
+    wanted = {"version", "epoch", "row", "sampler", "seed", *identity}
+    if not isinstance(state, dict) or not wanted <= set(state):
+        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
+        raise LoaderError(f"found a state of {found}; expected the dict that state_dict() gave, with {sorted(wanted)}")
+    if state["version"] != VERSION:
+        raise LoaderError(f"found a state of version {state['version']!r}; expected {VERSION}")
+    for name, value in identity.items():
+        if state[name] != value:
+            raise LoaderError(
+                f"found a state with {name} {state[name]!r}; this loader has {name} {value!r}; expected a state of the "
+                "same store, view, order and seed: make the loader as it was made then"
+            )
+    epoch, row = state["epoch"], state["row"]
+    if not _is_count(epoch) or not _is_count(row) or (last_row is not None and row > last_row):
+        raise LoaderError(f"found a state at epoch {epoch!r}, row {row!r}; expected whole numbers within the epoch")
+    if state.get(FINISHED):
+        return epoch + 1, None
+    if not state["sampler"]:
+        return epoch, row or None
+    try:
+        kept = json.loads(state["sampler"])
+        return epoch, SamplerPosition(row, str(kept["start"]), str(kept["hash"])) if row else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoaderError(f"found a state whose sampler cannot be read ({error}); expected state_dict()'s") from error
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -9,8 +9,7 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.tables import arrow, table_files
-from memfeed.tables.arrow import arrow_array, arrow_table, column_of
-from memfeed.tables.refusal import TablePlace
+from memfeed.tables.arrow import TablePlace, arrow_array, arrow_table, column_of
 from memfeed.tables.table_column import TableColumn, is_a
 
 
