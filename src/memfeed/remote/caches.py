@@ -172,8 +172,6 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     if found is not None:
         same = own.boot_id and (found.host, found.boot_id) == (own.host, own.boot_id)
         directory.recover(is_new_boot=not same)
-        if directory.pieces is not None and not same:
-            directory.pieces.forget()
         directory.shrink()
     directory.recount()
     files.write_atomically(work / SETTINGS, msgspec.json.encode(own))
@@ -263,7 +261,7 @@ def _grow(
                 old.remove(chunk)
     # a process that reads the complete cache as a store keeps its rows: no byte of them changes
     files.write_atomically(root / format.GENERATIONS, "\n".join(generations).encode())
-    for path in (root / format.MANIFEST, root / METADATA, work / SETTINGS, work / "pieces", work / "hashed"):
+    for path in (root / format.MANIFEST, root / METADATA, work / SETTINGS):
         if path.exists():
             files.remove(path)
     files.sync_directory(work)

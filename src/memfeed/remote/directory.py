@@ -3,12 +3,13 @@
 Any number of processes share one. All that they share is in files, which the kernel keeps right when one is killed:
 
 - ``presence`` has a byte per chunk: absent, held (room is reserved for it), written, durable. Each process maps it.
-- ``locks`` is locked by bytes (record locks of Linux, which end with their process): who writes or removes chunk i has
-  byte i alone, who copies rows out of it shares it.
-- ``taken`` is how many bytes the chunks take, ``pieces`` and ``hashed`` have the hashes of single rows (`pieces`).
+- ``locks`` is locked by bytes (record locks of Linux, which end with their process): a process that writes or removes
+  chunk i has byte i alone, processes that read its rows share it.
+- ``taken`` is how many bytes the chunks take.
 - ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
 - ``syncing`` is there while a process syncs chunks; who finds it left knows that this process was killed meanwhile.
-- ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
+- ``users`` is locked shared by each process that uses the directory; ``room`` while room is made; ``waiting`` by the
+  reader that keeps chunks of a small cache while it waits for more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building import commit
-from memfeed.errors import BuildError, MemfeedError, StoreError
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.remote.layout import RANGES
 from memfeed.remote.ranges import ChunkTable, aligned_steps
-from memfeed.remote.row_hashes import open_pieces
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.checksums import chunk_hash
@@ -42,7 +42,6 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.system import files
-from memfeed.system.descriptors import FileHandles
 from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
 
 ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
@@ -82,8 +81,8 @@ class CacheDirectory:
         self.presence = _map(work / "presence", self.table.count, np.uint8)
         self.used = _map(work / "used", self.table.count, np.float64)
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
-        self.pieces = None if settings.size is None else open_pieces(work, self.table, manifest, settings.size)
         self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
+        self.offset_bytes = sum(manifest.files[name] for name in offset_files(manifest))
         self.reopen()
 
     def reopen(self) -> None:
@@ -91,11 +90,11 @@ class CacheDirectory:
         work = self.root / WORK_DIRECTORY
         self._lock = files.open_write(work / "locks", os.O_CREAT)
         self._room = files.open_write(work / "room", os.O_CREAT)
-        self._closer = weakref.finalize(self, _close, self._lock, self._room)
+        self._waiting = files.open_write(work / "waiting", os.O_CREAT)
+        self._closer = weakref.finalize(self, _close, self._lock, self._room, self._waiting)
         _open_directories.add(self)
-        self._handles = FileHandles(write=False)
-        self._files_lock, self._room_lock, self._handles_lock = (threading.Lock() for _ in range(3))
-        self._shared: dict[int, int] = {}  # how many threads of this process copy out of a chunk
+        self._files_lock, self._room_lock, self._waiting_lock = (threading.Lock() for _ in range(3))
+        self._shared: dict[int, int] = {}  # how often this process keeps a chunk
         self._alone: set[int] = set()  # chunks that this process writes or removes
         self._victims = deque[int]()  # the chunks to remove next
 
@@ -129,7 +128,7 @@ class CacheDirectory:
     # --- claims
 
     def take(self, chunk: int) -> bool:
-        """Return True if this process alone has the chunk now: nobody else writes, removes or copies it."""
+        """Return True if this process alone has the chunk now: nobody else writes, removes or reads it."""
         with self._files_lock:
             if chunk in self._alone or chunk in self._shared:
                 return False
@@ -144,26 +143,26 @@ class CacheDirectory:
             self._alone.discard(chunk)
             _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
 
-    @contextlib.contextmanager
-    def shared(self, chunk: int) -> Iterator[bool]:
-        """Keep a chunk from being removed within the block. Yields False if it is not there."""
+    def keep(self, chunk: int) -> bool:
+        """Keep a chunk from being removed until ``let_go``. Return False, and keep nothing, if it is not there."""
         with self._files_lock:
             found = chunk not in self._alone and (
                 chunk in self._shared or self._try_lock(fcntl.F_RDLCK, chunk)
             )  # a process that holds the exclusive lock writes or removes it
             if found:
                 self._shared[chunk] = self._shared.get(chunk, 0) + 1
-        if not found:
-            yield False
-            return
-        try:
-            yield bool(self.presence[chunk] >= WRITTEN)
-        finally:
-            with self._files_lock:
-                self._shared[chunk] -= 1
-                if not self._shared[chunk]:
-                    del self._shared[chunk]
-                    _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
+        if found and not self.is_written(chunk):
+            self.let_go(chunk)
+            return False
+        return found
+
+    def let_go(self, chunk: int) -> None:
+        """End one ``keep``."""
+        with self._files_lock:
+            self._shared[chunk] -= 1
+            if not self._shared[chunk]:
+                del self._shared[chunk]
+                _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
 
     def _try_lock(self, kind: int, chunk: int) -> bool:
         try:
@@ -193,27 +192,6 @@ class CacheDirectory:
                     self.remove(chunk)
             raise
 
-    def copy(self, chunk: int, starts: Sequence[int], outs: Sequence[memoryview]) -> bool:
-        """Fill ``outs`` with the bytes of a file from ``starts``, which lie in ``chunk``; False if it is not there."""
-        if not self.is_written(chunk):
-            return False
-        with self.shared(chunk) as is_there:
-            if is_there:
-                path = self.root / self.table.at(chunk).name
-                try:
-                    self._read_parts(path, starts, outs)
-                except OSError as error:
-                    raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {REMEDY}") from error
-                self.used[chunk] = time.monotonic()
-        return is_there
-
-    def _read_parts(self, path: Path, starts: Sequence[int], outs: Sequence[memoryview]) -> None:
-        with self._handles_lock:
-            fd = self._handles(path)
-            for start, out in zip(starts, outs, strict=True):
-                if os.preadv(fd, [out], start) != len(out):
-                    raise StoreError(f"{path}: found that the file was cut; expected it to stay: {REMEDY}")
-
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""
         with self._making_room():
@@ -239,13 +217,11 @@ class CacheDirectory:
 
     # --- room
 
-    def reserve(
-        self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool, may_remove: bool
-    ) -> bool:
+    def reserve(self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool) -> bool:
         """Make room for a chunk that was taken. Return False if only chunks that are needed sooner could go.
 
         ``need`` returns for chunks when this process needs each, infinity for not soon. An ``urgent`` chunk takes the
-        place of any that nobody copies. Without ``may_remove`` no other chunk goes.
+        place of any that nobody keeps.
         """
         size = self.settings.size
         if size is None:
@@ -254,9 +230,8 @@ class CacheDirectory:
             if self.presence[chunk] == HELD:  # held by a process that has died: this one has the lock now
                 self._remove(chunk)
             own = int(self.table.bytes_of(np.array([chunk]))[0])
-            most = size - (0 if self.pieces is None else self.pieces.nbytes)
-            wanted = int(self._taken_bytes[0]) + own - most
-            if wanted > 0 and not (may_remove and self._make_room(chunk, wanted, need, urgent)):
+            wanted = int(self._taken_bytes[0]) + own - size
+            if wanted > 0 and not self._make_room(chunk, wanted, need, urgent):
                 return False
             self._taken_bytes[0] += own
             self.presence[chunk] = HELD
@@ -288,24 +263,22 @@ class CacheDirectory:
     def _find_victims(self, need: Callable[[Int64Array], npt.NDArray[np.float64]]) -> deque[int]:
         """Return the next chunks to remove. Many at once: a cache of a terabyte has 300,000, which takes 30 ms."""
         there = np.flatnonzero(self.presence)  # none is ABSENT
-        there = there[~self._are_offsets(there)]
+        there = there[~self.are_offsets(there)]
         return deque(there[np.lexsort((self.used[there], -need(there)))][:MOST_VICTIMS].tolist())
 
-    def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
+    def are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
         found = np.zeros(len(chunks), bool)
         for first, last in self._offsets:
             found |= (first <= chunks) & (chunks < last)
         return found
 
-    @contextlib.contextmanager
-    def _making_room(self) -> Iterator[None]:
-        with self._room_lock:
-            fcntl.flock(self._room, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._room, fcntl.LOCK_UN)
+    def _making_room(self) -> contextlib.AbstractContextManager[None]:
+        return _alone(self._room_lock, self._room)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Let one reader at a time, of all processes, keep chunks while it waits for more: two could wait for ever."""
+        return _alone(self._waiting_lock, self._waiting)
 
     # --- the whole store
 
@@ -347,14 +320,17 @@ class CacheDirectory:
                 self._sync_file(name)
 
     def _sync_file(self, name: str) -> None:
-        with contextlib.ExitStack() as kept:
-            chunks = self._written(name)
-            if self.settings.size is not None:  # nobody writes other bytes of a chunk meanwhile
-                chunks = np.array([c for c in chunks.tolist() if kept.enter_context(self.shared(c))], np.int64)
+        chunks = self._written(name)
+        if self.settings.size is not None:  # nobody writes other bytes of a chunk meanwhile
+            chunks = np.array([chunk for chunk in chunks.tolist() if self.keep(chunk)], np.int64)
+        try:
             if len(chunks):
                 with if_unsynced(lambda: self._forget(name), self._syncing):
                     files.sync_data(self.root / name)
                 self.presence[chunks] = DURABLE
+        finally:
+            for chunk in chunks.tolist() if self.settings.size is not None else ():
+                self.let_go(chunk)
 
     def _written(self, name: str) -> Int64Array:
         first, last = self.table.of_file(name)
@@ -379,7 +355,7 @@ class CacheDirectory:
             if self.settings.size is None:
                 self.presence[self._written(name)] = ABSENT
                 return
-            with self._making_room():  # they keep their room: other processes may be copying them
+            with self._making_room():  # they keep their room: other processes may be reading them
                 self.presence[self._written(name)] = HELD
 
     def _demote(self, chunks: Int64Array) -> None:
@@ -416,7 +392,7 @@ class CacheDirectory:
         if self.settings.size is None:
             return
         there = np.flatnonzero(self.presence != ABSENT)
-        newest = there[np.lexsort((-self.used[there], ~self._are_offsets(there)))]
+        newest = there[np.lexsort((-self.used[there], ~self.are_offsets(there)))]
         total = np.cumsum(self.table.bytes_of(newest))
         surplus = newest[total > self.settings.size]
         self._demote(surplus)
@@ -431,6 +407,17 @@ def _lock_byte(fd: int, kind: int, at: int) -> None:
     """
     command = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
     fcntl.fcntl(fd, command, struct.pack("hhqqi", kind, os.SEEK_SET, at, 1, 0))
+
+
+@contextlib.contextmanager
+def _alone(lock: threading.Lock, fd: int) -> Iterator[None]:
+    """Let one thread at a time, of all processes, run the block."""
+    with lock:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _after_fork() -> None:
