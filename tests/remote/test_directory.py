@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import memfeed
+from memfeed.building.partial import ABSENT, DURABLE, HELD, WRITTEN
 from memfeed.remote.caches import Remote, open_directory
-from memfeed.remote.directory import ABSENT, DURABLE, HELD, WRITTEN
 from memfeed.store import format
 from memfeed.store.manifest import CHUNK_BYTES
 
@@ -48,42 +48,42 @@ def soon(chunks):
 
 def put(directory, chunk, need=soon, *, urgent=True):
     """Write a chunk as fetching does. Return False if there is no room."""
-    assert directory.take(chunk)
+    assert directory.units.take(chunk)
     has_room = directory.reserve(chunk, need, urgent=urgent)
     if has_room:
-        directory.presence[chunk] = WRITTEN
-    directory.free(chunk)
+        directory.units.mark(chunk, 1, WRITTEN)
+    directory.units.release(chunk)
     return has_room
 
 
 def test_a_chunk_that_is_kept_is_not_removed(make):
     directory = make(5, room=2)
-    assert not directory.keep(0)  # it is not there
+    assert not directory.units.keep(0)  # it is not there
     assert put(directory, 0)
     assert put(directory, 1)
-    assert directory.keep(0)
-    assert directory.keep(0)
-    assert not directory.take(0)
+    assert directory.units.keep(0)
+    assert directory.units.keep(0)
+    assert not directory.units.take(0)
     assert put(directory, 2)
-    assert directory.presence.tolist() == [WRITTEN, ABSENT, WRITTEN, ABSENT, ABSENT]
-    directory.let_go(0)
-    assert not directory.take(0)  # it was kept twice
-    assert directory.keep(2)
+    assert directory.units.states.tolist() == [WRITTEN, ABSENT, WRITTEN, ABSENT, ABSENT]
+    directory.units.let_go(0)
+    assert not directory.units.take(0)  # it was kept twice
+    assert directory.units.keep(2)
     assert not put(directory, 3)
-    directory.let_go(0)
+    directory.units.let_go(0)
     assert put(directory, 3)
-    assert directory.presence.tolist() == [ABSENT, ABSENT, WRITTEN, WRITTEN, ABSENT]
-    directory.let_go(2)
+    assert directory.units.states.tolist() == [ABSENT, ABSENT, WRITTEN, WRITTEN, ABSENT]
+    directory.units.let_go(2)
 
 
 def test_a_chunk_that_is_written_or_removed_is_not_kept(make):
     directory = make(2, room=2 - 1)
     assert put(directory, 0)
-    assert directory.take(0)
-    assert not directory.keep(0)
-    directory.free(0)
-    assert directory.keep(0)
-    directory.let_go(0)
+    assert directory.units.take(0)
+    assert not directory.units.keep(0)
+    directory.units.release(0)
+    assert directory.units.keep(0)
+    directory.units.let_go(0)
 
 
 def test_a_chunk_that_another_process_keeps_is_not_removed(make, tmp_path):
@@ -91,21 +91,21 @@ def test_a_chunk_that_another_process_keeps_is_not_removed(make, tmp_path):
     directory = make(3, room=1)
     other = make(3, room=1)
     assert put(directory, 0)
-    assert other.keep(0)
-    assert not directory.take(0)
+    assert other.units.keep(0)
+    assert not directory.units.take(0)
     assert not put(directory, 1)
-    other.let_go(0)
+    other.units.let_go(0)
     assert put(directory, 1)
-    assert not other.keep(0)
+    assert not other.units.keep(0)
 
 
 def test_room_that_was_reserved_for_nothing_is_given_back(make):
     directory = make(2, room=1)
-    assert directory.take(0)
+    assert directory.units.take(0)
     assert directory.reserve(0, soon, urgent=False)
-    assert directory.presence[0] == HELD
+    assert directory.units.states[0] == HELD
     directory.drop(0)
-    assert directory.presence[0] == ABSENT
+    assert directory.units.states[0] == ABSENT
     assert put(directory, 1, urgent=False)
 
 
@@ -113,9 +113,9 @@ def test_a_durable_chunk_that_is_removed_is_absent(make):
     directory = make(2, room=1)
     assert put(directory, 0)
     directory.sync()
-    assert directory.presence[0] == DURABLE
+    assert directory.units.states[0] == DURABLE
     assert put(directory, 1)
-    assert directory.presence.tolist() == [ABSENT, WRITTEN]
+    assert directory.units.states.tolist() == [ABSENT, WRITTEN]
 
 
 def test_chunks_to_remove_are_looked_for_once_for_many(make):
@@ -129,15 +129,15 @@ def test_chunks_to_remove_are_looked_for_once_for_many(make):
         return place[asked].astype(np.float64)
 
     for chunk in range(chunks):
-        if directory.take(chunk):
+        if directory.units.take(chunk):
             directory.reserve(chunk, need, urgent=False)
-            directory.free(chunk)
-    kept = np.flatnonzero(directory.presence)
+            directory.units.release(chunk)
+    kept = np.flatnonzero(directory.units.states)
     assert room - 1 <= len(kept) <= room
     assert set(place[kept].tolist()) == set(range(len(kept)))
     looks.clear()
-    for chunk in np.flatnonzero(directory.presence == ABSENT)[: room // 2].tolist():  # somebody waits for each
-        assert directory.take(chunk)
+    for chunk in np.flatnonzero(directory.units.states == ABSENT)[: room // 2].tolist():  # somebody waits for each
+        assert directory.units.take(chunk)
         assert directory.reserve(chunk, need, urgent=True)
-        directory.free(chunk)
+        directory.units.release(chunk)
     assert len([asked for asked in looks if asked > 1]) <= 3

@@ -49,6 +49,7 @@ class Directory:
         self.hashes = [xxhash.xxh3_64_intdigest(self.content[at : at + 100]) for at in range(0, 1000, 100)]
         self.settings, self.root = SimpleNamespace(address="s3://b/a.mf", size=100 * room), "cache"
         self.room, self.there, self.claimed = room, {}, set()
+        self.units = SimpleNamespace(take=self.take, release=self.drop)
 
     def are_absent(self, chunks):
         return np.array([chunk not in self.there for chunk in chunks.tolist()], bool)
@@ -61,10 +62,8 @@ class Directory:
         self.claimed.add(chunk)
         return is_free
 
-    def free(self, chunk):
+    def drop(self, chunk):
         self.claimed.discard(chunk)
-
-    drop = free
 
     def reserve(self, chunk, need, *, urgent):
         return len(self.there) < self.room
@@ -142,7 +141,7 @@ def test_a_chunk_that_another_process_has_is_waited_for(start):
         started.ask(np.array([4]))
     while not started._elsewhere:
         started.wait(np.array([4]))
-    directory.free(4)  # the other process has died
+    directory.drop(4)  # the other process has died
     started.bring(np.array([4]))
     assert 4 in directory.there
 

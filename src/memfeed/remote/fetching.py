@@ -191,11 +191,11 @@ class Fetching:
                 (self.demand.put_off if is_full else self.demand.put_back)(place)
                 continue
             try:
-                if not self.directory.take(chunk):
+                if not self.directory.units.take(chunk):
                     self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
                     continue
                 if self.directory.is_written(chunk):  # another process may have brought it meanwhile
-                    self.directory.free(chunk)
+                    self.directory.units.release(chunk)
                     self.demand.put_back(place)
                     continue
                 is_urgent = self.demand.is_urgent(chunk)
@@ -204,11 +204,11 @@ class Fetching:
                     self._without_room.pop(chunk, None)
                     continue
             except MemfeedError as error:  # the disk refused a lock, or to give room back
-                self.directory.free(chunk)
+                self.directory.units.release(chunk)
                 self._fail(place, error)
                 self.demand.put_off(place)
                 continue
-            self.directory.free(chunk)
+            self.directory.units.release(chunk)
             if is_urgent:
                 self._wait_for_room(place, now)
             else:
@@ -238,7 +238,7 @@ class Fetching:
                 self.in_flight.note(len(data), time.monotonic() - began, self._working)
             for chunk in chunks:
                 self.directory.write(chunk.chunk, data[chunk.start - fetched.start : chunk.stop - fetched.start])
-                self.directory.free(chunk.chunk)
+                self.directory.units.release(chunk.chunk)
                 done += 1
         finally:
             for chunk in chunks[done:]:

@@ -130,7 +130,7 @@ class RemoteSupply:
         if self.keeps_rows:
             return chunks[self.directory.are_absent(chunks)]
         kept = self._kept.setdefault(reader, set())
-        new = [chunk for chunk in chunks.tolist() if chunk not in kept and self.directory.keep(chunk)]
+        new = [chunk for chunk in chunks.tolist() if chunk not in kept and self.directory.units.keep(chunk)]
         kept.update(new)
         self.directory.used[new] = time.monotonic()
         return np.array([chunk for chunk in chunks.tolist() if chunk not in kept], np.int64)
@@ -140,7 +140,7 @@ class RemoteSupply:
         if self._kept_pid != os.getpid():  # a forked child has none of its parent's locks
             self._kept, self._kept_pid = {}, os.getpid()
         for chunk in self._kept.pop(reader, ()):
-            self.directory.let_go(chunk)
+            self.directory.units.let_go(chunk)
 
     # --- a cache that is smaller than the store
 
