@@ -14,8 +14,8 @@ from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.rounding import Rounded
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
-from memfeed.store.in_memory import reads_as
 
 
 def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) -> Kept:

@@ -20,11 +20,11 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
 from memfeed.schema.fields import Schema
 from memfeed.schema.tensordicts import is_tensordict
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.backing import Backing
 from memfeed.store.column import Column
 from memfeed.store.dataset_attributes import Keep
 from memfeed.store.format import resolve
-from memfeed.store.in_memory import reads_as
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.messages import say_once

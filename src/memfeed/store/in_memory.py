@@ -16,6 +16,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Kind, Node, Path, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tensordicts import is_a, is_tensordict
+from memfeed.schema.torch_datasets import reads_as
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 from memfeed.tables.open_table import open_table
@@ -253,9 +254,3 @@ def _files(value: Any) -> Iterator[str]:
             return
         if name:
             yield str(name)
-
-
-def reads_as(data: Any, cls: type) -> bool:
-    """Return True for a dataset of this class of torch, also of a subclass that changes neither samples nor length."""
-    names = ("__getitem__", "__getitems__", "__len__")
-    return isinstance(data, cls) and all(getattr(type(data), n, None) is getattr(cls, n, None) for n in names)
