@@ -115,6 +115,7 @@ def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monke
     assert counts["most"] > LEAST_IN_FLIGHT
 
 
+@pytest.mark.long
 def test_a_loop_that_was_left_says_nothing_when_the_interpreter_ends(origin, cache):
     code = """
 import sys, memfeed
@@ -126,6 +127,7 @@ next(batches)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_interpreter_ends_after_the_commit_of_a_complete_cache(origin, cache):
     """A thread inside torch, which a commit calls, would abort the process."""
     code = """
@@ -205,6 +207,7 @@ def test_a_pickle_opens_the_address_again(local, origin, cache):
     assert equal(pickle.loads(pickle.dumps(store))[:], local.select("label", "sound")[[5, 7]])
 
 
+@pytest.mark.long
 def test_a_pickle_from_before_an_append_keeps_its_generation(local, tmp_path, cache):
     shutil.copytree(local.path, tmp_path / "grown.mf")
     address = f"file://{tmp_path}/remote/grown.mf"
@@ -509,10 +512,10 @@ def test_damage_by_a_power_loss_is_found(local, origin, cache):
     _ = store[0]
     del store
     wait_until_unused(cache)
-    presence, settings = cache / ".build" / "presence", cache / ".build" / "remote.json"
-    assert 3 in presence.read_bytes()  # synced at the end
-    presence.write_bytes(presence.read_bytes().replace(b"\3", b"\2"))  # it was not
-    settings.write_text(settings.read_text().replace('"boot_id":"', '"boot_id":"another '))
+    presence, boot = cache / ".build" / "presence", cache / ".build" / "boot"
+    assert 2 in presence.read_bytes()  # synced at the end
+    presence.write_bytes(presence.read_bytes().replace(b"\2", b"\1"))  # it was not
+    boot.write_text("another")
     with open(cache / "image.memmap", "r+b") as file:
         file.seek(200)
         file.write(bytes(100))
