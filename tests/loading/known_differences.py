@@ -197,7 +197,8 @@ USE = (
         "each epoch draws a new permutation from the generator",
         "one seed is drawn in the first pass, and the order is a function of (seed, epoch): torch's seed, or the "
         "sampler's generator, set again between two epochs of one loader, does not repeat the order",
-        "resume on any number of ranks, without reading. `loader.set_epoch(e)` repeats an epoch",
+        "resume on any number of ranks, without reading. `loader.set_epoch(e)` repeats an epoch. ignite's "
+        "DeterministicEngine resumes by torch's seed alone: the rest of its epoch comes in another order",
         "value True -> False",
         ways=["torch's seed set again between epochs", "a generator assigned to the sampler"],
     ),
@@ -221,6 +222,13 @@ USE = (
         "`isinstance(loader.sampler, RandomSampler)` is True for a shuffled loader",
         "torch.utils.data.sampler.SequentialSampler'> -> <class 'memfeed",
         ways=["attributes", "attributes, num_workers"],
+    ),
+    Known(
+        "the iterator has `_num_yielded` and `_sampler_iter`, which speechbrain's SaveableDataLoader reads and changes",
+        "AttributeError: save `loader.state_dict()`",
+        "a position is one of the rows of all ranks",
+        "int -> raises AttributeError",
+        ways=["attributes of the iterator"],
     ),
     Known(
         "a framework's `sampler.set_epoch` is the only call",

@@ -532,6 +532,7 @@ WAYS: dict[str, Callable[[Feed], Any]] = {
     "parts of batches kept": parts_kept_alive,
     "len": lengths,
     "attributes": attributes,
+    "attributes of the iterator": lambda feed: attempt(lambda: iter(feed.loader(feed.source, 3))._num_yielded),
     "loader.dataset is dataset": same_dataset,
     "loader.dataset[i]": samples_of_dataset,
     "attributes assigned": set_attributes,
