@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from memfeed.convert.driver import (
     convert_stream,
     convert_tables,
     default_workers,
-    mark_skipped,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
 from memfeed.convert.fit import fit
@@ -34,10 +34,11 @@ from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import LEAST_FACTOR, overlap_factor
 from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
 from memfeed.convert.readback import require_probed, require_reread
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, stale
-from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
 from memfeed.schema.compare import schema_difference
@@ -148,6 +149,7 @@ class Conversion:
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skips_errors,
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
+            is_read=options.lazily,
         )
         self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
@@ -302,19 +304,12 @@ class Conversion:
         else:
             if not self.options.allow_random:
                 self.write_probed(build, on_report)
-            seconds = self.result.probed.seconds
+            workers, seconds, init = self.worker_count, self.result.probed.seconds, self.options.worker_init_fn
             if self.pickled is not None:
-                convert_on_ray(self._ray, build, self.pickled, self.plan, self.worker_count, seconds, on_report)
+                convert_on_ray(self._ray, build, self.pickled, self.plan, workers, seconds, on_report)
                 return
-            convert_map(
-                build,
-                self.given.dataset,
-                self.plan,
-                worker_count=self.worker_count,
-                seconds=seconds,
-                on_report=on_report,
-                init=self.options.worker_init_fn,
-            )
+            open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init)
+            convert_map(build, self.plan, open_pool, on_report, seconds=seconds)
 
     def _require_length(self, build: Build) -> None:
         """Raise BuildError if an iterable gave more or fewer samples than its ``len``, or fewer than ``length=``."""

@@ -20,7 +20,7 @@ from memfeed.convert.conversion import (
     open_or_convert,
     removed_on_error,
 )
-from memfeed.convert.dataset_supply import DatasetSupply, _Filling, backing_at
+from memfeed.convert.dataset_supply import DatasetSupply, backing_at
 from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
@@ -235,10 +235,10 @@ def _filled(
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
         metadata=dict(kept.metadata) or msgspec.UNSET,
     )
-    filler = DatasetSupply(_Filling(conversion, build, lead, shared, owner))
+    supply = DatasetSupply(conversion, build, lead, shared, owner)
     remake = (joined_backing, (target.absolute(), msgspec.structs.replace(conversion.given, watched=None), options))
-    backing = filling_backing(target, build.root, manifest, filler, owner, remake, masks_rows=options.skips_errors)
-    filler.start(backing)
+    backing = filling_backing(target, build.root, manifest, supply, owner, remake, masks_rows=options.skips_errors)
+    supply.start(backing)
     return Store(View(backing, conversion.result.types))
 
 
