@@ -124,3 +124,14 @@ def test_interrupted_workers_start_again_while_a_store_is_read(build, is_read, m
     else:
         with pytest.raises(WorkerInterrupted):
             run(engine)
+
+
+def test_the_last_sample_may_be_the_one_that_kills(build):
+    build._mark(np.arange(1, ROWS), WRITTEN)
+
+    def hurt(rows):
+        raise WorkerDied("died", range(1), "signal 9")
+
+    with pytest.warns(RuntimeWarning, match="sample 0 is left out"):
+        run(RowEngine(build, plan(skip_errors=True), Workers(build, hurt).open, 1e-3))
+    assert build.presence()[0] == SKIPPED

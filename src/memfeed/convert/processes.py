@@ -96,8 +96,11 @@ def open_processes(
     dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None
 ) -> Iterator[Pool]:
     """Start processes that write the rows that they are sent; with 0 of them this one does."""
-    worker_count = min(worker_count, len(build.absent()))
-    job = RowJob(dataset, build, plan, worker_count, init)
+    worker_count = min(worker_count, max(len(build.absent()), 1))
+    try:
+        job = RowJob(dataset, build, plan, worker_count, init)
+    except OSError as error:
+        raise _not_started(error, 0, worker_count) from error
     with contextlib.closing(job), run_job(job, worker_count) as reports:
         yield Pool(max(worker_count, 1), reports, job.send)
 
@@ -117,10 +120,14 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
                 f"found that stdout or stderr cannot be written ({error.strerror}), which a new worker process needs; "
                 "expected files on a disk with room: free some, or send the output elsewhere (2>/dev/null)"
             ) from error
-        raise BuildError(
-            f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected "
-            "free processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
-        ) from error
+        raise _not_started(error, index, worker_count) from error
+
+
+def _not_started(error: OSError, index: int, worker_count: int) -> BuildError:
+    return BuildError(
+        f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected free "
+        "processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
+    )
 
 
 def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:

@@ -17,6 +17,7 @@ from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.system.messages import warn
+from memfeed.system.progress import write_line
 
 MOST_INTERRUPTS = 8  # interrupts of workers without a report between them, before the filling fails
 INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the engine, so that no workers are started for it
@@ -70,6 +71,8 @@ class RowEngine:
             if self._pool is None:
                 self.start()
             assert self._pool is not None
+            if self.is_idle:
+                yield Report()  # nothing was absent: the caller may stop it
             try:
                 for report in self._pool.reports:
                     self._receive(report)
@@ -173,7 +176,8 @@ class RowEngine:
             self._deaths[row] = self._deaths.get(row, 0) + 1
             if self._deaths[row] == MOST_DEATHS:
                 mark_skipped(self._build, [row])
-                warn(
-                    f"sample {row} is left out: two worker processes died while they read it ({death.how})",
-                    RuntimeWarning,
-                )
+                text = f"sample {row} is left out: two worker processes died while they read it ({death.how})"
+                if self._plan.is_read:  # in a thread, which has no caller to warn
+                    write_line(f"memfeed: {text}")
+                else:
+                    warn(text, RuntimeWarning)
