@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, claim, unshare
-from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.processes import open_processes
 from memfeed.convert.readback import require_probed
@@ -333,7 +333,7 @@ class DatasetSupply:
         """See ``RowSupply``."""
         every, reader = np.arange(len(self._queue.presence)), ReadRequest()
         while not self._done.wait(POLL_SECONDS):
-            if not self._queue.is_complete():  # at first; and again after rows were forgotten: `Build.forget_unsynced`
+            if not self._queue.is_complete():  # at first; and again after rows were lost: `Units.lose_unsynced`
                 for first in range(0, len(every), 1 << 16):
                     self.wait(reader, every[first : first + (1 << 16)])
                 self.forget(reader)
@@ -363,7 +363,7 @@ class DatasetSupply:
             self._settle()
             return
         self._lead = lead
-        self.build.forget_unsynced()  # by the process that has died
+        self.build.units.lose_unsynced()  # of the process that has died
 
     def _commit(self) -> None:
         if not self._engine.is_reread:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-from memfeed.building.build import Build, runs
-from memfeed.building.rows import WRITTEN
+from memfeed.building.build import Build
+from memfeed.building.partial import WRITTEN, runs
 from memfeed.convert.jobs import StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import Pool, run_job

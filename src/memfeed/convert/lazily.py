@@ -94,7 +94,7 @@ def _lead(
     if others:
         build = Build.join(root)
         _require_same(conversion, build)
-        build.forget_unsynced()
+        build.units.lose_unsynced()
     else:
         build, message = conversion.resume_or_begin()
         if build.is_closing or not len(build.absent()):

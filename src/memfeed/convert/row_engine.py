@@ -7,15 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 
-import numpy as np
-
 from memfeed.building.build import Build
 from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
 from memfeed.convert.row_queue import LIST_SECONDS, RowQueue
 from memfeed.convert.row_worker import REREAD, Request
 from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
-from memfeed.store.format import WORK_DIRECTORY
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
@@ -44,8 +41,7 @@ class RowEngine:
         seconds: float,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
-        presence = np.memmap(build.root / WORK_DIRECTORY / "presence", np.uint8, "r")
-        self.queue = RowQueue(presence, seconds, list_seconds, is_shared=plan.is_read)
+        self.queue = RowQueue(build.units.states, seconds, list_seconds, is_shared=plan.is_read)
         self.lock, self.is_reread = threading.RLock(), False
         self._build, self._plan, self._open_pool = build, plan, open_pool
         self._workers = ExitStack()

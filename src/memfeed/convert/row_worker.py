@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from memfeed.building.build import Build
-from memfeed.building.rows import ABSENT
 from memfeed.convert.failure import failure_of
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.randomness import Draws
@@ -24,48 +16,11 @@ from memfeed.convert.watchdog import WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
-from memfeed.store.format import WORK_DIRECTORY
-from memfeed.system import files
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
 Request = Sequence[int] | str
 """Rows, or ``REREAD``."""
-
-
-class RowLocks:
-    """Locks of single rows, so that no two processes compute one at the same time. A process that dies loses its own.
-
-    The file is opened once in a process, because POSIX frees all locks of a process that closes any descriptor of it.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._fd = files.open_write(root / WORK_DIRECTORY / "taken", os.O_CREAT)
-        self._presence = np.asarray(np.memmap(root / WORK_DIRECTORY / "presence", np.uint8, "r"))
-
-    def close(self) -> None:
-        """Close the file, which frees all rows."""
-        os.close(self._fd)
-
-    @contextmanager
-    def hold(self, rows: Sequence[int]) -> Iterator[list[int]]:
-        """Lock those of ``rows`` that are absent and that no other process has. Yield them."""
-        taken = [row for row in rows if self._presence[row] == ABSENT and self._take(row)]
-        try:
-            # another process may have written a row just before it released it
-            yield [row for row in taken if self._presence[row] == ABSENT]
-        finally:
-            for row in taken:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, row)
-
-    def _take(self, row: int) -> bool:
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            return False
-        return True
 
 
 class RowWorker:
@@ -85,16 +40,13 @@ class RowWorker:
             watchdog,
             number or 0,
         )
-        self._locks = RowLocks(build.root) if plan.is_read else None
         self._writer = RunWriter(build, plan, may_promote=number is None)
         self._draws = Draws(dataset, plan)
         self._reads_singly = plan.skip_errors  # True also once __getitems__ has returned samples in the same memory
 
     def close(self) -> None:
-        """Close its files, which frees its rows."""
+        """Close its files."""
         self._writer.rows.close()
-        if self._locks is not None:
-            self._locks.close()
 
     def do(self, request: Request) -> Report:
         """Write rows; or raise what `require_reread` raises."""
@@ -110,11 +62,11 @@ class RowWorker:
         Unless the store is being read, nothing is read after the first row that fails or that needs a promotion.
         """
         report, started = Report(worker=self._number), time.monotonic()
-        if self._locks is None:
-            self._write_parts(rows, report)
+        if self._plan.is_read:
+            with self._build.units.hold(rows) as held:
+                self._write_parts(sorted(held), report)
         else:
-            with self._locks.hold(sorted(set(rows))) as held:
-                self._write_parts(held, report)
+            self._write_parts(rows, report)
         self._watchdog.record(self._number, WAITING)
         report.seconds = time.monotonic() - started
         return report

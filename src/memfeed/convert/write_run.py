@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import torch
 
-from memfeed.building.build import Build, runs
-from memfeed.building.rows import SKIPPED, RowWriter
+from memfeed.building.build import Build
+from memfeed.building.partial import SKIPPED, runs
+from memfeed.building.rows import RowWriter
 from memfeed.convert.failure import Failure
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import codec
