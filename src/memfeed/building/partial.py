@@ -256,32 +256,35 @@ class Units:
 
         If that fails, no unit is there that is not durable, because the system reports a lost page only once.
         """
-        with self.lost_if_unsynced(), contextlib.ExitStack() as kept:
+        with self._alone_in_sync(), contextlib.ExitStack() as kept:
             written = np.flatnonzero(self.states == WRITTEN)
             if self._may_drop:
                 written = np.array([unit for unit in written.tolist() if self.keep(unit)], np.int64)
                 for unit in written.tolist():
                     kept.callback(self.let_go, unit)
-            sync_bytes(written)
+            with if_unsynced(self._lose, self._work / SYNCING):
+                sync_bytes(written)
             if len(written):
                 self._mark(written, DURABLE)
                 files.sync(self._fd("presence"))
 
     @contextlib.contextmanager
     def lost_if_unsynced(self) -> Iterator[None]:
-        """Lose the units that are not durable if a sync within the block fails, or the process is killed within it.
-
-        One process at a time: only one is told of a failure, and another could call the same units durable.
-        """
-        with files.locked(self._work / "presence"):
-            forget_marked(self._lose, self._work / SYNCING)
-            with if_unsynced(self._lose, self._work / SYNCING):
-                yield
+        """Lose the units that are not durable if a sync within the block fails, or the process is killed within it."""
+        with self._alone_in_sync(), if_unsynced(self._lose, self._work / SYNCING):
+            yield
 
     def lose_unsynced(self) -> None:
         """Lose the units that are not durable if a process was killed while it synced them."""
+        with self._alone_in_sync():
+            pass
+
+    @contextlib.contextmanager
+    def _alone_in_sync(self) -> Iterator[None]:
+        """Keep other syncs out: only one process is told of a failure, and another could call lost units durable."""
         with files.locked(self._work / "presence"):
             forget_marked(self._lose, self._work / SYNCING)
+            yield
 
     def _lose(self) -> None:
         """Let no unit be there that is not durable, once no process is inside a write, whose bytes may be lost too.
