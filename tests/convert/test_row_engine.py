@@ -38,7 +38,7 @@ class Workers:
                 report = self.hurt(rows)
                 if report is None:
                     report = Report(row_count=len(rows), worker=worker)
-                    self.build.units.mark(np.asarray(rows), WRITTEN)
+                    self.build.units._mark(np.asarray(rows), WRITTEN)
                 report.worker = worker
                 yield report
 
@@ -127,7 +127,7 @@ def test_interrupted_workers_start_again_while_a_store_is_read(build, is_read, m
 
 
 def test_the_last_sample_may_be_the_one_that_kills(build):
-    build.units.mark(np.arange(1, ROWS), WRITTEN)
+    build.units._mark(np.arange(1, ROWS), WRITTEN)
 
     def hurt(rows):
         raise WorkerDied("died", range(1), "signal 9")
