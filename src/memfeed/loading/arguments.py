@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ from memfeed.loading.sources import (
 from memfeed.order.choice import Blocks, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
+from memfeed.schema.graphs import graph_collater
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 from memfeed.system.units import format_bytes
@@ -117,7 +118,7 @@ def resolve(given: Mapping[str, Any]) -> Reading:
         has_own_transform=given["transform"] is None and transform is not None,
         placement_requests=requests,
         prefetch=PREFETCH if prefetch is None else as_int("prefetch_factor", prefetch, 0),
-        collate_fn=user_collate(given["collate_fn"]),
+        collate_fn=_collate(given),
         returns_rows=given["return_rows"],
         as_=given["as_"],
         rank=rank,
@@ -154,6 +155,20 @@ def _require_no_other_transform(transform: Any, store: Store) -> None:
             'expected both in one: store = memfeed.cache(dataset, path, split="auto", lazily=True), then Loader(store, '
             "transform=memfeed.transforms.Compose([store.transform, yours])); or transform={} for none"
         )
+
+
+def _collate(given: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """Return what makes a batch of a list of samples, if the arguments ask for it."""
+    follow_batch, exclude_keys = given["follow_batch"], given["exclude_keys"]
+    if follow_batch is None and exclude_keys is None:
+        own: Callable[[Any], Any] | None = user_collate(given["collate_fn"])
+        return own
+    if given["collate_fn"] is not None:
+        raise LoaderError(
+            "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "
+            "leave collate_fn out, or pass them on in it"
+        )
+    return graph_collater(follow_batch, exclude_keys)
 
 
 def _batch_size(given: Mapping[str, Any]) -> int | None:

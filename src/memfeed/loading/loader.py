@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -135,6 +135,8 @@ class Loader(DataLoader[T_co]):
             pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
             form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
             RAM, else "encoded". A line says which.
+        follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
+            batch also says the graph of each entry, and attributes that are left out.
 
     As many threads gather and transform batches as are measured to be worthwhile while the loop runs, at most
     `torch.get_num_threads()` and the cores (see ``stats``).
@@ -187,6 +189,8 @@ class Loader(DataLoader[T_co]):
         pad: Mapping[Any, float] | None = None,
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
     ) -> None:
         reading = resolve(dict(locals()))
         store, batches, clock = reading.store, reading.batches, reading.clock
