@@ -304,9 +304,8 @@ class DatasetSupply:
             self._engine.is_reread = True
             self._wake.set()
 
-    def refetched_bytes(self, shuffle_span: int) -> int:
-        """See ``RowSupply``: rows stay."""
-        return 0
+    def require_room(self, mixed_rows: int) -> None:
+        """See ``RowSupply``: there is room for all rows."""
 
     def substitute_row(self) -> int:
         """See ``RowSupply``."""

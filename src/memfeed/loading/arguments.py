@@ -47,8 +47,6 @@ from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
 from memfeed.schema.graphs import graph_collater
 from memfeed.store.store import Store
-from memfeed.system.messages import say_once
-from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
 
 PREFETCH = 2  # batches
@@ -233,14 +231,9 @@ def _row_order(store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, u
     default = store._backing.chunk_rows or default_block_rows(sum(fixed))
     given = shuffle.rows if isinstance(shuffle, Blocks) else None
     size = default if given is None else as_int("Blocks.rows", given, 1, LARGEST_BLOCK)
-    shuffle_span = mixed_rows(shuffle or False, len(store), size, store._backing.chunk_rows)
-    again = 0 if store._view.supply is None else store._view.supply.refetched_bytes(shuffle_span)
-    if again:
-        advice = "shuffle=memfeed.Blocks(), or a larger size=" if shuffle is True else "a larger size="
-        say_once(
-            f"memfeed: the cache {store.path} has no room for the rows that this order mixes: rows are fetched again "
-            f"one by one, {format_bytes(again)} in each epoch; expected {advice}"
-        )
+    if store._view.supply is not None:  # a sampler of the user may ask for any row
+        own = shuffle or False if user_sampler is None else True
+        store._view.supply.require_room(mixed_rows(own, len(store), size, store._backing.chunk_rows))
     # beside a sampler that draws from one of ours, the weights are in it already
     counts = None if weights is None or user_sampler is not None else shares(weights, sum(sizes))
     return RowOrder(sizes, counts, shuffle if isinstance(shuffle, Blocks) else bool(shuffle), size)
