@@ -16,7 +16,7 @@ from memfeed.building import build as building
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.partial import ABSENT, DURABLE, WRITTEN, Units
+from memfeed.building.partial import ABSENT, DURABLE, SYNCING, WRITTEN, Units
 from memfeed.convert.dataset_supply import DatasetSupply
 from memfeed.errors import BuildError
 from memfeed.schema import codec
@@ -24,7 +24,6 @@ from memfeed.schema.infer import infer
 from memfeed.system import files
 from memfeed.system.signals import Terminated
 from memfeed.system.threads import end_all
-from memfeed.system.unsynced import SYNCING
 from support import Made
 from torture.failed_syncs import fail_sync
 from torture.victims import ended, start
