@@ -95,6 +95,11 @@ inputs: $(INSTALLED)
 idioms: $(INSTALLED)
 	$(BIN)/python docs/draw_idioms.py
 
+# Load 40 kinds of samples in 30 ways by DataLoader and by Loader and write what differs: the tables of docs/trainers.md.
+.PHONY: differences
+differences: $(INSTALLED)
+	$(BIN)/python docs/draw_differences.py
+
 check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
