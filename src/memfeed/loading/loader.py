@@ -282,7 +282,7 @@ class Loader(DataLoader[T_co]):
 
         ``epoch``; ``batches`` and ``samples`` given, ``bytes`` gathered; ``seconds`` since the first batch, and from it
         ``samples_per_second`` and ``bytes_per_second``; ``wait_share``, the part of that time the caller waited for
-        data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
+        data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory"), and ``placement``, why
         there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
         made: when asked for or ahead in a thread, how many small batches by one gather, whether rows are read ahead,
         and ``threads``: the ``most`` there may be, and how many gather and transform at present.

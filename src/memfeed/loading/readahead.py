@@ -95,8 +95,7 @@ class ReadAhead:
         try:
             fd = self._open(part.column.path)
             for at in (int(start), int(start + length) - 1):
-                place = part.column.offset + at
-                if not in_page_cache(address + at) or os.preadv(fd, [byte], place, os.RWF_NOWAIT) != 1:
+                if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
@@ -113,7 +112,7 @@ class ReadAhead:
         for part in self._by_row:
             starts, lengths = part.places(part.within(ids))
             total += int(np.maximum(lengths, 0).sum())
-            self._advise(part.column.path, merged(part.column.offset + starts, lengths))
+            self._advise(part.column.path, merged(starts, lengths))
         return total
 
     def _advise(self, path: Path, places: Iterable[tuple[int, int]]) -> None:
@@ -136,7 +135,7 @@ class ReadAhead:
         self._by_row = [part for part in self._columns if part not in swept]
         self._sweeps = FIRST_SWEEP
         self._sweep = (
-            (part.column.path, part.column.offset + start, min(SWEEP_BYTES, part.column.nbytes - start))
+            (part.column.path, start, min(SWEEP_BYTES, part.column.nbytes - start))
             for part in swept
             for start in range(0, part.column.nbytes, SWEEP_BYTES)
         )
