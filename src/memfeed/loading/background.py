@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from memfeed.errors import LoaderError
@@ -32,7 +31,6 @@ class _Link:
         self.changed = threading.Condition(threading.Lock())
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # what the thread waits for while it is ahead
         self.is_waiting = False
-        self.expires: float | None = None  # when items that nobody claimed are dropped
         self.items: deque[tuple[Any, float]] = deque()
         self.held, self.limit = 0.0, limit
         self.stopped = self.ended = False
@@ -55,14 +53,8 @@ class _Link:
             with self.changed:
                 if self.stopped or not self.items or self.held < self.limit:
                     return
-                self.is_waiting, expires = True, self.expires
-            try:
-                self.wake.get(timeout=None if expires is None else max(expires - monotonic(), 0.0))
-            except queue.Empty:
-                with self.changed:
-                    if self.expires is not None and self.expires <= monotonic():
-                        self.items.clear()  # nobody came for them
-                        self.stopped = self.ended = True
+                self.is_waiting = True
+            self.wake.get()
 
 
 class Background(Generic[T]):
@@ -134,19 +126,6 @@ class Background(Generic[T]):
         After that the caller may continue to read the source, which is where the last item left it.
         """
         self._link.stop()
-
-    def expire_after(self, seconds: float) -> None:
-        """Drop the items and end the thread if ``claim`` is not called for so long."""
-        with self._link.changed:
-            self._link.expires = monotonic() + seconds
-            self._link.is_waiting = False
-        self._link.wake.put(None)  # it waits with another limit now
-
-    def claim(self) -> bool:
-        """Keep the items after ``expire_after``. Return False if they are gone already."""
-        with self._link.changed:
-            self._link.expires = None
-            return not self._link.stopped
 
     def close(self) -> None:
         """Stop, and wait until the thread has ended: at most for the item that it is making."""

@@ -220,22 +220,6 @@ class EpochReader:
         shuffle_span = mixed_rows(shuffle, len(self._store), self._rows.block_rows, self._store._backing.chunk_rows)
         return present_tasks(tasks, self._store, has_own_order=has_own_order, shuffle_span=shuffle_span)
 
-    def begins_early(self) -> bool:
-        """Return True if the first batches of an epoch may be made before the one before it has ended.
-
-        What is no committed store may change between epochs, a packed store is laid out anew in each, and rows that
-        come from the disk are announced when an epoch begins.
-        """
-        was_filled = (
-            self._planned_for_filling or self._store._view.supply is not None or self._store._backing.masks_rows
-        )
-        is_final = self._store._view.manifest is not None and not was_filled
-        is_packed = any(column.packing is not None for column in self._store._view.columns)
-        on_cpu = self._streams is None  # the memory of a GPU is left to who uses it between epochs
-        if self._piece is not None:  # the rows of the next epoch take the place of those of this one
-            return False
-        return self._settings.has_own_order and self.is_cold is False and is_final and not is_packed and on_cpu
-
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings
         last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position, state
 from memfeed.loading.arguments import Reading
-from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
-from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
 from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
@@ -42,7 +40,7 @@ class Epochs:
         self._reading, self._clock = reading, reading.clock
         self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
         self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
-        self.pause, self.handover = Pause(), PrefetchSlot()  # the latter holds the next epoch that a thread has begun
+        self.pause = Pause()
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
@@ -74,17 +72,17 @@ class Epochs:
 
     # --- passes
 
-    def iterate(self, begin: Callable[[EpochProgress], Begun], length: Callable[[], int]) -> EpochIterator:
+    def iterate(self, begin: Callable[[EpochProgress], Start], length: Callable[[], int]) -> EpochIterator:
         """Return the iterator of the next pass, which calls ``begin`` for its first batch; ``length`` is its `len`."""
         progress = EpochProgress()
         self.progress = None
         prefetch = self._reading.settings.prefetch
-        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause, self.handover))
+        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
         iterator.length = length
         progress.iterator = weakref.ref(iterator)
         return iterator
 
-    def begin(self, progress: EpochProgress, settings: Settings) -> Begun:
+    def begin(self, progress: EpochProgress, settings: Settings) -> Start:
         """Start an epoch at its first batch; return what makes its batches."""
         clock, reader, cuts = self._clock, self.reader, self._reading.rows.cuts
         if reader.use(settings):
@@ -100,16 +98,14 @@ class Epochs:
         plan = reader.prepare_epoch(epoch, seed, shards, progress.begin, self.order_name(settings))
         plan.threads.allow_those_of_torch()
         self.progress, self._world_size = progress, shards.world_size
-        samplers, what = self._samplers, (seed, shards, settings, progress.begin is None)
-        early = self.handover.take((epoch, *what, _state_of(settings.transform)))
-        self.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
+        self.gathered_before = plan.maker.gather.bytes
+        samplers = self._samplers
 
-        def start(at: Position | None) -> Iterator[Any]:
+        def start(at: Position | None) -> Iterator[BatchGroup]:
             yield from reader.groups(epoch, seed, shards, at)
             samplers.note()
 
-        after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
-        return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
+        return start
 
     def _start_clock(self, progress: EpochProgress, settings: Settings, shards: RankShards) -> None:
         """Take the number and the beginning of the epoch, and set the user's samplers to it."""
@@ -213,24 +209,6 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     reads_here = store._view.supply is not None and store._view.supply.in_caller
     allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
-
-
-def _next_epoch(
-    reader: EpochReader, seed: int, shards: RankShards, settings: Settings, number: int
-) -> NextEpoch | None:
-    """Return the epoch of this number, to be begun early; None where that would not be right. Keeps no plan alive."""
-    if not reader.begins_early():
-        return None
-    key = (number, seed, shards, settings, True, _state_of(settings.transform))
-    after = partial(_next_epoch, reader, seed, shards, settings, number + 1)
-    groups = reader.groups(number, seed, shards, None)
-    return NextEpoch(key, groups, reader.prepare().maker.gather.bytes, after)
-
-
-def _state_of(transform: Any) -> Any:
-    """Return what differs after somebody has changed a transform: all its modules and their attributes."""
-    modules = list(transform.modules()) if isinstance(transform, torch.nn.Module) else []
-    return [Identity(value) for module in modules for value in (module, *vars(module).values())]
 
 
 def _is_own(sampler: Any) -> bool:

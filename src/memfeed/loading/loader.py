@@ -17,7 +17,7 @@ from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.drawn_seed import joined_world_size
-from memfeed.loading.epoch import Begun, EpochProgress
+from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
@@ -300,7 +300,7 @@ class Loader(DataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._epochs.iterate(self._begin, self.__len__)
 
-    def _begin(self, progress: EpochProgress) -> Begun:
+    def _begin(self, progress: EpochProgress) -> Start:
         """Start an epoch at its first batch; return what makes its batches."""
         self.store._view.check_dataset()
         self._compare_ranks()

@@ -17,8 +17,6 @@ def stats(
     """Return what ``Loader.stats`` describes. ``gathered_before`` is the bytes gathered before this epoch."""
     plan = reader.plan
     gathered = 0 if plan is None else plan.maker.gather.bytes - gathered_before
-    if progress is not None and progress.gathered is not None:  # what came after it belongs to the next epoch
-        gathered = progress.gathered - gathered_before
     columns = store._view.columns if plan is None else plan.placement.columns
     not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
     placements = not_yet if plan is None else plan.placement.placements
