@@ -11,9 +11,8 @@ from memfeed.loading.batch_order import BatchOrder, batch_order
 from memfeed.loading.bind import bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import LoaderCollate, user_collate
-from memfeed.loading.cuts import Cuts
 from memfeed.loading.drawn_seed import LoaderName, next_name
-from memfeed.loading.index_samplers import RowOrder
+from memfeed.loading.index_samplers import Cuts, RowOrder
 from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementRequest, placement_requests
 from memfeed.loading.settings import (

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from memfeed.loading.background import Background
+from memfeed.loading.background import Background, Pause
 from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.system import forks

@@ -9,13 +9,14 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading import position, state
+from memfeed.loading import position
 from memfeed.loading.arguments import Reading
+from memfeed.loading.background import Pause
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
-from memfeed.loading.pause import Pause
+from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers
@@ -126,6 +127,41 @@ class Epochs:
         self._samplers.forget_news()
         self.progress = None
 
+    def stats(self) -> dict[str, Any]:
+        """See `Loader.stats`."""
+        progress, store, reader = self.progress, self._reading.store, self.reader
+        plan = reader.plan
+        gathered = 0 if plan is None else plan.maker.gather.bytes - self.gathered_before
+        columns = store._view.columns if plan is None else plan.placement.columns
+        not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
+        placements = not_yet if plan is None else plan.placement.placements
+        seconds = 0.0 if progress is None else progress.seconds
+        samples, batches = (0, 0) if progress is None else (progress.samples, progress.batches)
+        # the first batch of an epoch has no clock before it
+        timed = samples * (batches - 1) / batches if batches > 1 else 0.0
+        return {
+            "epoch": None if progress is None else progress.epoch,
+            "batches": batches,
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": timed / seconds if seconds else 0.0,
+            "bytes": gathered,
+            "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
+            "wait_share": progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
+            "columns": {
+                column.field.name: column.kept_in if one.where == "mapped" else one.where
+                for column, one in zip(columns, placements, strict=True)
+            },
+            "placement": {column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
+            "cold": reader.is_cold,
+            "plan": {
+                "batches": str(self.policy),
+                "batches_per_gather": 0 if plan is None else plan.maker.at_once,
+                "read_ahead": "off" if not reader.is_cold else "on",
+                "threads": {} if plan is None else plan.threads.describe(),
+            },
+        }
+
     # --- positions
 
     def state(self, settings: Settings) -> dict[str, Any]:
@@ -135,14 +171,14 @@ class Epochs:
         epoch, reached = self._position()
         cuts = self._reading.rows.cuts
         pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
-        return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
+        return position.to_state(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
 
     def load(self, saved: dict[str, Any], settings: Settings, seed: int | None) -> None:
         """See `Loader.load_state_dict`; ``seed`` is the one that the loader was given."""
         saved = self._of_this_conversion(saved)
         identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
         last_row = self.shards(settings).rows if settings.has_own_order else None
-        epoch, found = state.from_dict(saved, identity, last_row)
+        epoch, found = position.from_state(saved, identity, last_row)
         cuts, rows_before = self._reading.rows.cuts, position.rows_before(found)
         if cuts is not None:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")

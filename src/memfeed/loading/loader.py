@@ -22,7 +22,6 @@ from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
-from memfeed.loading.stats import stats
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
@@ -287,8 +286,7 @@ class Loader(DataLoader[T_co]):
         made: when asked for or ahead in a thread, how many small batches by one gather, whether rows are read ahead,
         and ``threads``: the ``most`` there may be, and how many gather and transform at present.
         """
-        epochs = self._epochs
-        return stats(epochs.progress, epochs.gathered_before, self.store, epochs.reader, epochs.policy)
+        return self._epochs.stats()
 
     # --- epochs
 
