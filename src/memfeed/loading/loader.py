@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
-from memfeed.loading.arguments import resolve
+from memfeed.loading.arguments import Arguments, resolve
 from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
@@ -22,6 +22,7 @@ from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
+from memfeed.loading.sources import Caching, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
@@ -187,7 +188,16 @@ class Loader(DataLoader[T_co]):
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
     ) -> None:
-        reading = resolve(dict(locals()))
+        source = open_source(dataset, Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context))
+        given = Arguments(
+            batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last,
+            last=last, bucket_by=bucket_by, seed=seed, generator=generator, collate_fn=collate_fn, transform=transform,
+            device=device, placement=placement, prefetch_factor=prefetch_factor, ranks=ranks, return_rows=return_rows,
+            as_=as_, pad=pad, num_workers=num_workers, worker_init_fn=worker_init_fn, timeout=timeout,
+            multiprocessing_context=multiprocessing_context, persistent_workers=persistent_workers, in_order=in_order,
+            pin_memory=pin_memory, pin_memory_device=pin_memory_device,
+        )  # fmt: skip
+        reading = resolve(source, given)
         store, batches, clock = reading.store, reading.batches, reading.clock
         shown_batches = batch_sampler if batches is None else LengthBatchSampler(batches, clock)
         has_rows = shown_batches is None and sampler is None
@@ -243,8 +253,6 @@ class Loader(DataLoader[T_co]):
         same_batches = batches.batch_size == self.batch_size and batches.drop_last == self.drop_last
         return batches.sampler is self.sampler and same_batches
 
-    # --- describe
-
     @property
     def store(self) -> Store:
         """The rows of the loader as one store; the same object as ``dataset``."""
@@ -288,8 +296,6 @@ class Loader(DataLoader[T_co]):
         """
         return self._epochs.stats()
 
-    # --- epochs
-
     @property
     def epoch(self) -> int:
         """The epoch of the newest pass, or the one that ``set_epoch`` was given after it started; at first 0."""
@@ -323,8 +329,6 @@ class Loader(DataLoader[T_co]):
                 loss = step(static_batch)
         """
         return self._epochs.pause.paused()
-
-    # --- resume and edit
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the newest iterator, after the last batch that ``next`` returned. Ints and strings.
