@@ -10,9 +10,9 @@ from small_build import SCHEMA, is_right, packed
 
 import memfeed
 from disk import Faults
-from memfeed.building.build import Build, runs
+from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
+from memfeed.building.partial import ABSENT, DURABLE, WRITTEN, runs
 from memfeed.errors import BuildError, StoreError
 from memfeed.system import machine
 from support import Made

@@ -10,7 +10,7 @@ from small_build import SCHEMA, is_right, packed
 import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import SKIPPED
+from memfeed.building.partial import SKIPPED
 from memfeed.errors import SpaceError
 from memfeed.system import files
 from support import Made

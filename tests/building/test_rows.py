@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_build import SCHEMA, packed
 
-from memfeed.building.build import Build, runs
+from memfeed.building.build import Build
 from memfeed.building.claim import claim
+from memfeed.building.partial import runs
 from memfeed.building.space import Extents
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed

@@ -1,6 +1,5 @@
 """The heap space of builds: granted sparingly, given back, and never taken from a writer that may still live."""
 
-import contextlib
 import errno
 import os
 
@@ -13,9 +12,8 @@ import memfeed
 from disk import Faults
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import ABSENT
-from memfeed.building.space import Extents, Turn
-from memfeed.errors import BuildError, SpaceError
+from memfeed.building.space import Extents
+from memfeed.errors import SpaceError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
 from memfeed.store import ragged
@@ -97,7 +95,7 @@ def test_who_resumes_gives_back_all_that_no_row_needs(root):
     writers = [build.writer() for _ in range(3)]
     for i in range(30):
         writers[i % 3].write(i, 1, rows_of(10_000 + i))
-    build._mark(np.arange(3, 27), ABSENT)  # most rows were not there when the builder died
+    build.units.drop(np.arange(3, 27))  # most rows were not there when the builder died
     before = blocks(heap_of(root))
     resumed = Build.resume(root)
     assert blocks(heap_of(root)) <= 6 * 40_200 + 13 * 4096 < before / 3
@@ -123,7 +121,7 @@ def test_a_store_has_no_gaps_on_the_disk_however_often_its_builder_died(root, ti
                 writers[row % 4].write(row, 1, rows_of(9_000 + row))
             row += 1
         lost = np.arange(row - 8, row - 4)
-        build._mark(lost, ABSENT)
+        build.units.drop(lost)
         build = Build.resume(root)
         for i in lost.tolist():
             build.writer().write(i, 1, rows_of(9_000 + i))
@@ -153,7 +151,7 @@ def test_nothing_is_taken_from_a_writer_that_may_still_write(root):
     mark, resumed = old.mark, []
 
     def late(*arguments):
-        assert not Turn.is_free(root)
+        assert not build.units.is_quiet()
         resumed.append(Build.resume(root))
         resumed[0].writer().write(4, 4, packed(4, 4))
         mark(*arguments)
@@ -161,7 +159,7 @@ def test_nothing_is_taken_from_a_writer_that_may_still_write(root):
     old.mark = late
     old.write(2, 2, packed(2, 2))
     new = resumed[0]
-    assert Turn.is_free(root)
+    assert build.units.is_quiet()
     new.writer().write(8, 2, packed(8, 2))
     assert not len(new.absent())
     path = root.with_suffix("")
@@ -170,19 +168,16 @@ def test_nothing_is_taken_from_a_writer_that_may_still_write(root):
 
 
 def test_rows_that_a_writer_of_the_dead_builder_wrote_last_keep_their_space(root, monkeypatch):
-    """It wrote them after the next builder had read which rows are there, and before it was kept out."""
+    """It wrote them after the next builder had begun, and before it was kept out."""
     old = Build.begin(root, SCHEMA, 10, None).writer()
     old.write(0, 2, packed(0, 2))
-    read = Build.presence
+    save = Build._save
 
-    def read_early(build):
-        found = read(build)
-        if not found[4]:
-            with contextlib.suppress(BuildError):
-                old.write(4, 3, packed(4, 3))
-        return found
+    def write_before(build):
+        old.write(4, 3, packed(4, 3))
+        save(build)
 
-    monkeypatch.setattr(Build, "presence", read_early)
+    monkeypatch.setattr(Build, "_save", write_before)
     new = Build.resume(root)
     monkeypatch.undo()
     assert new.presence()[4:7].all(), "they were written"
@@ -191,18 +186,6 @@ def test_rows_that_a_writer_of_the_dead_builder_wrote_last_keep_their_space(root
     path = root.with_suffix("")
     new.commit(path)
     assert is_right(memfeed.open(path), range(10))
-
-
-def test_a_build_of_an_older_version_is_resumed(root):
-    """It has no file for the turns of its writers: nothing is taken back."""
-    build = Build.begin(root, SCHEMA, 4, None)
-    build.writer().write(0, 2, packed(0, 2))
-    (root / ".build" / "writers").unlink()
-    build = Build.resume(root)
-    build.writer().write(2, 2, packed(2, 2))
-    path = root.with_suffix("")
-    build.commit(path)
-    assert is_right(memfeed.open(path), range(4))
 
 
 def test_a_file_system_without_holes_keeps_the_gaps_and_is_right(root, monkeypatch):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import memfeed
-from memfeed.building.rows import ABSENT
+from memfeed.building.partial import ABSENT
 from memfeed.convert import ray_engine, watchdog
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, SampleError

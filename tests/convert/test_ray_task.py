@@ -14,7 +14,7 @@ import torch
 import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
+from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.cli import main
 from memfeed.convert import ray_engine, ray_task, watchdog
 from memfeed.convert.ray_task import TaskSpec, _RayWorker, require_same_build

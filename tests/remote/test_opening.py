@@ -509,10 +509,10 @@ def test_damage_by_a_power_loss_is_found(local, origin, cache):
     _ = store[0]
     del store
     wait_until_unused(cache)
-    presence, settings = cache / ".build" / "presence", cache / ".build" / "remote.json"
-    assert 3 in presence.read_bytes()  # synced at the end
-    presence.write_bytes(presence.read_bytes().replace(b"\3", b"\2"))  # it was not
-    settings.write_text(settings.read_text().replace('"boot_id":"', '"boot_id":"another '))
+    presence, boot = cache / ".build" / "presence", cache / ".build" / "boot"
+    assert 2 in presence.read_bytes()  # synced at the end
+    presence.write_bytes(presence.read_bytes().replace(b"\2", b"\1"))  # it was not
+    boot.write_text("another")
     with open(cache / "image.memmap", "r+b") as file:
         file.seek(200)
         file.write(bytes(100))

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memfeed
+from memfeed.building.partial import ABSENT
 from memfeed.errors import CorruptStoreError
 from memfeed.order import choice, orders
 from memfeed.remote.caches import Remote, open_directory
-from memfeed.remote.directory import ABSENT
 from memfeed.remote.layout import RANGES, is_range_file, read_manifest
 from memfeed.remote.opening import LazyRemote
 from memfeed.remote.ranges import ByteRange, ChunkTable, aligned_step
@@ -231,15 +231,15 @@ def test_chunks_to_remove_are_looked_for_once_for_many(tmp_path):
         return place[asked].astype(np.float64)
 
     for chunk in range(chunks):
-        if directory.take(chunk):
+        if directory.units.take(chunk):
             directory.reserve(chunk, need, urgent=False, may_remove=True)
-            directory.free(chunk)
-    kept = np.flatnonzero(directory.presence)
+            directory.units.release(chunk)
+    kept = np.flatnonzero(directory.units.states)
     assert room - 1 <= len(kept) <= room
     assert set(place[kept].tolist()) == set(range(len(kept)))
     looks.clear()
-    for chunk in np.flatnonzero(directory.presence == ABSENT)[: room // 2].tolist():  # somebody waits for each
-        assert directory.take(chunk)
+    for chunk in np.flatnonzero(directory.units.states == ABSENT)[: room // 2].tolist():  # somebody waits for each
+        assert directory.units.take(chunk)
         assert directory.reserve(chunk, need, urgent=True, may_remove=True)
-        directory.free(chunk)
+        directory.units.release(chunk)
     assert len([asked for asked in looks if asked > 1]) <= 3

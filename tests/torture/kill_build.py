@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memfeed.building.rows import DURABLE
+from memfeed.building.partial import DURABLE
 from memfeed.convert.probe import probe_indices
 from memfeed.convert.readback import indices_between
 from torture.victims import (

@@ -12,7 +12,7 @@ from unittest import mock
 
 from disk import Recorder, Replay
 from memfeed.building.build import Build
-from memfeed.building.rows import DURABLE, SKIPPED
+from memfeed.building.partial import DURABLE, SKIPPED
 from memfeed.convert import readback
 from memfeed.system import machine
 from memfeed.system.unsynced import SYNCING

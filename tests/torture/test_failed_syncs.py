@@ -16,8 +16,7 @@ from memfeed.building import build as building
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
-from memfeed.building.space import Turn
+from memfeed.building.partial import ABSENT, DURABLE, WRITTEN, Units
 from memfeed.convert.dataset_supply import _Filling
 from memfeed.errors import BuildError
 from memfeed.schema import codec
@@ -95,7 +94,9 @@ def rows(first, count, plus=0):
 
 def test_a_row_that_is_written_while_a_sync_fails_is_absent_too(path, monkeypatch):
     """Its bytes are lost with the others', and its writer says afterwards that it is there."""
-    monkeypatch.setattr(Turn, "all_over", staticmethod(noted := Noted(Turn.all_over)))
+    lose = Units._lose
+    monkeypatch.setattr(Units, "_lose", lambda units: noted(units))
+    noted = Noted(lose)
     with claim(path) as root:
         build, inside = build_of(root, 2), threading.Event()
         writer = build.writer()
@@ -247,7 +248,7 @@ def test_bytes_between_rows_are_on_the_disk_though_the_presence_map_is_not(tmp_p
 
 def kill_after_failed_sync(path, step):
     """What a child does: it is killed once a sync has failed, before it can note that."""
-    Build._forget_written = lambda build: os.kill(os.getpid(), signal.SIGKILL)
+    Units._lose = lambda units: os.kill(os.getpid(), signal.SIGKILL)
     with claim(path) as root:
         build = build_of(root, 4)
         with Faults(lambda one: one.kind == "sync" and one.path.endswith("value.memmap"), errno.EIO):
@@ -273,13 +274,13 @@ def test_rows_are_absent_if_a_process_was_killed_after_their_sync_failed(path, t
 
 @pytest.mark.parametrize("step", ["sync", "commit"])
 def test_rows_that_could_not_be_forgotten_are_forgotten_later(path, monkeypatch, step):
-    def refuse(build):
+    def refuse(units):
         raise BuildError("presence")
 
     with claim(path) as root:
         build = build_of(root, 4)
         with monkeypatch.context() as m, Faults(lambda one: one.kind == "sync", errno.EIO):
-            m.setattr(Build, "_forget_written", refuse)
+            m.setattr(Units, "_lose", refuse)
             with pytest.raises(BuildError, match="while waiting for the disk"):
                 build.sync()
         if step == "sync":
@@ -355,7 +356,7 @@ def test_a_row_is_not_written_again_unless_it_is_absent_on_the_disk(tmp_path):
             files.sync_data(root / "value.memmap")
     recorder.lose(tmp_path / "left")
     presence = (tmp_path / "left" / "a.mf.build" / ".build" / "presence").read_bytes()
-    assert presence[:2] == bytes(2), "the disk says that these rows are absent"
+    assert DURABLE not in presence[:2], "after a power loss these rows are absent"
 
 
 def test_a_replaced_store_is_removed_once_the_disk_has_the_exchange(path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.claim import clear
-from memfeed.building.rows import ABSENT, DURABLE, SKIPPED, WRITTEN, RowWriter
-from memfeed.building.space import Extents, Turn, rewrite_gaps, take_back
+from memfeed.building.partial import ABSENT, DURABLE, SKIPPED, Units, runs
+from memfeed.building.rows import RowWriter
+from memfeed.building.space import Extents, rewrite_gaps, take_back
 from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged
@@ -23,7 +25,6 @@ from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
 from memfeed.system import files, machine, trust
-from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
 
 SYNC_SECONDS = 30.0
 _RANGES_SHOWN = 5
@@ -40,7 +41,6 @@ class BuildSettings(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint | None
     generation: int
     host: str
-    boot_id: str
     shares: int = 1
 
 
@@ -87,8 +87,8 @@ class Build:
     def __init__(self, root: Path, settings: BuildSettings) -> None:
         self.root, self.settings = root, settings
         self._work = root / WORK_DIRECTORY
-        self._syncing = self._work / SYNCING
         self._synced = time.monotonic()
+        self.units = Units(self._work, settings.rows, when_lost=partial(_rewrite_gaps, root))
         self.rewrites = False  # True if writers may write rows that exist already
         self.hashes: dict[str, list[int]] = {}  # of files that were hashed as they were written
 
@@ -112,22 +112,19 @@ class Build:
         """
         _require_text(schema)
         clear(root)
-        here = {"host": machine.host_name(), "boot_id": machine.boot_id()}
+        here = machine.host_name()
         build = cls(
             root,
-            BuildSettings(schema=schema, rows=row_count, fingerprint=fingerprint, generation=1, shares=shares, **here),
+            BuildSettings(
+                schema=schema, rows=row_count, fingerprint=fingerprint, generation=1, host=here, shares=shares
+            ),
         )
         try:
             for field in schema:
                 build._create_files(field, row_count or 0)
-            files.write_file(build._work / "writers", b"")
             files.write_file(build._work / "extents", b"")
-            files.write_file(build._work / "presence", b"")
-            if row_count:
-                files.truncate(build._work / "presence", row_count)
-            # rows will be called durable: their files must exist after a power loss
-            files.sync_data(build._work / "presence")
-            build._sync_directories(schema)
+            Units.create(build._work, row_count or 0)
+            build._sync_directories(schema)  # rows will be called durable: their files must exist after a power loss
             files.sync_directory(root.parent)
             build._save()
         except BaseException:  # a full disk, or Ctrl-C
@@ -156,24 +153,17 @@ class Build:
             return None
         trust.require_own_files(root)
         old = _read_settings(root)
-        host, boot_id = machine.host_name(), machine.boot_id()
-        build = cls(root, msgspec.structs.replace(old, generation=old.generation + 1, host=host, boot_id=boot_id))
+        build = cls(root, msgspec.structs.replace(old, generation=old.generation + 1, host=machine.host_name()))
         for field in old.schema:
             if field.kind != "fixed" and ragged.fixed_file(root, field).exists():  # a promotion was interrupted here
                 files.rename(ragged.fixed_file(root, field), ragged.ragged_files(root, field).heap)
             for name in ragged.column_files(field, 0):
                 if not os.access(root / name, os.W_OK):  # a commit was interrupted after it had made them read-only
                     files.chmod(root / name, 0o644)
-        presence = build.presence()
-        if not boot_id or (old.host, old.boot_id) != (host, boot_id):
-            presence[presence == WRITTEN] = ABSENT
-            build._set_presence(presence)
-        had_turns = (build._work / "writers").exists()  # builds of older versions have none
         build._save()
-        build.forget_unsynced()
-        if Turn.is_free(root) and had_turns and not build.is_closing:
-            presence = build.presence()  # a writer of the killed builder may have written rows until now
-            take_back(root, build.schema, (presence == WRITTEN) | (presence == DURABLE))
+        build.units.recover()
+        if build.units.is_quiet() and not build.is_closing:
+            take_back(root, build.schema, build.units.are_present())
         return build
 
     @classmethod
@@ -195,20 +185,11 @@ class Build:
 
     def writer(self) -> RowWriter:
         """Return a writer of rows, one for each process. It pickles as a few small values."""
-        return RowWriter(self.root, self.schema, self.settings.generation, rewrites=self.rewrites)
+        return RowWriter(self.root, self.schema, self.settings.generation, self.units, rewrites=self.rewrites)
 
     def presence(self) -> npt.NDArray[np.uint8]:
         """Return the state of every row, in new memory."""
-        found = np.frombuffer(bytearray((self._work / "presence").read_bytes()), np.uint8)
-        if self.row_count is not None and len(found) != self.row_count:  # else rows out of range would count as written
-            raise StoreError(
-                f"{self._work / 'presence'}: found {len(found):,} bytes; expected {self.row_count:,}, one a row: "
-                f"the build is damaged; remove {self.root} to start over"
-            )
-        return found
-
-    def _set_presence(self, presence: npt.NDArray[np.uint8]) -> None:
-        files.write_atomically(self._work / "presence", presence)
+        return np.array(self.units.states)
 
     def promote(self, field_index: int, field: Field) -> None:
         """Make a fixed column ragged (its file becomes the heap), or a jagged one a list; no row is written again.
@@ -217,7 +198,7 @@ class Build:
         """
         old = self.schema.fields[field_index]
         if old.kind == "fixed":
-            row_count = self.row_count if self.row_count is not None else len(self.presence())
+            row_count = len(self.units.states)
             self._write_regular(old, field, row_count)
             if old.row_bytes:
                 Extents(self.root).grant(field_index, row_count * old.row_bytes)
@@ -252,12 +233,7 @@ class Build:
 
     def sync(self) -> None:
         """Make all rows written so far durable."""
-        self.forget_unsynced()
-        written = np.flatnonzero(self.presence() == WRITTEN)
-        with if_unsynced(self._forget_written, self._syncing):
-            self.sync_columns()
-        self._mark(written, DURABLE)
-        files.sync_data(self._work / "presence")
+        self.units.sync(lambda written: self.sync_columns())
         self._synced = time.monotonic()
 
     def sync_columns(self) -> None:
@@ -279,31 +255,6 @@ class Build:
         self.settings = msgspec.structs.replace(self.settings, generation=self.settings.generation + 1)
         self._save()
 
-    def _mark(self, rows: npt.NDArray[np.int64], state: int) -> None:
-        """Set the presence of ``rows``."""
-        with files.opened(self._work / "presence") as fd:
-            for first, count in runs(rows):
-                files.write_at(fd, bytes([state]) * count, first)
-
-    def forget_unsynced(self) -> None:
-        """Set rows that are not durable to absent if a process was killed while it synced them.
-
-        A sync may have failed for it, and no other process is told. Only for the process that has claimed the store.
-        """
-        forget_marked(self._forget_written, self._syncing)
-
-    def _forget_written(self) -> None:
-        """Set rows that are not durable to absent, once no process is inside a write, whose rows may be lost too.
-
-        Nothing has to be synced: after a power loss no row counts that is not durable. A commit that is closing has
-        only durable rows.
-        """
-        with Turn.all_over(self.root):
-            presence = self.presence()
-            self._mark(np.flatnonzero(presence == WRITTEN), ABSENT)
-            if not self.is_closing:
-                rewrite_gaps(self.root, self.schema, presence == DURABLE)
-
     @property
     def is_closing(self) -> bool:
         """True if a commit has begun to remove skipped rows: rows have other positions now, so none can be written."""
@@ -311,20 +262,17 @@ class Build:
 
     def keep_until_absent(self) -> None:
         """Set all rows after the first absent one to absent, for rows that are written in order."""
-        presence = self.presence()
-        if (presence == ABSENT).any():
-            presence[int((presence == ABSENT).argmax()) :] = ABSENT
-            self._set_presence(presence)
+        absent = self.absent()
+        if len(absent):
+            self.units.drop(np.arange(absent[0], len(self.units.states)))
 
     def retry_skipped(self) -> None:
         """Set rows that were skipped to absent; not for a build that ``is_closing``."""
-        presence = self.presence()
-        presence[presence == SKIPPED] = ABSENT
-        self._set_presence(presence)
+        self.units.drop(np.flatnonzero(self.units.states == SKIPPED))
 
     def absent(self) -> npt.NDArray[np.int64]:
         """Return the rows that are not yet written."""
-        return np.flatnonzero(self.presence() == ABSENT)
+        return np.flatnonzero(self.units.states == ABSENT)
 
     def require_complete(self) -> None:
         """Raise BuildError naming the ranges of rows that were never written."""
@@ -343,7 +291,7 @@ class Build:
         Skipped rows are removed. The store keeps ``kept`` beside its columns. Raises BuildError if a row is absent or
         the disk refuses, SpaceError if it is full.
         """
-        self.forget_unsynced()
+        self.units.lose_unsynced()
         self.require_complete()
         presence = self.presence()
         skipped = np.flatnonzero(presence == SKIPPED)
@@ -355,7 +303,7 @@ class Build:
             commit.remove_skipped(self.root, self.schema, presence != SKIPPED)
         # of an iterable only positions that a worker left unused are skipped, not samples
         left_out = skipped.tolist() if self.row_count is not None else []
-        with if_unsynced(self._forget_written, self._syncing):
+        with self.units.lost_if_unsynced():
             manifest = commit.finish_files(
                 self.root,
                 self.schema,
@@ -364,18 +312,14 @@ class Build:
                 left_out,
                 self.hashes,
                 kept,
+                punch=self.units.is_quiet(),
             )
         commit.seal(self.root, manifest)
         commit.publish(self.root, path, overwrite=overwrite)
         return manifest
 
 
-def runs(numbers: npt.NDArray[np.int64] | Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first, count) of each run of consecutive numbers, for sorted ``numbers``."""
-    array = np.asarray(numbers, np.int64)
-    if not len(array):
-        return []
-    cuts = np.flatnonzero(np.diff(array) != 1) + 1
-    firsts = array[np.concatenate([[0], cuts])]
-    counts = np.diff(np.concatenate([[0], cuts, [len(array)]]))
-    return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+def _rewrite_gaps(root: Path, states: npt.NDArray[np.uint8]) -> None:
+    """Write the heap bytes again that lie in no durable row, after rows were lost."""
+    if not (root / WORK_DIRECTORY / commit.CLOSING).exists():  # else all rows are durable
+        rewrite_gaps(root, _read_settings(root).schema, states == DURABLE)

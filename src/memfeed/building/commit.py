@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from memfeed.building.space import Turn, trim_heap
+from memfeed.building.space import trim_heap
 from memfeed.errors import BuildError
 from memfeed.schema.fields import Schema
 from memfeed.schema.stems import decode_key
@@ -68,20 +68,21 @@ def finish_files(
     skipped: Sequence[int],
     hashes: Mapping[str, Sequence[int]],
     kept: Kept | None = None,
+    *,
+    punch: bool,
 ) -> Manifest:
     """Bring the column files to their final size, sync and hash them, and let tensordict write its metadata.
 
-    Heaps are cut to their used size, and the gaps in them given back to the disk.
+    Heaps are cut to their used size, and with ``punch`` the gaps in them are given back to the disk.
     ``kept`` has what the store keeps beside the columns.
     ``hashes`` are those of files that were hashed as they were written.
     """
     sizes: dict[str, int] = {}
-    is_free = Turn.is_free(root)
     for field in schema:
         for name, size in ragged.column_files(field, row_count).items():
             path = root / name
             if size is None:
-                size = trim_heap(root, field, row_count, punch=is_free)
+                size = trim_heap(root, field, row_count, punch=punch)
             elif path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size

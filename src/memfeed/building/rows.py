@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from memfeed.building.space import Extents, Turn
+import numpy as np
+
+from memfeed.building.partial import SKIPPED, WRITTEN, Units
+from memfeed.building.space import Extents
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
@@ -17,9 +19,6 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.ragged import consecutive_starts, element_counts, fixed_file, ragged_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
-from memfeed.system.unsynced import if_unsynced
-
-ABSENT, WRITTEN, DURABLE, SKIPPED = 0, 1, 2, 3
 
 
 class RowWriter:
@@ -29,12 +28,9 @@ class RowWriter:
     process nor a power loss leaves a mixture of old and new.
     """
 
-    def __init__(self, root: Path, schema: Schema, generation: int, *, rewrites: bool = False) -> None:
+    def __init__(self, root: Path, schema: Schema, generation: int, units: Units, *, rewrites: bool = False) -> None:
         self.root, self.schema, self.generation, self.rewrites = root, schema, generation, rewrites
-        self._presence = root / WORK_DIRECTORY / "presence"
-        self._extents = Extents(root)
-        self._handles = FileHandles(write=True)
-        self._turn = Turn(root)
+        self._units, self._extents, self._handles = units, Extents(root), FileHandles(write=True)
 
     def check_generation(self) -> None:
         """Raise BuildError if another builder has taken over: a write now could damage its work."""
@@ -57,15 +53,12 @@ class RowWriter:
     @contextlib.contextmanager
     def _as_builder(self) -> Iterator[None]:
         """Check the generation, and let no other builder take heap space back within the block."""
-        try:
-            self._turn.begin()
-        except FileNotFoundError:
-            raise self._removed() from None
-        try:
-            self.check_generation()
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._units.writing())
+            finally:
+                self.check_generation()  # also after an error: the build may have been removed
             yield
-        finally:
-            self._turn.end()
 
     def write(self, first: int, count: int, columns: Sequence[Packed]) -> int:
         """Write rows ``first`` to ``first + count`` of every field, then their presence; return the bytes written."""
@@ -76,10 +69,10 @@ class RowWriter:
 
         ``columns`` has the rows of all runs, one run after another.
         """
+        if self.rewrites:
+            self.check_generation()
+            self._units.drop(np.concatenate([np.arange(first, first + count) for first, count in runs]))
         with self._as_builder():
-            if self.rewrites:
-                for first, count in runs:
-                    self._make_absent(first, count)
             written = 0
             for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
                 if field.kind != "fixed":
@@ -122,23 +115,13 @@ class RowWriter:
                 done += count
         return size + starts.nbytes + packed.dims.nbytes
 
-    def _make_absent(self, first: int, count: int) -> None:
-        with files.opened(self._presence) as fd:
-            states = os.pread(fd, count, first)
-            if any(states):
-                files.write_at(fd, bytes([ABSENT]) * count, first)
-            if DURABLE in states:
-                with if_unsynced(lambda: files.write_at(fd, states, first)):  # the next try makes them absent
-                    files.sync(fd)
-
     def mark(self, first: int, count: int, state: int) -> None:
         """Set the presence of rows ``first`` to ``first + count``."""
-        files.write_at(self._handles(self._presence), bytes([state]) * count, first)
+        self._units.mark(first, count, state)
 
     def close(self) -> None:
         """Close its files."""
         self._handles.close()
-        self._turn.close()
 
 
 def _cut(buffers: Sequence[Bytes], sizes: Sequence[int]) -> Iterator[list[Bytes]]:

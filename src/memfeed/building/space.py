@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -89,52 +88,10 @@ def _aligned(at: int) -> int:
     return -(-at // ALIGN) * ALIGN
 
 
-class Turn:
-    """A shared lock that a writer has during each write: the next builder sees by it that no old one is inside one."""
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_DIRECTORY / "writers"
-        self._fd = -1
-
-    def begin(self) -> None:
-        """Take the lock. Raises FileNotFoundError if the build was removed."""
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
-
-    def end(self) -> None:
-        """Release the lock."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
-
-    def close(self) -> None:
-        """Close its file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    __del__ = close
-
-    @staticmethod
-    def all_over(root: Path) -> contextlib.AbstractContextManager[object]:
-        """Wait until no writer is inside a write, and let none begin another within the block."""
-        return files.locked(root / WORK_DIRECTORY / "writers")
-
-    @staticmethod
-    def is_free(root: Path) -> bool:
-        """Return True if no writer of an older builder writes, or ever will again. Save the new generation before."""
-        with files.opened(root / WORK_DIRECTORY / "writers", os.O_CREAT) as fd:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            except OSError:
-                return False
-        return True
-
-
 def take_back(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> None:
     """Give the disk all heap space in which no present row lies, and grant the space after the last one again.
 
-    Only while ``Turn.is_free``, and before the new builder's first writer.
+    Only while no writer is inside a write, and before the new builder's first writer.
     """
     row_count = int(np.flatnonzero(present).max(initial=-1)) + 1
     taken = []

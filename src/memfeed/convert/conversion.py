@@ -12,8 +12,8 @@ import numpy as np
 
 from memfeed.building.build import Build
 from memfeed.building.claim import clear, is_shared
+from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.building.recovery import claim_recovered, remove_remains
-from memfeed.building.rows import ABSENT, DURABLE, WRITTEN
 from memfeed.convert.attributes import kept_of
 from memfeed.convert.driver import (
     OnReport,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, claim, unshare
-from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.driver import mark_skipped
 from memfeed.convert.fill_job import REREAD, FillJob, FillReport, FillWorker
@@ -32,7 +32,6 @@ from memfeed.errors import BuildError, MemfeedError
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, switch_to_committed
-from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.progress import Progress, write_line
 from memfeed.system.threads import end_at_exit
@@ -113,8 +112,7 @@ class _Filling:
     ) -> None:
         self.conversion, self.build, self.worker_count = conversion, build, conversion.worker_count
         self._lead, self._shared, self._owner, self._pid = lead, shared, owner, os.getpid()
-        presence = np.memmap(build.root / WORK_DIRECTORY / "presence", np.uint8, "r")
-        self._queue = RowQueue(presence, conversion.result.probed.seconds)
+        self._queue = RowQueue(build.units.states, conversion.result.probed.seconds)
         self._tick_due = 0.0
         self._lists: list[int] = []  # lists that each worker has
         self._deaths: dict[int, int] = {}
@@ -432,7 +430,7 @@ class _Filling:
     def finish(self) -> None:
         every, reader = np.arange(len(self._queue.presence)), ReadRequest()
         while not self._done.wait(POLL_SECONDS):
-            if not self._queue.is_complete():  # at first; and again after rows were forgotten: `Build.forget_unsynced`
+            if not self._queue.is_complete():  # at first; and again after rows were lost: `Units.lose_unsynced`
                 for first in range(0, len(every), 1 << 16):
                     self.wait(reader, every[first : first + (1 << 16)])
                 self.forget(reader)
@@ -482,7 +480,7 @@ class _Filling:
             self._settle()
             return
         self._lead = lead
-        self.build.forget_unsynced()  # by the process that has died
+        self.build.units.lose_unsynced()  # of the process that has died
 
     def _commit(self) -> None:
         if not self._reread:

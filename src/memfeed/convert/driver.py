@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from memfeed.building.build import Build, runs
-from memfeed.building.rows import SKIPPED, WRITTEN
+from memfeed.building.build import Build
+from memfeed.building.partial import SKIPPED, WRITTEN, runs
 from memfeed.convert.jobs import MapJob, StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import WorkerDied, run_job

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from memfeed.building.build import Build
-from memfeed.building.rows import ABSENT
 from memfeed.convert.failure import Failure, failure_of
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.options import WorkerInit
@@ -27,8 +21,6 @@ from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
-from memfeed.store.format import WORK_DIRECTORY
-from memfeed.system import files
 
 REREAD = "reread"
 """Sent to a worker in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -42,39 +34,6 @@ class FillReport(Report):
     failed: list[tuple[int, Failure]] = msgspec.field(default_factory=list)
     seconds: float = 0.0
     is_reread: bool = False
-
-
-class RowLocks:
-    """Locks of single rows, so that no two processes compute one at the same time. A process that dies loses its own.
-
-    The file is opened once in a process, because POSIX frees all locks of a process that closes any descriptor of it.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_DIRECTORY / "taken"
-        self._fd = -1
-
-    def __enter__(self) -> RowLocks:
-        self._fd = files.open_write(self._path, os.O_CREAT)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        os.close(self._fd)
-        self._fd = -1
-
-    def take(self, row: int) -> bool:
-        """Return True if this process has the row now, False if another one has it."""
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, row)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-            return False
-        return True
-
-    def free(self, row: int) -> None:
-        """Release the row."""
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, row)
 
 
 class FillJob:
@@ -110,29 +69,20 @@ class FillWorker:
 
     def __init__(self, job: FillJob, worker: int) -> None:
         self._job, self._worker, self._plan = job, worker, job.plan
-        root = job.build.root
         self._writer = RunWriter(job.build, job.plan, may_promote=False)
-        self._draws, self._locks = Draws(job.dataset, job.plan), RowLocks(root)
-        self._presence = np.asarray(np.memmap(root / WORK_DIRECTORY / "presence", np.uint8, "r"))
+        self._draws = Draws(job.dataset, job.plan)
 
     def __enter__(self) -> FillWorker:
-        self._locks.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._locks.__exit__(kind, error, tb)
         self._writer.rows.close()
 
     def fill(self, rows: Sequence[int]) -> FillReport:
         """Read and write those of ``rows`` that are absent and that no other process has. Return what was done."""
         report, started = FillReport(worker=self._worker, rows=list(rows)), time.monotonic()
-        taken = [row for row in rows if self._presence[row] == ABSENT and self._locks.take(row)]
-        try:
-            # another process may have written a row just before it released it
-            self._fill(sorted(row for row in set(taken) if self._presence[row] == ABSENT), report)
-        finally:
-            for row in taken:
-                self._locks.free(row)
+        with self._job.build.units.hold(rows) as held:
+            self._fill(sorted(held), report)
         report.seconds = time.monotonic() - started
         return report
 

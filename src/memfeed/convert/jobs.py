@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from memfeed.building.build import Build
-from memfeed.building.rows import SKIPPED
+from memfeed.building.partial import SKIPPED
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.randomness import Draws

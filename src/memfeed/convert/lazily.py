@@ -92,7 +92,7 @@ def _lead(
     build = Build.join(root) if others else conversion.resume()
     if others and build is not None:
         _require_same(conversion, build)
-        build.forget_unsynced()
+        build.units.lose_unsynced()
     elif build is None:
         seconds = conversion.result.probed.seconds / max(conversion.worker_count, 1)
         budget = describe_budget(target, conversion.length, conversion.plan.row_bytes, seconds, conversion.overlap())

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from memfeed.building.build import Build
-from memfeed.building.rows import DURABLE, WRITTEN
+from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert import watchdog
 from memfeed.convert.driver import OnReport, cut, mark_skipped, run_round
 from memfeed.convert.options import WorkerInit

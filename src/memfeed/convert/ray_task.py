@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memfeed.building.build import Build, BuildSettings
-from memfeed.building.rows import WRITTEN, RowWriter
+from memfeed.building.partial import WRITTEN
+from memfeed.building.rows import RowWriter
 from memfeed.convert.failure import Failure, failure_of
 from memfeed.convert.jobs import MapJob
 from memfeed.convert.processes import prepare_like_dataloader
@@ -66,7 +67,7 @@ class _TaskBuild(Build):
 
 class _TaskWriter(RowWriter):
     def __init__(self, build: _TaskBuild) -> None:
-        super().__init__(build.root, build.schema, build.settings.generation)
+        super().__init__(build.root, build.schema, build.settings.generation, build.units)
         self._marks = build.marks
 
     def mark(self, first: int, count: int, state: int) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from memfeed.building.build import Build
-from memfeed.building.rows import DURABLE, WRITTEN
+from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert.fingerprint import hash_rows
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.probe import spread

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.building.rows import ABSENT, SKIPPED
+from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.schema.codec import Int64Array
 from memfeed.store.row_supply import FillProgress
 

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import torch
 
-from memfeed.building.build import Build, runs
+from memfeed.building.build import Build
+from memfeed.building.partial import runs
 from memfeed.building.rows import RowWriter
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import codec

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from memfeed.building.partial import Units
 from memfeed.errors import StoreError
 from memfeed.remote.directory import REMEDY, CacheDirectory, CacheSettings, offset_files
 from memfeed.remote.layout import RANGES, range_hashes
@@ -22,7 +23,7 @@ from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.tensordict_dir import METADATA
-from memfeed.system import files, machine, trust
+from memfeed.system import files, trust
 from memfeed.system.units import format_bytes
 
 SETTINGS = "remote.json"
@@ -90,8 +91,7 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             f"found size={format_bytes(size)} for the cache of {address}; expected at least {format_bytes(least)}, "
             f"or none, for all {format_bytes(total)}"
         )
-    boot = {"host": machine.host_name(), "boot_id": machine.boot_id()}
-    own = CacheSettings(address=address, digest=digest, size=size, **boot)
+    own = CacheSettings(address=address, digest=digest, size=size)
     files.make_directory(root / WORK_DIRECTORY)
     users = files.open_write(root / WORK_DIRECTORY / "users", os.O_CREAT)
     until = time.monotonic() + LEAVE_SECONDS
@@ -104,7 +104,7 @@ def open_directory(root: Path, address: str, size: int | None, remote: Remote) -
             found = read_settings(root)
             if found is None:
                 continue  # the process that began it has failed
-            if is_alone or _are_same(own, found) or time.monotonic() > until:
+            if is_alone or own == found or time.monotonic() > until:
                 break
             fcntl.flock(users, fcntl.LOCK_UN)
             time.sleep(LEAVE_SECONDS / 50)
@@ -131,10 +131,6 @@ def _is_alone(users: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _are_same(own: CacheSettings, found: CacheSettings) -> bool:
-    return (own.address, own.digest, own.size) == (found.address, found.digest, found.size)
 
 
 def _require_same(root: Path, own: CacheSettings, found: CacheSettings) -> None:
@@ -170,9 +166,8 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     files.truncate(work / "taken", 8)
     directory = CacheDirectory(root, own, manifest, _hashes(remote))
     if found is not None:
-        same = own.boot_id and (found.host, found.boot_id) == (own.host, own.boot_id)
-        directory.recover(is_new_boot=not same)
-        if directory.pieces is not None and not same:
+        directory.recover()
+        if directory.pieces is not None:
             directory.pieces.forget()
         directory.shrink()
     directory.recount()
@@ -193,9 +188,9 @@ def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -
         files.sync_data(path)  # a power loss would leave it without its length
     files.sync_directories(root, manifest.files)  # chunks will be called durable: their files must exist then
     count = len(_hashes(remote))
-    for name, size in (("presence", count), ("used", 8 * count)):
-        files.write_file(work / name, b"")
-        files.truncate(work / name, size)
+    Units.create(work, count)
+    files.write_file(work / "used", b"")
+    files.truncate(work / "used", 8 * count)
     _write_remote(work, remote)
 
 
@@ -257,7 +252,7 @@ def _grow(
     root, work = old.root, old.root / WORK_DIRECTORY
     presence, used = np.zeros(table.count, np.uint8), np.zeros(table.count)
     for name, (before, after) in kept.items():
-        presence[after], used[after] = old.presence[before], old.used[before]
+        presence[after], used[after] = old.units.states[before], old.used[before]
         if old.settings.size is not None:  # only then room is counted; and the file is not mapped by anyone
             for chunk in range(before.stop, old.table.of_file(name)[1]):
                 old.remove(chunk)
@@ -271,8 +266,8 @@ def _grow(
     for name, size in manifest.files.items():
         files.truncate(root / name, size)
         files.sync_data(root / name)
-    for name, values in (("presence", presence), ("used", used)):
-        files.write_file(work / name, values.tobytes())
+    Units.create(work, table.count, presence)
+    files.write_file(work / "used", used.tobytes())
 
 
 def _write_remote(work: Path, remote: Remote) -> None:
@@ -281,7 +276,7 @@ def _write_remote(work: Path, remote: Remote) -> None:
         files.write_file(work / RANGES, remote.ranges)
     files.write_file(work / format.MANIFEST, remote.manifest)
     files.write_file(work / format.CHECKSUMS, remote.checksums)
-    for name in ("presence", "used", format.MANIFEST, format.CHECKSUMS, *([RANGES] if remote.ranges else [])):
+    for name in ("used", format.MANIFEST, format.CHECKSUMS, *([RANGES] if remote.ranges else [])):
         files.sync_data(work / name)
     files.sync_directory(work)
 

@@ -1,23 +1,18 @@
 """The cache directory of a store at an address: sparse files, and which chunks of them are there.
 
-Any number of processes share one. All that they share is in files, which the kernel keeps right when one is killed:
+Any number of processes share one. `Units` says which chunks are there, and which process brings or removes one. Beside
+its files there are, in the work directory:
 
-- ``presence`` has a byte per chunk: absent, held (room is reserved for it), written, durable. Each process maps it.
-- ``locks`` is locked by bytes (record locks of Linux, which end with their process): who writes or removes chunk i has
-  byte i alone, who copies rows out of it shares it.
 - ``taken`` is how many bytes the chunks take, ``pieces`` and ``hashed`` have the hashes of single rows (`pieces`).
 - ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
-- ``syncing`` is there while a process syncs chunks; who finds it left knows that this process was killed meanwhile.
 - ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
-import struct
 import threading
 import time
 import weakref
@@ -31,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building import commit
+from memfeed.building.partial import ABSENT, HELD, WRITTEN, Units
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.remote.layout import RANGES
 from memfeed.remote.ranges import ChunkTable, aligned_steps
@@ -43,9 +39,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
-from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
 
-ABSENT, HELD, WRITTEN, DURABLE = 0, 1, 2, 3
 MOST_VICTIMS = 256  # chunks that are found at once, to be removed
 REMEDY = "remove the cache directory to start over"
 
@@ -53,15 +47,12 @@ REMEDY = "remove the cache directory to start over"
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all users of a cache directory share.
 
-    ``size`` is the most bytes that chunks may take; None for all of them. ``boot_id`` is that of the machine's start
-    in which chunks were written.
+    ``size`` is the most bytes that chunks may take; None for all of them.
     """
 
     address: str
     digest: str
     size: int | None
-    host: str = ""
-    boot_id: str = ""
 
 
 class CacheDirectory:
@@ -78,8 +69,7 @@ class CacheDirectory:
         is_aligned = (root / WORK_DIRECTORY / RANGES).exists()
         self.table = ChunkTable(manifest.files, aligned_steps(manifest) if is_aligned else None)
         work = root / WORK_DIRECTORY
-        self._syncing = work / SYNCING
-        self.presence = _map(work / "presence", self.table.count, np.uint8)
+        self.units = Units(work, self.table.count, may_drop=settings.size is not None)
         self.used = _map(work / "used", self.table.count, np.float64)
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
         self.pieces = None if settings.size is None else open_pieces(work, self.table, manifest, settings.size)
@@ -89,19 +79,17 @@ class CacheDirectory:
     def reopen(self) -> None:
         """Open the files again: a forked child has the descriptors of its parent, but not its locks."""
         work = self.root / WORK_DIRECTORY
-        self._lock = files.open_write(work / "locks", os.O_CREAT)
         self._room = files.open_write(work / "room", os.O_CREAT)
-        self._closer = weakref.finalize(self, _close, self._lock, self._room)
+        self._closer = weakref.finalize(self, _close, self._room)
         _open_directories.add(self)
         self._handles = FileHandles(write=False)
-        self._files_lock, self._room_lock, self._handles_lock = (threading.Lock() for _ in range(3))
-        self._shared: dict[int, int] = {}  # how many threads of this process copy out of a chunk
-        self._alone: set[int] = set()  # chunks that this process writes or removes
+        self._room_lock, self._handles_lock = threading.Lock(), threading.Lock()
         self._victims = deque[int]()  # the chunks to remove next
 
     def close(self) -> None:
         """Close the files."""
         self._closer()
+        self.units.close()
 
     def leave(self) -> None:
         """Leave the directory: other processes may then use it with another size. Do not use this object afterwards."""
@@ -111,69 +99,20 @@ class CacheDirectory:
 
     def is_written(self, chunk: int) -> bool:
         """Return True if a chunk is there."""
-        return bool(self.presence[chunk] >= WRITTEN)
+        return self.units.is_present(chunk)
 
     def are_absent(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks are not there, bool [k]."""
-        return np.asarray(self.presence[chunks] < WRITTEN)
+        return ~self.units.are_present(chunks)
 
     def is_complete(self) -> bool:
         """Return True if all chunks are there."""
-        return bool((self.presence >= WRITTEN).all())
+        return bool(self.units.are_present().all())
 
     @property
     def bytes_present(self) -> int:
         """The bytes of the chunks that are there."""
-        return int(self.table.bytes_of(np.flatnonzero(self.presence >= WRITTEN)).sum())
-
-    # --- claims
-
-    def take(self, chunk: int) -> bool:
-        """Return True if this process alone has the chunk now: nobody else writes, removes or copies it."""
-        with self._files_lock:
-            if chunk in self._alone or chunk in self._shared:
-                return False
-            if not self._try_lock(fcntl.F_WRLCK, chunk):
-                return False
-            self._alone.add(chunk)
-            return True
-
-    def free(self, chunk: int) -> None:
-        """Release a chunk that was taken."""
-        with self._files_lock:
-            self._alone.discard(chunk)
-            _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
-
-    @contextlib.contextmanager
-    def shared(self, chunk: int) -> Iterator[bool]:
-        """Keep a chunk from being removed within the block. Yields False if it is not there."""
-        with self._files_lock:
-            found = chunk not in self._alone and (
-                chunk in self._shared or self._try_lock(fcntl.F_RDLCK, chunk)
-            )  # a process that holds the exclusive lock writes or removes it
-            if found:
-                self._shared[chunk] = self._shared.get(chunk, 0) + 1
-        if not found:
-            yield False
-            return
-        try:
-            yield bool(self.presence[chunk] >= WRITTEN)
-        finally:
-            with self._files_lock:
-                self._shared[chunk] -= 1
-                if not self._shared[chunk]:
-                    del self._shared[chunk]
-                    _lock_byte(self._lock, fcntl.F_UNLCK, chunk)
-
-    def _try_lock(self, kind: int, chunk: int) -> bool:
-        try:
-            _lock_byte(self._lock, kind, chunk)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                action = "locking a part of it: some network file systems have no locks"
-                raise files.refused(error, self.root, action) from error
-            return False
-        return True
+        return int(self.table.bytes_of(np.flatnonzero(self.units.are_present())).sum())
 
     # --- bytes
 
@@ -181,12 +120,12 @@ class CacheDirectory:
         """Write the bytes of a chunk that was taken, and mark it. Raises SpaceError if the disk is full."""
         place = self.table.at(chunk)
         try:
-            with files.locked(self.root / place.name, shared=True) as fd:  # see `_forget`
+            with self.units.writing(), files.opened(self.root / place.name) as fd:
                 # a full disk is found before a byte is written; and ext4 counts blocks twice that it allocates later
                 files.preallocate(fd, len(data), place.start)
                 files.write_at(fd, data, place.start)
                 self.used[chunk] = time.monotonic()
-                self.presence[chunk] = WRITTEN
+                self.units.mark(chunk, 1, WRITTEN)
         except BaseException:
             if self.settings.size is not None:  # else the bytes of an older generation, which others map, may be there
                 with contextlib.suppress(MemfeedError):  # report the first error
@@ -197,15 +136,17 @@ class CacheDirectory:
         """Fill ``outs`` with the bytes of a file from ``starts``, which lie in ``chunk``; False if it is not there."""
         if not self.is_written(chunk):
             return False
-        with self.shared(chunk) as is_there:
-            if is_there:
-                path = self.root / self.table.at(chunk).name
-                try:
-                    self._read_parts(path, starts, outs)
-                except OSError as error:
-                    raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {REMEDY}") from error
-                self.used[chunk] = time.monotonic()
-        return is_there
+        if not self.units.keep(chunk):
+            return False
+        path = self.root / self.table.at(chunk).name
+        try:
+            self._read_parts(path, starts, outs)
+        except OSError as error:
+            raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {REMEDY}") from error
+        finally:
+            self.units.let_go(chunk)
+        self.used[chunk] = time.monotonic()
+        return True
 
     def _read_parts(self, path: Path, starts: Sequence[int], outs: Sequence[memoryview]) -> None:
         with self._handles_lock:
@@ -217,12 +158,11 @@ class CacheDirectory:
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""
         with self._making_room():
-            self._demote(np.array([chunk]))
             self._remove(chunk)
 
     def _remove(self, chunk: int) -> None:
-        was_there, place = self.presence[chunk] != ABSENT, self.table.at(chunk)
-        self.presence[chunk] = ABSENT
+        was_there, place = self.units.states[chunk] != ABSENT, self.table.at(chunk)
+        self.units.drop(np.array([chunk]))
         if was_there:
             self._taken_bytes[0] -= place.stop - place.start
         with files.opened(self.root / place.name) as fd:
@@ -230,12 +170,12 @@ class CacheDirectory:
 
     def drop(self, chunk: int) -> None:
         """Release a chunk that was taken. If it was not written, give its room back."""
-        if self.presence[chunk] == HELD:
+        if self.units.states[chunk] == HELD:
             with self._making_room():
-                self.presence[chunk] = ABSENT
+                self.units.mark(chunk, 1, ABSENT)
                 place = self.table.at(chunk)
                 self._taken_bytes[0] -= place.stop - place.start
-        self.free(chunk)
+        self.units.release(chunk)
 
     # --- room
 
@@ -251,7 +191,7 @@ class CacheDirectory:
         if size is None:
             return True
         with self._making_room():
-            if self.presence[chunk] == HELD:  # held by a process that has died: this one has the lock now
+            if self.units.states[chunk] == HELD:  # held by a process that has died: this one has the lock now
                 self._remove(chunk)
             own = int(self.table.bytes_of(np.array([chunk]))[0])
             most = size - (0 if self.pieces is None else self.pieces.nbytes)
@@ -259,7 +199,7 @@ class CacheDirectory:
             if wanted > 0 and not (may_remove and self._make_room(chunk, wanted, need, urgent)):
                 return False
             self._taken_bytes[0] += own
-            self.presence[chunk] = HELD
+            self.units.mark(chunk, 1, HELD)
             return True
 
     def _make_room(
@@ -274,12 +214,12 @@ class CacheDirectory:
             victim = self._victims.popleft()
             if not urgent and need(np.array([victim]))[0] <= own:
                 self._victims.clear()  # look again: this one may be needed sooner than when it was found
-            elif self.presence[victim] != ABSENT and self.take(victim):  # a held one is that of a dead process
-                try:
-                    self._demote(np.array([victim, *self._victims]))
+            elif self.units.states[victim] != ABSENT and self.units.take(victim):
+                try:  # a held one is that of a dead process
+                    self.units.demote(np.array([victim, *self._victims]))
                     self._remove(victim)
                 finally:
-                    self.free(victim)
+                    self.units.release(victim)
                 wanted -= self.table.at(victim).stop - self.table.at(victim).start
                 if wanted <= 0:
                     return True
@@ -287,7 +227,7 @@ class CacheDirectory:
 
     def _find_victims(self, need: Callable[[Int64Array], npt.NDArray[np.float64]]) -> deque[int]:
         """Return the next chunks to remove. Many at once: a cache of a terabyte has 300,000, which takes 30 ms."""
-        there = np.flatnonzero(self.presence)  # none is ABSENT
+        there = np.flatnonzero(self.units.states)  # none is ABSENT
         there = there[~self._are_offsets(there)]
         return deque(there[np.lexsort((self.used[there], -need(there)))][:MOST_VICTIMS].tolist())
 
@@ -338,99 +278,45 @@ class CacheDirectory:
     def sync(self) -> None:
         """Make all chunks written so far durable.
 
-        If a sync fails, the chunks of that file that were not durable are not there any more.
+        If a sync fails, no chunk is there that was not durable.
         """
-        # one process at a time: only one is told of a failure, and another could call the same chunks durable
-        with files.locked(self.root / WORK_DIRECTORY / "presence"):
-            self._forget_unsynced()
-            for name in self.manifest.files:
-                self._sync_file(name)
+        self.units.sync(self._sync_files)
 
-    def _sync_file(self, name: str) -> None:
-        with contextlib.ExitStack() as kept:
-            chunks = self._written(name)
-            if self.settings.size is not None:  # nobody writes other bytes of a chunk meanwhile
-                chunks = np.array([c for c in chunks.tolist() if kept.enter_context(self.shared(c))], np.int64)
-            if len(chunks):
-                with if_unsynced(lambda: self._forget(name), self._syncing):
-                    files.sync_data(self.root / name)
-                self.presence[chunks] = DURABLE
+    def _sync_files(self, chunks: Int64Array) -> None:
+        for name in self.manifest.files:
+            first, last = self.table.of_file(name)
+            if ((first <= chunks) & (chunks < last)).any():
+                files.sync_data(self.root / name)
 
-    def _written(self, name: str) -> Int64Array:
-        first, last = self.table.of_file(name)
-        found: Int64Array = first + np.flatnonzero(self.presence[first:last] == WRITTEN)
-        return found
-
-    def _forget_unsynced(self) -> None:
-        """Let no chunk be there that is not durable if a process was killed while it synced some.
-
-        A sync may have failed for it, and no other process is told. Their checksums show nothing: see `if_unsynced`.
-        """
-
-        def forget() -> None:
-            for name in self.manifest.files:
-                self._forget(name)
-
-        forget_marked(forget, self._syncing)
-
-    def _forget(self, name: str) -> None:
-        """Let no chunk of a file be there that is not durable, once no process is inside `write`."""
-        with files.locked(self.root / name):
-            if self.settings.size is None:
-                self.presence[self._written(name)] = ABSENT
-                return
-            with self._making_room():  # they keep their room: other processes may be copying them
-                self.presence[self._written(name)] = HELD
-
-    def _demote(self, chunks: Int64Array) -> None:
-        """Let no chunk be durable whose room may be given back: a power loss could leave it so without its bytes."""
-        durable = chunks[self.presence[chunks] == DURABLE]
-
-        def undo() -> None:  # the next try syncs it again
-            self.presence[durable] = DURABLE
-
-        if len(durable):
-            self.presence[durable] = WRITTEN
-            with if_unsynced(undo):
-                files.sync_data(self.root / WORK_DIRECTORY / "presence")
-
-    def recover(self, *, is_new_boot: bool) -> None:
+    def recover(self) -> None:
         """Let no chunk count that a process was writing or syncing when it was killed, or that a power loss may damage.
 
         Only while no other process uses the directory.
         """
-        self._forget_unsynced()
-        for chunk in np.flatnonzero(self.presence == HELD).tolist():
+        self.units.recover(self._is_right)
+        for chunk in np.flatnonzero(self.units.states == HELD).tolist():
             self.remove(chunk)
-        for chunk in np.flatnonzero(self.presence == WRITTEN).tolist() if is_new_boot else ():
-            place = self.table.at(chunk)
-            if chunk_hash(self.root / place.name, place.start, place.stop - place.start) != self.hashes[chunk]:
-                self.remove(chunk)
+
+    def _is_right(self, chunk: int) -> bool:
+        place = self.table.at(chunk)
+        found = chunk_hash(self.root / place.name, place.start, place.stop - place.start)
+        return found == int(self.hashes[chunk])
 
     def recount(self) -> None:
         """Add up the bytes of all chunks. Only while no other process is here."""
-        self._taken_bytes[0] = self.table.bytes_of(np.flatnonzero(self.presence)).sum()
+        self._taken_bytes[0] = self.table.bytes_of(np.flatnonzero(self.units.states)).sum()
 
     def shrink(self) -> None:
         """Remove the chunks that were used longest ago, beyond ``size``. Only while no other process is here."""
         if self.settings.size is None:
             return
-        there = np.flatnonzero(self.presence != ABSENT)
+        there = np.flatnonzero(self.units.states)
         newest = there[np.lexsort((-self.used[there], ~self._are_offsets(there)))]
         total = np.cumsum(self.table.bytes_of(newest))
         surplus = newest[total > self.settings.size]
-        self._demote(surplus)
+        self.units.demote(surplus)
         for chunk in surplus.tolist():
             self.remove(chunk)
-
-
-def _lock_byte(fd: int, kind: int, at: int) -> None:
-    """Lock or unlock a byte of an open file; the lock is that of this descriptor where the system has such locks.
-
-    A lock of the process would end when the process closes any other descriptor of the file.
-    """
-    command = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-    fcntl.fcntl(fd, command, struct.pack("hhqqi", kind, os.SEEK_SET, at, 1, 0))
 
 
 def _after_fork() -> None:

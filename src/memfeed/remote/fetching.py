@@ -227,14 +227,14 @@ class Fetching:
             is_ours = (not run or run[-1] == chunk - 1) and not is_full
             if is_ours:
                 try:
-                    if not self.directory.take(chunk):
+                    if not self.directory.units.take(chunk):
                         self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
                         continue
                     is_urgent = self.demand.is_urgent(chunk)
                     is_absent = not self.directory.is_written(chunk)
                     has_room = is_absent and self._reserve(chunk, is_urgent=is_urgent)
                 except MemfeedError as error:  # the disk refused a lock, or to give room back
-                    self.directory.free(chunk)
+                    self.directory.units.release(chunk)
                     self._fail(self.directory.table.at(chunk), error)
                     self.demand.put_off(self.directory.table.at(chunk))
                     continue
@@ -243,7 +243,7 @@ class Fetching:
                     kept.append(has_room)
                     continue
                 is_full = is_absent  # others may have brought it meanwhile
-                self.directory.free(chunk)
+                self.directory.units.release(chunk)
             back = self.demand.put_off if is_full else self.demand.put_back
             back(self.directory.table.at(chunk))
         return run, kept
@@ -267,7 +267,7 @@ class Fetching:
                 if has_room:
                     self.directory.write(chunk.chunk, part)
                 self._arrived(chunk.chunk, part)
-                self.directory.free(chunk.chunk)
+                self.directory.units.release(chunk.chunk)
                 done += 1
         finally:
             for chunk in chunks[done:]:
