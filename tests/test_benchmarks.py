@@ -62,6 +62,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.long
 def test_the_compiled_kernel_stores_16_bytes_at_once(tmp_path):
     triton = pytest.importorskip("triton")
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):

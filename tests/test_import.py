@@ -177,6 +177,7 @@ print("tensordict" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_tensordict_is_imported_only_where_it_is_met(tmp_path, after_torch):
     after_torch(STORE_AND_LOADER, tmp_path)
     assert after_torch(READ, tmp_path).startswith("False\n")

@@ -115,6 +115,7 @@ def spawning(path):
     assert all(equal(store[i], rich_sample(i)) for i in range(40))
 
 
+@pytest.mark.long
 def test_workers_may_be_spawned(path):
     in_child(path, spawning)
 

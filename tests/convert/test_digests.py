@@ -351,6 +351,7 @@ print(hash_value(value), digests)
 """
 
 
+@pytest.mark.long
 def test_digests_are_the_same_in_every_process():
     def run(seed):
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}

@@ -32,6 +32,7 @@ from memfeed.errors import (
     StoreError,
 )
 from memfeed.system.threads import end_all
+from short_form import short_form
 from support import Made, cache, equal, rich_sample
 
 N = 60
@@ -202,6 +203,7 @@ def test_after_a_kill_no_present_row_is_read_again_and_the_batches_left_are_thos
     assert len(memfeed.open(path)) == 120
 
 
+@pytest.mark.long
 def test_two_ranks_read_every_row_once_and_one_commits(tmp_path):
     path, log = tmp_path / "s.mf", tmp_path / "log"
     ranks = [start(path, log, 2, rank, 2, 0, tmp_path / f"out{rank}", 0.005) for rank in range(2)]
@@ -470,7 +472,7 @@ def test_a_temporary_store_is_removed(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", short_form([2, 0]))
 def test_a_program_that_ends_waits_for_the_commit(tmp_path, workers):
     program = (
         "import sys, torch, memfeed\n"

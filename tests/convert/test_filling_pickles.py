@@ -52,6 +52,7 @@ def train(rank, loader, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_loader_that_fills_is_an_argument_of_spawn(tmp_path):
     store = cache(Slow(tmp_path / "log"), tmp_path / "s.mf", lazily=True, workers=1)
     loader = Loader(store, 10, shuffle=True, seed=3)

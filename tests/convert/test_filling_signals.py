@@ -49,7 +49,14 @@ def processes_of(group):
     return found
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, 2), (signal.SIGINT, 0), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 2),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
+    ],
+)
 def test_no_row_is_lost_and_no_process_is_left(number, workers, tmp_path):
     path, read = tmp_path / "s.mf", []
     presence = tmp_path / "s.mf.build" / ".build" / "presence"

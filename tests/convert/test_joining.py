@@ -41,7 +41,15 @@ def test_a_store_that_is_committed_while_a_process_joins_is_opened(tmp_path, mon
     assert len(cache(data, path)) == 8
 
 
-@pytest.mark.parametrize(("workers", "error"), [(0, None), (2, None), (2, FileNotFoundError), (2, BuildError)])
+@pytest.mark.parametrize(
+    ("workers", "error"),
+    [
+        pytest.param(0, None, marks=pytest.mark.long),
+        (2, None),
+        (2, FileNotFoundError),
+        (2, BuildError),
+    ],
+)
 def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read(workers, error, tmp_path, monkeypatch):
     """All files of the build have other names then, and what workers open first is not there."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)

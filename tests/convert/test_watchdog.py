@@ -49,6 +49,7 @@ def values(store):
     return [row[0].item() for row in store]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")
 def test_a_worker_that_stops_outside_the_dataset_is_named(tmp_path, monkeypatch, capfd):
     stopped = multiprocessing.Value("q", 0)

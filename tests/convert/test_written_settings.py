@@ -10,6 +10,7 @@ from test_changes import Transformed
 from memfeed import Loader
 from memfeed.errors import StaleStoreError
 from memfeed.system.threads import end_all
+from short_form import short_form
 
 
 class Turn:
@@ -32,8 +33,10 @@ def quiet(capsys):
     end_all()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("step", [Turn(0.5), Turn(0.05), Turn(0.5, always=False), Turn(0.05, always=False)])
+@pytest.mark.parametrize("workers", short_form([0, 1]))
+@pytest.mark.parametrize(
+    "step", short_form([Turn(0.5), Turn(0.05, always=False), Turn(0.05), Turn(0.5, always=False)], 2)
+)
 def test_what_a_step_keeps_at_a_call_is_no_setting(path, step, workers):
     step = copy.copy(step)
     dataset = Transformed([step])

@@ -56,14 +56,11 @@ def test_there_are_examples():
     assert all(len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= MOST_LINES for name in PROGRAMS)
 
 
-LONG = {  # import torch or a trainer in several processes, or one after another: ten seconds and more each
-    "accelerate_metrics", "accelerate_resume", "dcp_reshard", "fabric_resume", "hf_trainer_resume", "language_model",
-    "lightning_devices", "lightning_resume", "spawn", "torchrun_elastic", "torchrun_uneven",
-}  # fmt: skip
+SHORT = {"ipython_session", "robot_windows"}  # the others import a trainer, or torch in several processes
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PROGRAMS]
+    "name", [pytest.param(name, marks=pytest.mark.long) if name not in SHORT else name for name in PROGRAMS]
 )
 def test_an_example_ends_well(name, tmp_path):
     path = EXAMPLES / f"{name}.py"

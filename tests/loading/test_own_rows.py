@@ -67,6 +67,7 @@ def test_other_numbers_of_batches_are_an_error_on_each_rank(own):
     assert [len(found["allowed"]) for found in own[0]] == [10, 20]
 
 
+@pytest.mark.long
 def test_a_rank_that_comes_too_late_is_told(paths, tmp_path):
     (first, second), errors = run("late", paths, tmp_path)
     assert len(first["rows"]) == ROWS // 2
@@ -79,6 +80,7 @@ def one_store(paths, tmp_path_factory):
     return run("one store", paths, tmp_path_factory.mktemp("one"))
 
 
+@pytest.mark.long
 def test_loaders_that_all_ranks_begin_are_divided(one_store):
     first, second = one_store[0]
     for number, (mine, theirs) in enumerate(zip(first["folds"], second["folds"], strict=True)):

@@ -20,6 +20,7 @@ import memfeed
 from memfeed import Loader
 from memfeed.loading.readahead import SUPPORTED
 from memfeed.transforms import Transform
+from short_form import short_form
 from support import equal
 
 # since Python 3.12 a fork beside a thread is warned of; that it works all the same is what is tested here
@@ -120,7 +121,7 @@ def test_a_pickle_goes_on_at_the_same_place(store, options):
     assert equal(list(other) + list(other), list(batches) + list(loader))
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", short_form(["spawn", "forkserver"]))
 def test_a_loader_goes_on_in_another_process(store, method, tmp_path):
     loader, batches = midway(store)
     process = multiprocessing.get_context(method).Process(
@@ -255,7 +256,11 @@ EXIT = """
 
 @pytest.mark.parametrize(
     ("end", "code", "said"),
-    [("", 0, ""), ("sys.exit(3)", 3, ""), ("raise KeyError('mine')", 1, "KeyError: 'mine'")],
+    [
+        ("", 0, ""),
+        pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.long),
+        pytest.param("raise KeyError('mine')", 1, "KeyError: 'mine'", marks=pytest.mark.long),
+    ],
     ids=["end", "exit", "exception"],
 )
 def test_the_interpreter_exits_while_threads_work(end, code, said):

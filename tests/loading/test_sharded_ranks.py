@@ -39,6 +39,7 @@ def ranks(request, found):
     return found[request.param]
 
 
+@pytest.mark.long
 def test_every_row_of_an_epoch_comes_to_one_rank(ranks):
     for epoch in range(2):
         batches = [batch for rank in ranks for batch in rank["epochs"][epoch]]

@@ -115,6 +115,7 @@ def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monke
     assert counts["most"] > LEAST_IN_FLIGHT
 
 
+@pytest.mark.long
 def test_a_loop_that_was_left_says_nothing_when_the_interpreter_ends(origin, cache):
     code = """
 import sys, memfeed
@@ -126,6 +127,7 @@ next(batches)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_interpreter_ends_after_the_commit_of_a_complete_cache(origin, cache):
     """A thread inside torch, which a commit calls, would abort the process."""
     code = """
@@ -205,6 +207,7 @@ def test_a_pickle_opens_the_address_again(local, origin, cache):
     assert equal(pickle.loads(pickle.dumps(store))[:], local.select("label", "sound")[[5, 7]])
 
 
+@pytest.mark.long
 def test_a_pickle_from_before_an_append_keeps_its_generation(local, tmp_path, cache):
     shutil.copytree(local.path, tmp_path / "grown.mf")
     address = f"file://{tmp_path}/remote/grown.mf"

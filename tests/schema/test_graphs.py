@@ -107,6 +107,7 @@ def test_a_missing_attribute_that_the_probe_did_not_see(path):
         cache(graphs, path)
 
 
+@pytest.mark.long
 def test_the_order_of_the_fields_is_the_same_in_every_process(path):
     here, there = cache([graph(i) for i in range(3)], path), path.with_name("there.mf")
     code = (

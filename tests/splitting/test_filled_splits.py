@@ -20,6 +20,7 @@ import memfeed
 from memfeed import Loader
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
+from short_form import short_form
 
 COUNT, BATCH = 48, 6
 
@@ -258,6 +259,7 @@ def no_proofs_while_filling(monkeypatch):
     monkeypatch.setattr("memfeed.splitting.split.WATCHED", 1 << 60)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_proofs_while_filling")
 @pytest.mark.parametrize("form", ["auto", "encoded"])
 def test_two_ranks_fill_one_store_together(form, tree, tmp_path):
@@ -275,7 +277,7 @@ def test_two_ranks_fill_one_store_together(form, tree, tmp_path):
 
 
 @pytest.mark.usefixtures("no_proofs_while_filling")
-@pytest.mark.parametrize("form", ["auto", "short side", "float16"])
+@pytest.mark.parametrize("form", short_form(["float16", "auto", "short side"]))
 def test_after_a_kill_no_present_row_is_computed_again(form, tree, tmp_path):
     expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
     path, out = tmp_path / "s.mf", tmp_path / "out"

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 
 import memfeed
 from memfeed.system.threads import end_all
+from short_form import short_form
 
 _numbers = np.random.default_rng(0)
 IMAGES = _numbers.integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
@@ -69,7 +70,7 @@ def types(sample):
     return optree.tree_map(lambda leaf: (type(leaf), getattr(leaf, "dtype", getattr(leaf, "mode", None))), sample)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", short_form(DATASETS, 4))
 def test_samples_have_the_types_of_the_dataset(name, tmp_path):
     dataset = DATASETS[name]
     for _ in range(2):  # filled, and opened again

@@ -22,6 +22,7 @@ from memfeed import transforms as T
 from memfeed.errors import LoaderError, RandomDataError, SplitError, StaleStoreError
 from memfeed.random import Keys
 from memfeed.transforms import decode as decode_module
+from short_form import short_form
 
 CROP = [v1.RandomCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
@@ -386,7 +387,7 @@ def cropped(count=40):
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-@pytest.mark.parametrize("keep", ["full", 32])
+@pytest.mark.parametrize("keep", short_form([32, "full"]))
 def test_the_choice_of_a_store_is_that_of_later_calls(keep, lazily, tmp_path):
     path = tmp_path / "s.mf"
     store = memfeed.cache(cropped(), path, split="auto", keep=keep, lazily=lazily, workers=0, progress=False)

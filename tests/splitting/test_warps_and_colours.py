@@ -9,6 +9,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import memfeed
 from memfeed.transforms import PerSample
+from short_form import short_form
 
 SIDE, COUNT = 32, 300
 NEAREST, BILINEAR = InterpolationMode.NEAREST, InterpolationMode.BILINEAR
@@ -64,7 +65,7 @@ def test_warps_have_counterparts(name, mode, dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("mode", [NEAREST, BILINEAR])
-@pytest.mark.parametrize("angle", [17, -130])
+@pytest.mark.parametrize("angle", short_form([17, -130]))
 def test_one_angle_gives_the_values_of_torchvision(angle, mode, dtype, tmp_path):
     """Without randomness: all drawn values are the same."""
     steps = (
@@ -154,7 +155,7 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", short_form(DISTRIBUTIONS, 5))
 def test_parameters_have_the_distribution_of_the_original(name, tmp_path):
     step, make, observed = DISTRIBUTIONS[name]
     dataset = Tensors(step, make)

@@ -13,13 +13,31 @@ from pathlib import Path
 
 import numpy as np
 
-from torture.victims import HANG_SECONDS, PROBE, Logged, compared, convert, ended, left_behind, presence, reads, start
+from memfeed.building.rows import ABSENT, DURABLE
+from memfeed.system.unsynced import SYNCING
+from torture.victims import (
+    HANG_SECONDS,
+    PROBE,
+    Logged,
+    compared,
+    convert,
+    ended,
+    is_stopped,
+    left_behind,
+    presence,
+    reads,
+    start,
+    wait_for,
+)
 
 PROCESSES, KILLS = 8, 2
 
 
 def builders(seconds: float, rng: random.Random) -> dict[str, int]:
-    """One builds, the others wait; at the end there is one store, and no row that was there was read again."""
+    """One builds, the others wait; at the end there is one store, and no row that was there was read again.
+
+    A builder that is killed while it syncs costs the rows that were not durable yet.
+    """
     counts, deadline = Counter(stores=0), time.monotonic() + seconds
     while not counts["stores"] or time.monotonic() < deadline:
         with tempfile.TemporaryDirectory() as directory:
@@ -43,7 +61,10 @@ def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
         owner, rows = _owner(path), presence(path)
         if owner is None or owner in killed or np.count_nonzero(rows) <= enough + 40:
             continue
-        there.append((log.stat().st_size, rows))
+        os.kill(owner, signal.SIGSTOP)  # so that the mark of a sync is seen before another process removes it
+        wait_for(lambda owner=owner: is_stopped(owner))
+        rows = presence(path)
+        there.append((log.stat().st_size, rows == DURABLE if _is_syncing(path) else rows != ABSENT))
         os.kill(owner, signal.SIGKILL)
         killed.append(owner)
         enough = int(np.count_nonzero(presence(path))) + rng.randrange(20)
@@ -69,6 +90,10 @@ def _at_once(gate: Path, path: Path, dataset: Logged) -> None:
     while not gate.exists():
         time.sleep(0.001)
     convert(path, dataset, 2, 0.1)
+
+
+def _is_syncing(path: Path) -> bool:
+    return (path.with_name(path.name + ".build") / ".build" / SYNCING).exists()
 
 
 def _owner(path: Path) -> int | None:

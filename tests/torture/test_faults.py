@@ -24,6 +24,7 @@ from memfeed.building.recovery import claim_recovered
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, SampleError, SpaceError, StoreError
 from memfeed.system import files
+from short_form import short_form
 from support import Made, equal
 from torture.faults import CODES, fail_once, operations
 from torture.powerloss import NAMES, lose, record
@@ -44,7 +45,7 @@ def memory():
         yield Path(directory)
 
 
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("name", short_form(WORKS, 5))
 def test_any_write_may_fail(memory, name):
     """Some points of each in turn here, all of them in the torture; which they are moves from run to run."""
     most = len(operations(name))
@@ -63,7 +64,7 @@ def test_other_refusals_are_told(memory):
             fail_once(directory, "convert", step, code)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", short_form(NAMES, 5))
 def test_power_may_fail_at_any_moment(memory, name):
     """After some operations of each here, after all of them in the torture."""
     (memory / "base").mkdir()
@@ -226,7 +227,7 @@ def _until(m, dead, real, root, to):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for open files in /proc")
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize("name", short_form(WORKS, 4))
 def test_no_file_stays_open(path, name):
     def opened():
         gc.collect()

@@ -87,6 +87,7 @@ def test_a_nearly_full_disk_is_enough(disk, workers):
     check_store(disk / "a.mf")
 
 
+@pytest.mark.long
 @DISKS
 def test_a_nearly_full_disk_is_enough_though_builders_die(disk, workers):
     deaths = [convert_and_die(disk / "a.mf", index, workers) for index in (38, 92, 150)]

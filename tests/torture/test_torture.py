@@ -77,6 +77,7 @@ class Guarded(Logged):
             raise
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("work", [convert, convert_stream])
 def test_ctrl_c_reaches_workers_and_builder_alike(path, work):
     stderr, log = path.with_name("stderr"), path.with_name("log")
@@ -115,6 +116,7 @@ def reporting(path, dataset):
     convert(path, dataset, 2, 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_dataset_that_blocks_is_named_and_can_be_left(path, number):
     stderr, log = path.with_name("stderr"), path.with_name("log")
@@ -211,6 +213,7 @@ def served(path, dataset):
     convert(path, dataset, 1, 0.1)
 
 
+@pytest.mark.long
 def test_workers_end_with_the_builder_though_a_server_forked_them(path):
     child = start(path.with_name("stderr"), served, path, Logged(2000, path.with_name("log"), 0, 0.01))
     wait_for(lambda: np.count_nonzero(presence(path)) > 60)
@@ -258,6 +261,7 @@ def waiting(path, dataset):
     convert(path, dataset, 1, 0.1)
 
 
+@pytest.mark.long
 def test_who_waits_opens_what_was_made_and_checks_it(path):
     stderr, log = path.with_name("stderr"), path.with_name("log")
     first = start(stderr, convert, path, Logged(150, log, 0, 0.04), 1, 0.1)

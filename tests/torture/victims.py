@@ -150,6 +150,12 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def is_stopped(pid: int) -> bool:
+    """True once no thread of a child runs, because it was stopped or has ended."""
+    states = [Path(f"/proc/{pid}/task/{thread}/stat").read_text() for thread in os.listdir(f"/proc/{pid}/task")]
+    return all(state.rpartition(")")[2].split()[0] in "TZX" for state in states)
+
+
 def workers_of(pid: int) -> list[int]:
     """The processes that ``pid`` started."""
     try:
