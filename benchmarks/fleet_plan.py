@@ -18,7 +18,7 @@ from memfeed.loading.presence import present_tasks
 from memfeed.order.choice import Blocks, orders_of, piece_orders
 from memfeed.order.pieces import RankCut
 from memfeed.order.shards import RankShards
-from memfeed.remote.demand import Demand, RowChunks
+from memfeed.remote.demand import Demand
 from memfeed.remote.fetching import MOST_IN_FLIGHT
 from memfeed.remote.ranges import ByteRange, ChunkTable
 from memfeed.remote.row_byte_ranges import RowByteRanges
@@ -92,8 +92,8 @@ class Rank:
         field = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="uint8", shape=(data.row_bytes,))
         schema = Schema(fields=(field,), structure=TreeNode(kind="leaf"))
         self._node, self._asked, self._needed = node, list[tuple[int, ByteRange]](), list[int]()
-        self._places = RowByteRanges(schema, data.rows, node.table, _no_column)
-        self._demand = Demand(node.table, self._chunks_of, self._are_absent, None)
+        self._places = RowByteRanges(schema, data.rows, node.table, _no_column, self._are_absent)
+        self._demand = Demand(node.table, self._places.chunks, self._are_absent, None)
         view = SimpleNamespace(supply=self, reader=ReadRequest)
         store: Any = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
         self._batches = present_tasks(tasks, store, has_own_order=True)
@@ -131,9 +131,6 @@ class Rank:
                 self._demand.calm(chunk)
             self._demand.put_back(found)
             self._asked.append((number, found))
-
-    def _chunks_of(self, reader: ReadRequest, rows: Any) -> RowChunks:
-        return self._places.chunks(reader, rows, self._are_absent)
 
     def _are_absent(self, chunks: Any) -> Any:
         return np.array([chunk not in self._node.present for chunk in chunks.tolist()], bool)

@@ -537,7 +537,7 @@ def remote(result: Result) -> str:
     about, parts = result["input"], []
     ours = list(result.get("memfeed", {}).items())
     small = result.get("small cache", {}).items()
-    ours += [(f"a cache of {found['size / store']} of the store, {name}", found) for name, found in small]
+    ours += [(f"a cache smaller than the store: {name}", found) for name, found in small]
     for name, found in ours:
         parts.append(table([name, ""], [[what, f"{value:,.2f}"] for what, value in found.items()]))
     peers = [

@@ -64,6 +64,7 @@ INPUTS = {
     "Hugging Face `IterableDataset`": "datasets.Dataset.from_dict({'label': [0, 1]}).to_iterable_dataset()",
     "Hugging Face `DatasetDict`": "datasets.DatasetDict(train=datasets.Dataset.from_dict({'label': [0, 1]}))",
     "PyTorch Geometric `Data`": "[Data(x=torch.rand(n, 3), y=n) for n in (2, 3)]",
+    "PyTorch Geometric `HeteroData`": "[HeteroData({'film': {'x': torch.rand(n, 3)}, 'y': n}) for n in (2, 3)]",
 }
 
 COLUMNS = {
@@ -99,7 +100,7 @@ REFUSED = {
     "a sparse matrix": "scipy.sparse.csr_matrix((3, 3))",
     "a sparse matrix among columns": "(torch.rand(3), scipy.sparse.csr_matrix((3, 3)))",
     "a sparse tensor": "torch.eye(3).to_sparse()",
-    "`HeteroData`": "[HeteroData()]",
+    "a graph with a sparse tensor": "[Data(adj_t=torch.eye(3).to_sparse())]",
     "a module": "torch.nn.Linear(2, 2)",
     "a TensorDict of parameters": "TensorDict.from_module(torch.nn.Linear(2, 2))",
     "a state_dict": "torch.nn.Linear(2, 2).state_dict()",
@@ -180,7 +181,8 @@ def describe(value: Any) -> str:
         plain = all(part is None or isinstance(part, str | bytes | list | int) for part in value)
         return repr(value) if plain else "[" + ", ".join(map(describe, value)) + "]"
     if hasattr(value, "num_graphs"):
-        return f"{type(value).__name__}({', '.join(f'{key}: {describe(value[key])}' for key in sorted(value.keys()))})"
+        parts = value.to_dict()
+        return f"{type(value).__name__}({', '.join(f'{key}: {describe(parts[key])}' for key in sorted(parts))})"
     return repr(value)
 
 

@@ -92,6 +92,7 @@ def open(
         cache_dir: a directory of this machine for the rows of a store at an address. Processes may share one.
         size: the most bytes that the cache takes, as an int or ``"200GB"``. None, or more than the store has: all rows
             stay, and with the last of them the cache is an ordinary store, which is opened without the network.
+            A smaller one is for rows in order and ``shuffle=Blocks()``; a ``Loader`` refuses what has no room in it.
 
     Raises:
         StoreError: ``path`` is not a store (or one of a newer format), or ``cache_dir`` is that of another store, or in

@@ -71,7 +71,7 @@ def fill(directory, local, chunks=None):
     for chunk in range(first, last if chunks is None else first + chunks):
         if not directory.is_written(chunk):
             assert directory.units.take(chunk)
-            assert directory.reserve(chunk, lambda found: np.zeros(len(found)), urgent=True, may_remove=True)
+            assert directory.reserve(chunk, lambda found: np.zeros(len(found)), urgent=True)
             write(directory, local, chunk)
             directory.units.release(chunk)
 

@@ -9,7 +9,7 @@ import torch
 
 import memfeed
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError, StoreNotFoundError
-from memfeed.remote.layout import POINTER, read_manifest
+from memfeed.remote.layout import POINTER, RANGES, is_range_file, read_manifest
 from memfeed.remote.objects import Objects
 from memfeed.store import format
 from memfeed.store.checksums import read_checksums
@@ -127,3 +127,17 @@ def test_the_list_is_asked_for_beside_the_manifest(store, address, monkeypatch):
     monkeypatch.setattr(Objects, "read_whole", read)
     monkeypatch.setattr(Objects, "list", found)
     assert read_manifest(address).manifest.rows == len(store)
+
+
+def test_a_push_has_checksums_of_chunks_of_whole_rows(store, tmp_path):
+    pytest.importorskip("obstore")
+    address = f"file://{tmp_path}/remote/a.mf"
+    memfeed.push(store, address)
+    remote = read_manifest(address)
+    content = remote.read_range_file()
+    damaged = content[:-1] + bytes([content[-1] ^ 1])
+    assert is_range_file(content)
+    assert not is_range_file(damaged)
+    Path(address.removeprefix("file://"), remote.files[RANGES].name).write_bytes(damaged)
+    with pytest.raises(CorruptStoreError, match=r"ranges\.bin"):
+        read_manifest(address).read_range_file()

@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfeed.remote.demand import Demand, RowChunks
-from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, InFlight
-from memfeed.remote.ranges import ChunkTable, first_uses
-from memfeed.store.row_supply import ReadRequest
-from memfeed.system.units import parse_bytes
+from memfeed.remote.ranges import ChunkTable, aligned_step
+from memfeed.store.manifest import CHUNK_BYTES
 
 CHUNK = 4 << 20
 SIZES = st.dictionaries(
@@ -61,146 +55,9 @@ def test_a_range_has_wanted_chunks_of_one_file_only(sizes, data):
         assert every[0] == begin or not wanted[every[0] - 1]
 
 
-ROW_CHUNKS = st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=6), max_size=8)
-
-
-@given(ROW_CHUNKS, st.sets(st.integers(0, 19)), st.lists(st.integers(0, 19), max_size=3), st.integers(1, 40))
-def test_chunks_come_in_the_order_of_their_first_use(asked, present, urgent, ahead):
-    """All that is asked for comes once, the urgent first, then within the look-ahead in order, then the rest."""
-    table = ChunkTable({str(chunk): 5 for chunk in range(20)})  # files of one chunk: nothing is joined
-    there = np.zeros(20, bool)
-    there[list(present)] = True
-    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: ~there[chunks], ahead)
-    reader, rows = ReadRequest(), [np.array(one) for one in asked]
-    for one in rows:
-        demand.add(reader, one)
-    demand.prioritise(np.array([chunk for chunk in urgent if not there[chunk]], np.int64))
-    order = list(dict.fromkeys(chunk for one in asked for chunk in one))
-    first = [chunk for chunk in dict.fromkeys(urgent) if not there[chunk]]
-    want = first + [chunk for chunk in order[:ahead] if not there[chunk] and chunk not in first]
-    got = []
-    while (found := demand.take(4)) is not None:
-        got.append(found.chunk)
-        there[found.chunk] = True
-        demand.calm(found.chunk)
-        demand.put_back(found)
-    assert got == want
-    ranks = demand.ranks(np.arange(20))
-    assert np.argsort(ranks, kind="stable")[: len(order[:ahead])].tolist() == order[:ahead]
-    for one in rows:  # the rows pass
-        demand.waits(reader, one)
-    assert np.isinf(demand.ranks(np.array(order, np.int64))).all() or demand.take(4) is None
-    demand.forget(reader)
-    assert demand.take(4) is None
-
-
-def test_a_chunk_that_is_taken_is_not_taken_again_and_one_put_back_is():
-    table = ChunkTable({"a": 6 * CHUNK})
-    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
-    demand.add(ReadRequest(), np.arange(6))
-    first, second = demand.take(1), demand.take(1)
-    assert (first.chunk, first.size, second.chunk, second.size) == (0, 4, 4, 2)
-    assert demand.take(1) is None
-    demand.put_back(second)
-    assert demand.take(1) == second
-
-
-def test_chunks_without_room_wait_until_a_reader_goes_on():
-    """Each was taken again at once, and put off again, for ever, while no other thread got the lock."""
-    table, reader, rows = ChunkTable({"a": 40 * CHUNK}), ReadRequest(), np.arange(0, 40, 2)
-    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
-    demand.add(reader, rows)
-    taken = []
-    while (found := demand.take(1)) is not None:
-        taken.append(found.chunk)
-        demand.put_off(found)
-        assert len(taken) <= len(rows)
-    assert taken == rows.tolist()
-    assert demand.is_full
-    demand.waits(reader, rows[:4])
-    assert not demand.is_full
-    assert demand.take(1) is not None
-
-
-def test_few_chunks_are_spread_over_requests():
-    table = ChunkTable({"a": 8 * CHUNK})
-    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: np.ones(len(chunks), bool), None)
-    demand.add(ReadRequest(), np.arange(8))
-    assert [demand.take(8).size for _ in range(8)] == [1] * 8
-
-
-def test_chunks_that_are_needed_later_are_joined_also_if_they_are_few():
-    table = ChunkTable({"a": 200 * CHUNK})
-    absent = np.arange(200) >= 192
-    demand = Demand(table, lambda reader, rows: RowChunks(rows, True), lambda chunks: absent[chunks], None)
-    demand.add(ReadRequest(), np.arange(200))
-    assert [demand.take(8).size for _ in range(2)] == [4, 4]
-    assert demand.take(8) is None
-
-
-@pytest.mark.parametrize(
-    ("megabytes_per_second", "latency", "least"), [(12, 0.001, 4), (1000, 0.05, 16), (5000, 0.1, 32)]
-)
-def test_requests_in_flight_suit_the_link(megabytes_per_second, latency, least):
-    """A link that is full gets no more requests; a long, fat one gets as many as fill it."""
-    chosen = InFlight()
-    for _ in range(400):
-        rate = megabytes_per_second * 1e6 / chosen.count  # each has its share, and at most 100 MB/s by itself
-        chosen.note(CHUNK, latency + CHUNK / min(rate, 100e6), chosen.count)
-    assert chosen.count >= least
-    assert LEAST_IN_FLIGHT <= chosen.count <= MOST_IN_FLIGHT
-    if megabytes_per_second == 12:
-        assert chosen.count <= 8
-
-
-def test_more_requests_than_usual_do_not_make_a_full_link_look_faster():
-    """32 requests share 12 MB/s for what readers wait for: each takes 8 times as long as one of 4."""
-    chosen = InFlight()
-    for working in (4, 32) * 200:
-        chosen.note(CHUNK, CHUNK * working / 12e6, working)
-    assert chosen.count <= 8
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("200GB", 200 * 10**9),
-        ("1.5 TB", 15 * 10**11),
-        ("64MiB", 64 << 20),
-        ("7", 7),
-        (12, 12),
-        ("3kb", 3000),
-        (None, None),
-    ],
-)
-def test_sizes_are_read(text, size):
-    assert parse_bytes("size", text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "0.4", "many", "1iB", True, 1.5e300])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises((ValueError, OverflowError), match="size="):
-        parse_bytes("size", text)
-
-
-def test_what_is_planned_does_not_grow_with_the_store():
-    """The store has 10^11 rows of 4 KiB, in 10^8 chunks; what is asked for, and how often, is the same as of a small
-    one."""
-    tracemalloc.start()
-    try:
-        table = ChunkTable({"a": 10**11 * 4096})
-        present: set[int] = set()
-        chunks_of = lambda reader, rows: RowChunks(first_uses(rows // 1024), True)  # noqa: E731
-        absent = lambda chunks: np.array([chunk not in present for chunk in chunks.tolist()], bool)  # noqa: E731
-        demand, reader = Demand(table, chunks_of, absent, None), ReadRequest()
-        for first in range(0, 10**11, 10**10):
-            demand.add(reader, np.arange(first, first + 4096))
-        ranges = []
-        while (found := demand.take(4)) is not None:
-            present.update(range(found.chunk, found.chunk + found.size))
-            demand.put_back(found)
-            ranges.append(found.size)
-        assert sum(ranges) == sum(len(first_uses(np.arange(at, at + 4096) // 1024)) for at in range(0, 10**11, 10**10))
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+@given(st.integers(1, 40 << 20))
+def test_chunks_hold_whole_rows_and_blocks_of_the_disk(row_bytes):
+    step = aligned_step(row_bytes)
+    assert step % 4096 == 0
+    assert step <= 2 * CHUNK_BYTES
+    assert step % row_bytes == 0 or (step == CHUNK_BYTES and np.lcm(row_bytes, 4096) > 2 * CHUNK_BYTES)

@@ -1,5 +1,6 @@
 """Graphs of PyTorch Geometric: Data in, equal Data and its own Batch out."""
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,8 @@ from support import cache, equal
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of what torch has deprecated
     geometric = pytest.importorskip("torch_geometric.data")
-Data, Batch = geometric.Data, geometric.Batch
+    GraphLoader = pytest.importorskip("torch_geometric.loader").DataLoader
+Data, HeteroData, Batch = geometric.Data, geometric.HeteroData, geometric.Batch
 
 
 class PairData(Data):
@@ -39,6 +41,23 @@ def graph(i):
     )
 
 
+def hetero(i, **more):
+    g = torch.Generator().manual_seed(i)
+    users, films, ratings = 2 + i % 3, 3 + i % 5, i % 4
+    data = HeteroData(y=i / 2, name=f"graph {i}")
+    data["user"].x = torch.rand(users, 3, generator=g)
+    data["film"].x = torch.rand(films, 1, generator=g)
+    data["film"].num_nodes = films
+    data["user", "rates", "film"].edge_index = torch.randint(0, 2, (2, ratings), generator=g)
+    data["user", "rates", "film"].edge_attr = torch.rand(ratings, 2, generator=g)
+    for key, value in more.items():
+        if key == "meta":
+            data.meta = value
+        else:
+            data[key].update(value)
+    return data
+
+
 def test_samples_are_equal_and_batches_are_those_of_geometric(path):
     graphs = [graph(i) for i in range(40)]
     assert all(equal(sample, data) for sample, data in zip(cache(graphs, path), graphs, strict=True))
@@ -54,6 +73,69 @@ def test_samples_are_equal_and_batches_are_those_of_geometric(path):
 def test_not_the_same_for_another_graph():
     assert not equal(graph(3), graph(4))
     assert not equal(graph(3), Batch.from_data_list([graph(3)]))
+
+
+def test_graphs_of_several_types(path):
+    graphs = [hetero(i) for i in range(20)]
+    assert all(equal(sample, data) for sample, data in zip(cache(graphs, path), graphs, strict=True))
+    store = memfeed.open(path)
+    assert [field.name for field in store.schema][:3] == ["y", "name", "user.x"]
+    assert "user__rates__film.edge_index" in [field.name for field in store.schema]
+    assert all(type(one) is HeteroData and equal(one, data) for one, data in zip(store, graphs, strict=True))
+    for k, batch in enumerate(memfeed.Loader(store, 8)):
+        want = Batch.from_data_list(graphs[8 * k : 8 * k + 8])
+        assert type(batch) is type(want)
+        assert equal(batch, want)
+        assert batch.metadata() == want.metadata()
+        assert equal(batch.to_data_list()[3], want.to_data_list()[3])
+    assert not equal(graphs[0], graphs[1])
+
+
+def test_random_steps_of_graphs_of_several_types(path):
+    class Jitter:
+        def __call__(self, data):
+            data["user"].x = data["user"].x + torch.rand(1)
+            return data
+
+    class Jittered(torch.utils.data.Dataset):
+        def __init__(self):
+            self.transform = Jitter()
+
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, i):
+            return self.transform(hetero(i))
+
+    first, second = (next(iter(memfeed.Loader(Jittered(), 4, cache=path))) for _ in range(2))
+    want = Batch.from_data_list([hetero(i) for i in range(4)])
+    assert not equal(first["user"].x, second["user"].x)
+    assert equal(first["film"].x, want["film"].x)
+
+
+@pytest.mark.parametrize("make", [graph, hetero])
+@pytest.mark.parametrize("options", [{"follow_batch": ["x"]}, {"exclude_keys": ["x", "y"]}])
+def test_follow_batch_and_exclude_keys_as_in_the_loader_of_geometric(path, make, options):
+    graphs = [make(i) for i in range(10)]
+    loader = memfeed.Loader(cache(graphs, path), 4, **options)
+    for got, want in zip(loader, GraphLoader(graphs, 4, **options), strict=True):
+        assert equal(got, want)
+    for got, want in zip(pickle.loads(pickle.dumps(loader)), GraphLoader(graphs, 4, **options), strict=True):
+        assert equal(got, want)
+
+
+def test_follow_batch_beside_a_collate_fn(path):
+    with pytest.raises(memfeed.errors.LoaderError, match="follow_batch= or exclude_keys= beside a collate_fn"):
+        memfeed.Loader(cache([graph(0)], path), collate_fn=list, follow_batch=["x"])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_the_adjacency_of_a_batch_is_made_by_a_transform(path):
+    transforms = pytest.importorskip("torch_geometric.transforms")
+    graphs = [graph(i) for i in range(8)]
+    batch = next(iter(memfeed.Loader(cache(graphs, path), 8, transform=transforms.ToSparseTensor())))
+    want = transforms.ToSparseTensor()(Batch.from_data_list(graphs))
+    assert equal(batch.adj_t.to_dense(), want.adj_t.to_dense())
 
 
 def test_graphs_within_other_samples(path):
@@ -90,7 +172,12 @@ def test_a_derived_class_collates_as_it_says(path):
     ("samples", "message"),
     [
         ([graph(0), Data(x=torch.zeros(2, 3))], r"sample 1.*without the attribute 'count', which sample 0 has"),
-        ([geometric.HeteroData()], r"found a HeteroData; .*data = data\.to_homogeneous\(\)"),
+        ([hetero(1, film_={"x": torch.zeros(2)})], r"found 'film_' as a type of nodes.*without '__'"),
+        (
+            [hetero(1, meta={"x": 1})],
+            r"found a dict as the attribute 'meta' .*json\.dumps\(data\.meta\)",
+        ),
+        ([Data(adj_t=torch.eye(2).to_sparse())], r"field adj_t: found a torch.sparse_coo tensor.*ToSparseTensor"),
         ([Batch.from_data_list([graph(1)])], r"found a Batch of graphs; .*batch\.to_data_list\(\)"),
     ],
 )

@@ -1,6 +1,6 @@
 import pytest
 
-from memfeed.system.units import format_bytes, format_seconds
+from memfeed.system.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,25 @@ def test_bytes(count, text):
 )
 def test_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("200GB", 200 * 10**9),
+        ("1.5 TB", 15 * 10**11),
+        ("64MiB", 64 << 20),
+        ("7", 7),
+        (12, 12),
+        ("3kb", 3000),
+        (None, None),
+    ],
+)
+def test_sizes_are_read(text, size):
+    assert parse_bytes("size", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "0.4", "many", "1iB", True, 1.5e300])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises((ValueError, OverflowError), match="size="):
+        parse_bytes("size", text)

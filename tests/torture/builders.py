@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memfeed.building.rows import ABSENT, DURABLE
+from memfeed.building.partial import ABSENT, DURABLE
 from memfeed.system.unsynced import SYNCING
 from torture.victims import (
     HANG_SECONDS,

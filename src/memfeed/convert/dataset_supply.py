@@ -76,9 +76,8 @@ class DatasetSupply:
         """See ``RowSupply``."""
         return self._work.wait(reader, rows)
 
-    def refetched_bytes(self, shuffle_span: int) -> int:
-        """See ``RowSupply``: rows stay."""
-        return 0
+    def require_room(self, mixed_rows: int) -> None:
+        """See ``RowSupply``: there is room for all rows."""
 
     def substitute_row(self) -> int:
         """See ``RowSupply``."""

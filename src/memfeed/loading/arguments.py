@@ -31,9 +31,9 @@ from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
 from memfeed.schema.fields import Node
+from memfeed.schema.graphs import graph_collater
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
-from memfeed.system.units import format_bytes
 from memfeed.transfer.devices import check_device
 
 PREFETCH = 2  # batches
@@ -75,6 +75,8 @@ class Arguments:
     return_rows: bool
     as_: ArrayKind
     pad: Mapping[Any, float] | None
+    follow_batch: Sequence[str] | None
+    exclude_keys: Sequence[str] | None
     num_workers: int
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
@@ -155,7 +157,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         has_own_transform=given.transform is None and transform is not None,
         placement_requests=requests,
         prefetch=PREFETCH if prefetch is None else as_int("prefetch_factor", prefetch, 0),
-        collate_fn=user_collate(given.collate_fn),
+        collate_fn=_collate(given),
         returns_rows=given.return_rows,
         as_=given.as_,
         rank=rank,
@@ -297,6 +299,20 @@ def _require_no_other_transform(transform: Any, store: Store) -> None:
         )
 
 
+def _collate(given: Arguments) -> Callable[[Any], Any] | None:
+    """Return what makes a batch of a list of samples, if the arguments ask for it."""
+    follow_batch, exclude_keys = given.follow_batch, given.exclude_keys
+    if follow_batch is None and exclude_keys is None:
+        own: Callable[[Any], Any] | None = user_collate(given.collate_fn)
+        return own
+    if given.collate_fn is not None:
+        raise LoaderError(
+            "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "
+            "leave collate_fn out, or pass them on in it"
+        )
+    return graph_collater(follow_batch, exclude_keys)
+
+
 def _batch_size(given: Arguments) -> int | None:
     if given.batch_size is not None:
         return as_int("batch_size", given.batch_size, 1)
@@ -358,14 +374,9 @@ def _row_order(store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, u
     default = store._backing.chunk_rows or default_block_rows(sum(fixed))
     given = shuffle.rows if isinstance(shuffle, Blocks) else None
     size = default if given is None else as_int("Blocks.rows", given, 1, LARGEST_BLOCK)
-    shuffle_span = mixed_rows(shuffle or False, len(store), size, store._backing.chunk_rows)
-    again = 0 if store._view.supply is None else store._view.supply.refetched_bytes(shuffle_span)
-    if again:
-        advice = "shuffle=memfeed.Blocks(), or a larger size=" if shuffle is True else "a larger size="
-        say_once(
-            f"memfeed: the cache {store.path} has no room for the rows that this order mixes: rows are fetched again "
-            f"one by one, {format_bytes(again)} in each epoch; expected {advice}"
-        )
+    if store._view.supply is not None:  # a sampler of the user may ask for any row
+        own = shuffle or False if user_sampler is None else True
+        store._view.supply.require_room(mixed_rows(own, len(store), size, store._backing.chunk_rows))
     # beside a sampler that draws from one of ours, the weights are in it already
     counts = None if weights is None or user_sampler is not None else shares(weights, sum(sizes))
     return RowOrder(sizes, counts, shuffle if isinstance(shuffle, Blocks) else bool(shuffle), size)

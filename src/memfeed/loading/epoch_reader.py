@@ -22,7 +22,7 @@ from memfeed.loading.presence import present_tasks
 from memfeed.loading.readahead import announce_in_caller, announce_in_thread, drop_after_use
 from memfeed.loading.settings import Settings
 from memfeed.order.buckets import LengthBatches
-from memfeed.order.choice import Shuffle, mixed_rows
+from memfeed.order.choice import Shuffle
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.orders import BlockOrder, Order, Sequential, Shuffled
 from memfeed.order.shards import RankShards
@@ -250,10 +250,7 @@ class EpochReader:
         """Yield ``tasks``; of a store that is being filled, once their rows are there."""
         if self._store._view.supply is None and not self._store._backing.masks_rows:
             return tasks
-        has_own_order = self._settings.has_own_order
-        shuffle = self._rows.shuffle if has_own_order else True
-        shuffle_span = mixed_rows(shuffle, len(self._store), self._rows.block_rows, self._store._backing.chunk_rows)
-        return present_tasks(tasks, self._store, has_own_order=has_own_order, shuffle_span=shuffle_span)
+        return present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings

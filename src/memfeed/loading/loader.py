@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -135,6 +135,8 @@ class Loader(DataLoader[T_co]):
             pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
             form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
             RAM, else "encoded". A line says which.
+        follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
+            batch also says the graph of each entry, and attributes that are left out.
 
     As many threads gather and transform batches as are measured to be worthwhile while the loop runs, at most
     `torch.get_num_threads()` and the cores (see ``stats``).
@@ -150,8 +152,7 @@ class Loader(DataLoader[T_co]):
     Example::
 
         loader = memfeed.Loader(torch.arange(300_000), 300, shuffle=True)
-        for batch in loader:  # int64 [300]
-            ...
+        first = next(iter(loader))  # int64 [300]
     """
 
     def __init__(
@@ -187,24 +188,26 @@ class Loader(DataLoader[T_co]):
         pad: Mapping[Any, float] | None = None,
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
+        follow_batch: Sequence[str] | None = None,
+        exclude_keys: Sequence[str] | None = None,
     ) -> None:
         source = open_source(dataset, Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context))
         given = Arguments(
-            batch_size=batch_size, shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, drop_last=drop_last,
-            last=last, bucket_by=bucket_by, seed=seed, generator=generator, collate_fn=collate_fn, transform=transform,
-            device=device, placement=placement, prefetch_factor=prefetch_factor, ranks=ranks, return_rows=return_rows,
-            as_=as_, pad=pad, num_workers=num_workers, worker_init_fn=worker_init_fn, timeout=timeout,
-            multiprocessing_context=multiprocessing_context, persistent_workers=persistent_workers, in_order=in_order,
-            pin_memory=pin_memory, pin_memory_device=pin_memory_device,
+            as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
+            timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
+            transform=transform, placement=placement, batch_size=batch_size, collate_fn=collate_fn,
+            pin_memory=pin_memory, return_rows=return_rows, num_workers=num_workers, follow_batch=follow_batch,
+            exclude_keys=exclude_keys, batch_sampler=batch_sampler, worker_init_fn=worker_init_fn,
+            prefetch_factor=prefetch_factor, pin_memory_device=pin_memory_device, persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
         )  # fmt: skip
         reading = resolve(source, given)
-        store, batches, clock = reading.store, reading.batches, reading.clock
-        shown_batches = batch_sampler if batches is None else LengthBatchSampler(batches, clock)
-        has_rows = shown_batches is None and sampler is None
+        store, clock = reading.store, reading.clock
+        shown_batches = batch_sampler if reading.batches is None else LengthBatchSampler(reading.batches, clock)
         super().__init__(
             store,
             1 if shown_batches is not None else reading.settings.batch_size,
-            sampler=make_sampler(store, reading.rows, clock) if has_rows else sampler,
+            sampler=make_sampler(store, reading.rows, clock) if shown_batches is None and sampler is None else sampler,
             batch_sampler=shown_batches,  # type: ignore[arg-type]
             collate_fn=LoaderCollate(reading.settings, clock),
             drop_last=reading.settings.last == "drop" and shown_batches is None,

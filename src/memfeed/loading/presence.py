@@ -18,16 +18,12 @@ ROWS_AT_ONCE = 1 << 13  # that they are told at once, far ahead: neighbours amon
 SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the caller's thread
 
 
-def present_tasks(
-    tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool, shuffle_span: int = 0
-) -> Iterator[GatherTask]:
+def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool) -> Iterator[GatherTask]:
     """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead.
-
-    ``shuffle_span`` is among how many rows the order mixes: see ``ReadRequest``.
 
     If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
     """
-    supply, reader, held = store._view.supply, store._view.reader(shuffle_span=shuffle_span), deque[GatherTask]()
+    supply, reader, held = store._view.supply, store._view.reader(), deque[GatherTask]()
     if supply is None:
         yield from map(_all_valid, tasks)
         return

@@ -167,8 +167,6 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     directory = CacheDirectory(root, own, manifest, _hashes(remote))
     if found is not None:
         directory.recover()
-        if directory.pieces is not None:
-            directory.pieces.forget()
         directory.shrink()
     directory.recount()
     files.write_atomically(work / SETTINGS, msgspec.json.encode(own))
@@ -258,7 +256,7 @@ def _grow(
                 old.remove(chunk)
     # a process that reads the complete cache as a store keeps its rows: no byte of them changes
     files.write_atomically(root / format.GENERATIONS, "\n".join(generations).encode())
-    for path in (root / format.MANIFEST, root / METADATA, work / SETTINGS, work / "pieces", work / "hashed"):
+    for path in (root / format.MANIFEST, root / METADATA, work / SETTINGS):
         if path.exists():
             files.remove(path)
     files.sync_directory(work)

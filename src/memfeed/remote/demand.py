@@ -42,7 +42,6 @@ class Demand:
         chunks_of: the chunks of rows (int64 [k]) that a reader reads.
         is_absent: which of some chunks (int64 [k]) are not there, bool [k].
         ahead: how many different chunks ahead of the readers may be fetched; None for as many as are asked for.
-        is_scattered: whether a reader reads rows from more chunks at a time than there is room for.
     """
 
     def __init__(
@@ -51,13 +50,11 @@ class Demand:
         chunks_of: Callable[[ReadRequest, Int64Array], RowChunks],
         is_absent: Callable[[Int64Array], npt.NDArray[np.bool_]],
         ahead: int | None,
-        is_scattered: Callable[[ReadRequest], bool] = lambda reader: False,
     ) -> None:
-        self._is_scattered = is_scattered
         self._table, self._chunks_of, self._is_absent = table, chunks_of, is_absent
         self._ahead = LOOKED_AT if ahead is None else ahead
         self._asked: dict[ReadRequest, deque[_AskedRows]] = {}  # by reader; the one that waited last is the last
-        self._urgent: dict[int, bool] = {}  # in order; whether each has to have room in the cache
+        self._urgent: dict[int, None] = {}  # in order
         self._todo: deque[int] = deque()
         self._wanted: set[int] = set()  # urgent, or in _todo
         self._taken: set[int] = set()  # fetched now
@@ -86,24 +83,10 @@ class Demand:
         if self._asked.pop(reader, None) is not None:
             self._is_stale, self._is_full = True, False
 
-    def prioritise(self, chunks: Int64Array, *, must_stay: bool = False) -> None:
-        """Put chunks before all others. ``must_stay``: they are read from the cache, so there must be room for them."""
-        for chunk in chunks.tolist():
-            self._urgent[chunk] = must_stay or self._urgent.get(chunk, False)
+    def prioritise(self, chunks: Int64Array) -> None:
+        """Put chunks before all others."""
+        self._urgent.update(dict.fromkeys(chunks.tolist()))
         self._wanted.update(chunks.tolist())
-
-    def may_remove_others(self, chunk: int) -> bool:
-        """Return True if other chunks may be evicted to make room for this one.
-
-        If all readers are scattered, all chunks are worth the same: then only an urgent one evicts another.
-        """
-        are_scattered = bool(self._asked) and all(self._is_scattered(reader) for reader in self._asked)
-        return self._urgent.get(chunk, False) or not are_scattered
-
-    def coming(self, reader: ReadRequest) -> Iterator[Int64Array]:
-        """Yield the rows that a reader has asked for and not waited for, in order."""
-        for one in self._asked.get(reader, ()):
-            yield one.rows
 
     def is_urgent(self, chunk: int) -> bool:
         """Return True if somebody waits for a chunk now."""

@@ -3,9 +3,10 @@
 Any number of processes share one. `Units` says which chunks are there, and which process brings or removes one. Beside
 its files there are, in the work directory:
 
-- ``taken`` is how many bytes the chunks take, ``pieces`` and ``hashed`` have the hashes of single rows (`pieces`).
+- ``taken`` is how many bytes the chunks take.
 - ``used`` has for each chunk when it was used last, in seconds of the clock that all processes share.
-- ``users`` is locked shared by each process that uses the directory; ``room`` while room is made.
+- ``users`` is locked shared by each process that uses the directory; ``room`` while room is made; ``waiting`` by the
+  reader that keeps chunks of a small cache while it waits for more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,10 +28,9 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.partial import ABSENT, HELD, WRITTEN, Units
-from memfeed.errors import BuildError, MemfeedError, StoreError
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.remote.layout import RANGES
 from memfeed.remote.ranges import ChunkTable, aligned_steps
-from memfeed.remote.row_hashes import open_pieces
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.checksums import chunk_hash
@@ -38,7 +38,6 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files
 from memfeed.system import files
-from memfeed.system.descriptors import FileHandles
 
 MOST_VICTIMS = 256  # chunks that are found at once, to be removed
 REMEDY = "remove the cache directory to start over"
@@ -72,18 +71,18 @@ class CacheDirectory:
         self.units = Units(work, self.table.count, may_drop=settings.size is not None)
         self.used = _map(work / "used", self.table.count, np.float64)
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
-        self.pieces = None if settings.size is None else open_pieces(work, self.table, manifest, settings.size)
         self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
+        self.offset_bytes = sum(manifest.files[name] for name in offset_files(manifest))
         self.reopen()
 
     def reopen(self) -> None:
         """Open the files again: a forked child has the descriptors of its parent, but not its locks."""
         work = self.root / WORK_DIRECTORY
         self._room = files.open_write(work / "room", os.O_CREAT)
-        self._closer = weakref.finalize(self, _close, self._room)
+        self._waiting = files.open_write(work / "waiting", os.O_CREAT)
+        self._closer = weakref.finalize(self, _close, self._room, self._waiting)
         _open_directories.add(self)
-        self._handles = FileHandles(write=False)
-        self._room_lock, self._handles_lock = threading.Lock(), threading.Lock()
+        self._room_lock, self._waiting_lock = threading.Lock(), threading.Lock()
         self._victims = deque[int]()  # the chunks to remove next
 
     def close(self) -> None:
@@ -132,29 +131,6 @@ class CacheDirectory:
                     self.remove(chunk)
             raise
 
-    def copy(self, chunk: int, starts: Sequence[int], outs: Sequence[memoryview]) -> bool:
-        """Fill ``outs`` with the bytes of a file from ``starts``, which lie in ``chunk``; False if it is not there."""
-        if not self.is_written(chunk):
-            return False
-        if not self.units.keep(chunk):
-            return False
-        path = self.root / self.table.at(chunk).name
-        try:
-            self._read_parts(path, starts, outs)
-        except OSError as error:
-            raise StoreError(f"{path}: found {error.strerror}; expected the file to stay: {REMEDY}") from error
-        finally:
-            self.units.let_go(chunk)
-        self.used[chunk] = time.monotonic()
-        return True
-
-    def _read_parts(self, path: Path, starts: Sequence[int], outs: Sequence[memoryview]) -> None:
-        with self._handles_lock:
-            fd = self._handles(path)
-            for start, out in zip(starts, outs, strict=True):
-                if os.preadv(fd, [out], start) != len(out):
-                    raise StoreError(f"{path}: found that the file was cut; expected it to stay: {REMEDY}")
-
     def remove(self, chunk: int) -> None:
         """Give the disk the room of a chunk back that this process has taken."""
         with self._making_room():
@@ -179,13 +155,11 @@ class CacheDirectory:
 
     # --- room
 
-    def reserve(
-        self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool, may_remove: bool
-    ) -> bool:
+    def reserve(self, chunk: int, need: Callable[[Int64Array], npt.NDArray[np.float64]], *, urgent: bool) -> bool:
         """Make room for a chunk that was taken. Return False if only chunks that are needed sooner could go.
 
         ``need`` returns for chunks when this process needs each, infinity for not soon. An ``urgent`` chunk takes the
-        place of any that nobody copies. Without ``may_remove`` no other chunk goes.
+        place of any that nobody keeps.
         """
         size = self.settings.size
         if size is None:
@@ -194,9 +168,8 @@ class CacheDirectory:
             if self.units.states[chunk] == HELD:  # held by a process that has died: this one has the lock now
                 self._remove(chunk)
             own = int(self.table.bytes_of(np.array([chunk]))[0])
-            most = size - (0 if self.pieces is None else self.pieces.nbytes)
-            wanted = int(self._taken_bytes[0]) + own - most
-            if wanted > 0 and not (may_remove and self._make_room(chunk, wanted, need, urgent)):
+            wanted = int(self._taken_bytes[0]) + own - size
+            if wanted > 0 and not self._make_room(chunk, wanted, need, urgent):
                 return False
             self._taken_bytes[0] += own
             self.units.mark(chunk, 1, HELD)
@@ -228,24 +201,22 @@ class CacheDirectory:
     def _find_victims(self, need: Callable[[Int64Array], npt.NDArray[np.float64]]) -> deque[int]:
         """Return the next chunks to remove. Many at once: a cache of a terabyte has 300,000, which takes 30 ms."""
         there = np.flatnonzero(self.units.states)  # none is ABSENT
-        there = there[~self._are_offsets(there)]
+        there = there[~self.are_offsets(there)]
         return deque(there[np.lexsort((self.used[there], -need(there)))][:MOST_VICTIMS].tolist())
 
-    def _are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
+    def are_offsets(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
         """Return which of these chunks say where the rows of ragged columns lie, and so stay; bool [k]."""
         found = np.zeros(len(chunks), bool)
         for first, last in self._offsets:
             found |= (first <= chunks) & (chunks < last)
         return found
 
-    @contextlib.contextmanager
-    def _making_room(self) -> Iterator[None]:
-        with self._room_lock:
-            fcntl.flock(self._room, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._room, fcntl.LOCK_UN)
+    def _making_room(self) -> contextlib.AbstractContextManager[None]:
+        return _alone(self._room_lock, self._room)
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Let one reader at a time, of all processes, keep chunks while it waits for more: two could wait for ever."""
+        return _alone(self._waiting_lock, self._waiting)
 
     # --- the whole store
 
@@ -311,12 +282,23 @@ class CacheDirectory:
         if self.settings.size is None:
             return
         there = np.flatnonzero(self.units.states)
-        newest = there[np.lexsort((-self.used[there], ~self._are_offsets(there)))]
+        newest = there[np.lexsort((-self.used[there], ~self.are_offsets(there)))]
         total = np.cumsum(self.table.bytes_of(newest))
         surplus = newest[total > self.settings.size]
         self.units.demote(surplus)
         for chunk in surplus.tolist():
             self.remove(chunk)
+
+
+@contextlib.contextmanager
+def _alone(lock: threading.Lock, fd: int) -> Iterator[None]:
+    """Let one thread at a time, of all processes, run the block."""
+    with lock:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _after_fork() -> None:

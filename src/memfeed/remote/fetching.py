@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +17,7 @@ from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange
 from memfeed.schema.codec import Int64Array
 from memfeed.store.checksums import Chunk
+from memfeed.system.units import format_bytes
 
 LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more
@@ -26,6 +25,7 @@ ELSEWHERE_SECONDS = 0.02  # after which a chunk that another process fetches is 
 TICK_SECONDS = 0.25
 POLL_SECONDS = 0.001
 JOIN_SECONDS = 5.0
+ROOM_SECONDS = 60.0  # in which readers may give room back to a chunk that another one waits for
 CHUNKS_A_PART = 64  # 256 MiB
 
 
@@ -68,25 +68,17 @@ class Fetching:
         directory: where chunks go.
         objects: where they come from.
         demand: which chunks are wanted; it is used under ``changed``.
-        arrived: called with a chunk and its bytes, under no lock.
     """
 
-    def __init__(
-        self,
-        directory: CacheDirectory,
-        objects: Reading,
-        demand: Demand,
-        arrived: Callable[[int, memoryview], None] = lambda chunk, data: None,
-    ) -> None:
-        self.directory, self.demand = directory, demand
-        self._objects, self._arrived = objects, arrived
+    def __init__(self, directory: CacheDirectory, objects: Reading, demand: Demand) -> None:
+        self.directory, self.demand, self._objects = directory, demand, objects
         self.changed = threading.Condition()
         self.in_flight = InFlight()
         self.failed: dict[int, MemfeedError] = {}
         self._elsewhere: dict[int, float] = {}  # chunks that other processes have, and when to look again
+        self._without_room: dict[int, float] = {}  # chunks that are waited for, and since when no room is found
         self._threads: list[threading.Thread] = []
-        self._working = self._working_singles = 0
-        self._singles: deque[tuple[Future[memoryview], Callable[[], memoryview]]] = deque()
+        self._working = 0
         self._stopping = False
 
     def start(self) -> None:
@@ -98,8 +90,7 @@ class Fetching:
 
     def _most_at_once(self) -> int:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
-        waited_for = max(self.demand.urgent_count, len(self._singles) + self._working_singles)
-        return max(self.in_flight.count, min(waited_for, MOST_IN_FLIGHT))
+        return max(self.in_flight.count, min(self.demand.urgent_count, MOST_IN_FLIGHT))
 
     def ask(self, chunks: Int64Array) -> None:
         """Fetch chunks before all others, also those that failed before."""
@@ -130,15 +121,6 @@ class Fetching:
                 self.wait(left)
             brought(int(self.directory.table.bytes_of(part).sum()))
 
-    def submit(self, reads: Iterable[Callable[[], memoryview]]) -> list[Future[memoryview]]:
-        """Run these reads in the threads, in order, before chunks that nobody waits for; return what they will give."""
-        jobs = [(Future[memoryview](), read) for read in reads]
-        with self.changed:
-            self._singles.extend(jobs)
-            self.start()
-            self.changed.notify_all()
-        return [future for future, _ in jobs]
-
     @property
     def is_stopping(self) -> bool:
         """True once nothing is fetched any more: the interpreter may be ending."""
@@ -148,8 +130,6 @@ class Fetching:
         """Let the threads end after the request that they wait for."""
         with self.changed:
             self._stopping = True
-            while self._singles:
-                self._singles.popleft()[0].cancel()
             self.changed.notify_all()
 
     def join(self) -> None:
@@ -163,7 +143,7 @@ class Fetching:
             with self.changed:
                 job: Callable[[], None] | None = None
                 try:
-                    while not self._stopping and (job := self._next_single() or self._next()) is None:
+                    while not self._stopping and (job := self._next()) is None:
                         self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
                 except BaseException:
                     self._stopping = True  # else readers would wait without end
@@ -173,27 +153,9 @@ class Fetching:
                 self.start()
             job()
 
-    def _next_single(self) -> Callable[[], None] | None:
-        """Return a read that was submitted, unless a chunk is waited for."""
-        while self._singles and not self.demand.urgent_count and self._working < MOST_IN_FLIGHT:
-            future, read = self._singles.popleft()
-            if future.set_running_or_notify_cancel():
-                self._working, self._working_singles = self._working + 1, self._working_singles + 1
-                return partial(self._read_single, future, read)
-        return None
-
-    def _read_single(self, future: Future[memoryview], read: Callable[[], memoryview]) -> None:
+    def _fetch_claimed(self, fetched: ByteRange) -> None:
         try:
-            future.set_result(read())
-        except BaseException as error:
-            future.set_exception(error)
-        finally:
-            with self.changed:
-                self._working, self._working_singles = self._working - 1, self._working_singles - 1
-
-    def _fetch_claimed(self, fetched: ByteRange, kept: list[bool]) -> None:
-        try:
-            self._fetch(fetched, kept)
+            self._fetch(fetched)
         except MemfeedError as error:
             self._fail(fetched, error)
         except BaseException as error:  # a thread that ends without a word would let readers wait for ever
@@ -203,7 +165,7 @@ class Fetching:
             self._end(fetched)
 
     def _next(self) -> Callable[[], None] | None:
-        """Return what fetches chunks that this process has taken now, some of which have room in the cache."""
+        """Return what fetches chunks that this process has taken now, and that have room in the cache."""
         now = time.monotonic()
         for chunk in [chunk for chunk, due in self._elsewhere.items() if due <= now]:
             del self._elsewhere[chunk]
@@ -214,45 +176,59 @@ class Fetching:
         # requests share the link: if readers wait for many chunks, the longest request ends last, and has to be short
         joined = MOST_CHUNKS if most == self.in_flight.count else 1
         while not self.demand.is_full and (found := self.demand.take(most, joined)) is not None:
-            run, kept = self._claim(found, now)
+            run = self._claim(found, now)
             if run:
                 self._working += 1
-                return partial(self._fetch_claimed, self.directory.table.range_of(run[0], run[-1] + 1), kept)
+                return partial(self._fetch_claimed, self.directory.table.range_of(run[0], run[-1] + 1))
         return None
 
-    def _claim(self, found: ByteRange, now: float) -> tuple[list[int], list[bool]]:
-        """Take consecutive chunks of a range: which, and whether each has room."""
-        run, kept, is_full = list[int](), list[bool](), False
+    def _claim(self, found: ByteRange, now: float) -> list[int]:
+        """Take consecutive chunks of a range that have room; return them. The others are looked at again later."""
+        run, is_full = list[int](), False
         for chunk in range(found.chunk, found.chunk + found.size):
-            is_ours = (not run or run[-1] == chunk - 1) and not is_full
-            if is_ours:
-                try:
-                    if not self.directory.units.take(chunk):
-                        self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
-                        continue
-                    is_urgent = self.demand.is_urgent(chunk)
-                    is_absent = not self.directory.is_written(chunk)
-                    has_room = is_absent and self._reserve(chunk, is_urgent=is_urgent)
-                except MemfeedError as error:  # the disk refused a lock, or to give room back
+            place = self.directory.table.at(chunk)
+            if is_full or (run and run[-1] != chunk - 1):
+                (self.demand.put_off if is_full else self.demand.put_back)(place)
+                continue
+            try:
+                if not self.directory.units.take(chunk):
+                    self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
+                    continue
+                if self.directory.is_written(chunk):  # another process may have brought it meanwhile
                     self.directory.units.release(chunk)
-                    self._fail(self.directory.table.at(chunk), error)
-                    self.demand.put_off(self.directory.table.at(chunk))
+                    self.demand.put_back(place)
                     continue
-                if is_absent and (has_room or is_urgent):
+                is_urgent = self.demand.is_urgent(chunk)
+                if self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent):
                     run.append(chunk)
-                    kept.append(has_room)
+                    self._without_room.pop(chunk, None)
                     continue
-                is_full = is_absent  # others may have brought it meanwhile
+            except MemfeedError as error:  # the disk refused a lock, or to give room back
                 self.directory.units.release(chunk)
-            back = self.demand.put_off if is_full else self.demand.put_back
-            back(self.directory.table.at(chunk))
-        return run, kept
+                self._fail(place, error)
+                self.demand.put_off(place)
+                continue
+            self.directory.units.release(chunk)
+            if is_urgent:
+                self._wait_for_room(place, now)
+            else:
+                is_full = True
+                self.demand.put_off(place)
+        return run
 
-    def _reserve(self, chunk: int, *, is_urgent: bool) -> bool:
-        may_remove = self.demand.may_remove_others(chunk)
-        return self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent, may_remove=may_remove)
+    def _wait_for_room(self, place: ByteRange, now: float) -> None:
+        """Look again soon for room for a chunk that a reader waits for. It fails if there is none for long."""
+        self._elsewhere[place.chunk] = now + ELSEWHERE_SECONDS
+        if now - self._without_room.setdefault(place.chunk, now) > ROOM_SECONDS:
+            del self._without_room[place.chunk]
+            size = format_bytes(self.directory.settings.size or 0)
+            self._fail(place, StoreError(
+                f"{self.directory.root}: found a cache of {size} that is all in use by readers that wait for more "
+                f"rows, for {ROOM_SECONDS:.0f} s; expected room for the rows of each: a larger size=, or fewer loaders "
+                "and processes at a time"
+            ))  # fmt: skip
 
-    def _fetch(self, fetched: ByteRange, kept: list[bool]) -> None:
+    def _fetch(self, fetched: ByteRange) -> None:
         chunks = [self.directory.table.at(fetched.chunk + at) for at in range(fetched.size)]
         done = 0
         try:
@@ -260,13 +236,8 @@ class Fetching:
             data = self._read(fetched, chunks)
             with self.changed:
                 self.in_flight.note(len(data), time.monotonic() - began, self._working)
-            for chunk, has_room in zip(chunks, kept, strict=True):
-                part = data[chunk.start - fetched.start : chunk.stop - fetched.start]
-                if self.directory.pieces is not None:
-                    self.directory.pieces.learn(chunk, part)
-                if has_room:
-                    self.directory.write(chunk.chunk, part)
-                self._arrived(chunk.chunk, part)
+            for chunk in chunks:
+                self.directory.write(chunk.chunk, data[chunk.start - fetched.start : chunk.stop - fetched.start])
                 self.directory.units.release(chunk.chunk)
                 done += 1
         finally:

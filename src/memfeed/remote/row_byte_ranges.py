@@ -20,10 +20,25 @@ Places = Iterator[tuple[str, Int64Array, Int64Array]]
 
 
 class RowByteRanges:
-    """The places of rows. A ragged column says where its rows lie once the bytes of start and dims are there."""
+    """The places of rows. A ragged column says where its rows lie once the bytes of start and dims are there.
 
-    def __init__(self, schema: Schema, row_count: int, table: ChunkTable, column: Callable[[int], Column]) -> None:
-        self._schema, self._table, self._column = schema, table, column
+    Args:
+        schema: the fields of the store.
+        row_count: its rows.
+        table: its chunks.
+        column: returns the column of a field, by its index.
+        are_absent: which of some chunks (int64 [k]) are not there, bool [k].
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        row_count: int,
+        table: ChunkTable,
+        column: Callable[[int], Column],
+        are_absent: Callable[[Int64Array], npt.NDArray[np.bool_]],
+    ) -> None:
+        self._schema, self._table, self._column, self._are_absent = schema, table, column, are_absent
         self._names = [list(column_files(field, row_count)) for field in schema]
 
     def _fields(self, reader: ReadRequest) -> Iterator[tuple[int, Field]]:
@@ -73,13 +88,12 @@ class RowByteRanges:
         """Return True if a column of the reader is ragged."""
         return any(field.kind != "fixed" for _, field in self._fields(reader))
 
-    def chunks(
-        self, reader: ReadRequest, rows: Int64Array, are_absent: Callable[[Int64Array], npt.NDArray[np.bool_]]
-    ) -> RowChunks:
+    def chunks(self, reader: ReadRequest, rows: Int64Array) -> RowChunks:
         """Return the chunks of rows: those of their records, and as soon as these are there those of heaps."""
+        rows = rows.astype(np.int64, copy=False)
         records = self.record_chunks(reader, rows)
         if not self.has_elements(reader):
             return RowChunks(records, True)
-        if are_absent(records).any():
+        if self._are_absent(records).any():
             return RowChunks(records, False)
         return RowChunks(np.concatenate([records, self.element_chunks(reader, rows)]), True)

@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch.nn.utils.rnn import PackedSequence
 
 from memfeed.errors import SchemaError
-from memfeed.schema.graphs import is_graph
+from memfeed.schema.graphs import graph_parts, is_graph, with_parts
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 # A PackedSequence is opened differently here than in transforms, which use the namespace of `memfeed.schema.assemble`.
@@ -163,7 +163,7 @@ def open_any(value: Any, is_leaf: IsLeaf = None) -> tuple[Any, Callable[[Any], A
         fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return fields, partial(_with_fields, value)
     if is_graph(value):
-        return {key: value[key] for key in value.keys()}, partial(_with_items, value)  # noqa: SIM118
+        return graph_parts(value), lambda parts: with_parts(copy.copy(value), parts)
     if isinstance(value, Mapping):
         return dict(value), partial(_with_items, value)
     if isinstance(value, list | UserList):

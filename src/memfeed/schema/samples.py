@@ -15,7 +15,7 @@ import torch
 from memfeed.errors import TransformError, brief
 from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Field, Node, Path, Schema, display
-from memfeed.schema.graphs import is_graph_batch
+from memfeed.schema.graphs import graph_parts, is_graph_batch
 from memfeed.schema.jagged import jagged_rows
 from memfeed.schema.tensordicts import is_a
 from memfeed.schema.tree import Flattener
@@ -156,8 +156,9 @@ class _BatchFlattener(Flattener):
         rows = []
         for graph in batch.to_data_list():
             own: list[Any] = []
+            parts = graph_parts(graph)
             for key, child in node.items():
-                self._walk(child, graph[key], (*path, key), own)
+                self._walk(child, parts[str(key)], (*path, key), own)
             rows.append(own)
         for field, column in zip(self.fields[first:], zip(*rows, strict=True), strict=False):
             yield [_number(value) if not field.shape else value for value in column]

@@ -156,7 +156,7 @@ class _Inference:
                     path,
                     without,
                     f"found a graph without the attribute {key!r}, which sample {self.indices[having]} has; expected "
-                    f"the same attributes in every sample: data.{key} = ...",
+                    f"the same attributes in every sample: data[{key!r}] = ...",
                 )
 
     def _open(self, path: Path, sample: int, part: Any, parts: list[Any]) -> tuple[Node, Sequence[Any]] | None:

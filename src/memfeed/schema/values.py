@@ -86,10 +86,13 @@ def as_tensor(value: Any) -> torch.Tensor | None:
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             reasons = ("nested", value.is_nested), ("quantized", value.is_quantized), ("meta", value.is_meta)
             kind = next((name for name, applies in reasons if applies), str(value.layout))
-            raise SchemaError(
-                f"found a {kind} tensor; expected a dense one with data: "
-                "return a dense tensor per sample (rows may have different lengths)"
-            )
+            line = "return a dense tensor per sample (rows may have different lengths)"
+            if value.layout != torch.strided:
+                line = (
+                    "return x.to_dense(), or its indices and values; of a graph return edge_index, and make adj_t of "
+                    "the batch: Loader(..., transform=torch_geometric.transforms.ToSparseTensor())"
+                )
+            raise SchemaError(f"found a {kind} tensor; expected a dense one with data: {line}")
         check_class(value)
         plain = value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
         return plain.detach().cpu().resolve_conj().resolve_neg()

@@ -122,10 +122,10 @@ def fingerprint(leaf: Any) -> Any:
     """Return what two leaves have in common if and only if they are the same: class, dtype, shape and every bit."""
     kind = plain_type(leaf)
     if isinstance(leaf, torch.Tensor):
+        if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
+            return kind, id(leaf)  # cannot be stored either
         plain = leaf.detach().as_subclass(torch.Tensor)
         options = _options(leaf)
-        if plain.layout != torch.strided or plain.is_nested or plain.is_quantized:
-            return kind, id(leaf)  # cannot be stored either
         if plain.dtype is torch.bool:
             plain = plain.contiguous().view(torch.uint8) != 0  # some libraries write 255 for True
         return kind, plain.dtype, tuple(plain.shape), plain.device.type, options, values.bytes_of(plain.cpu()).tobytes()

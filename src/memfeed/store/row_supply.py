@@ -29,13 +29,10 @@ class FillProgress(NamedTuple):
 
 
 class ReadRequest:
-    """A reader of a store that is not complete, and the fields that it reads, by index; None means all.
+    """A reader of a store that is not complete, and the fields that it reads, by index; None means all."""
 
-    ``shuffle_span`` is how many rows lie between those that are read one after another, at most: 0 for rows in order.
-    """
-
-    def __init__(self, fields: Sequence[int] | None = None, shuffle_span: int = 0) -> None:
-        self.fields, self.shuffle_span = fields, shuffle_span
+    def __init__(self, fields: Sequence[int] | None = None) -> None:
+        self.fields = fields
 
 
 class RowSupply(Protocol):
@@ -60,8 +57,8 @@ class RowSupply(Protocol):
         Raises what the dataset raised for one of them, or what keeps rows from being written.
         """
 
-    def refetched_bytes(self, shuffle_span: int) -> int:
-        """Return the bytes that a reader of this ``shuffle_span`` fetches again in each epoch, after all were there."""
+    def require_room(self, mixed_rows: int) -> None:
+        """Raise StoreError if an order that mixes so many rows needs more room than this supply has for rows."""
 
     def substitute_row(self) -> int:
         """Return a row that can be read, to take the place of one that cannot."""

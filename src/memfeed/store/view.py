@@ -196,9 +196,9 @@ class View:
                 "are there); expected a finished one: call store.finish() first, which waits for it"
             )
 
-    def reader(self, shuffle_span: int = 0) -> ReadRequest:
+    def reader(self) -> ReadRequest:
         """Return a new reader of the fields of this view, for its ``supply``; see ``ReadRequest``."""
-        return ReadRequest(self.fields, shuffle_span)
+        return ReadRequest(self.fields)
 
     def present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
         """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""

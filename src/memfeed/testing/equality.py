@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase, is_tensorclass
 
 from memfeed.schema.compare import differing
-from memfeed.schema.graphs import is_graph
+from memfeed.schema.graphs import graph_parts, is_graph
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -43,7 +43,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def _by_name(graph: Any) -> dict[str, Any]:
-    return {key: graph[key] for key in sorted(graph.keys())}
+    return dict(sorted(graph_parts(graph).items()))
 
 
 def _equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -60,24 +60,19 @@ def _as_bytes(builder, sums, shift, count):
     return value
 
 
-@intrinsic
-def spread16(context, number):
-    """Return 16 times a number."""
+def _spreader(lanes):
+    """Return the intrinsic that repeats a number in all lanes."""
 
-    def code(target, builder, signature, arguments):
-        return _spread(builder, arguments[0], LANES)
+    def spread(context, number):
+        def code(target, builder, signature, arguments):
+            return _spread(builder, arguments[0], lanes.count)
 
-    return _sixteen(types.int32), code
+        return lanes(types.int32), code
+
+    return intrinsic(spread)
 
 
-@intrinsic
-def spread8(context, number):
-    """Return 8 times a number."""
-
-    def code(target, builder, signature, arguments):
-        return _spread(builder, arguments[0], HALF)
-
-    return _eight(types.int32), code
+spread16, spread8 = _spreader(_sixteen), _spreader(_eight)
 
 
 @intrinsic
@@ -114,7 +109,7 @@ def add_row(context, sums, source, weight):
 
 
 def _reader(lanes):
-    """Return what reads 16 bytes at an address, in this order."""
+    """Return the intrinsic that reads 16 bytes at an address, in this order."""
 
     def read(context, source):
         def code(target, builder, signature, arguments):
@@ -129,30 +124,22 @@ def _reader(lanes):
 read, read_mirrored = _reader([*range(LANES)]), _reader([*range(LANES)][::-1])
 
 
-@intrinsic
-def write8(context, sums, shift, place):
-    """Write 8 sums, shifted, as bytes."""
+def _byte_writer(lanes):
+    """Return the intrinsic that writes sums, shifted, as bytes."""
 
-    def code(target, builder, signature, arguments):
-        sums, shift, place = arguments
-        value = _as_bytes(builder, sums, shift, HALF)
-        _store(builder, builder.trunc(value, ir.VectorType(_I8, HALF)), place)
-        return target.get_dummy_value()
+    def write(context, sums, shift, place):
+        def code(target, builder, signature, arguments):
+            sums, shift, place = arguments
+            value = _as_bytes(builder, sums, shift, lanes.count)
+            _store(builder, builder.trunc(value, ir.VectorType(_I8, lanes.count)), place)
+            return target.get_dummy_value()
 
-    return types.void(_eight, types.int32, types.int64), code
+        return types.void(lanes, types.int32, types.int64), code
+
+    return intrinsic(write)
 
 
-@intrinsic
-def write16(context, sums, shift, place):
-    """Write 16 sums, shifted, as bytes."""
-
-    def code(target, builder, signature, arguments):
-        sums, shift, place = arguments
-        value = _as_bytes(builder, sums, shift, LANES)
-        _store(builder, builder.trunc(value, ir.VectorType(_I8, LANES)), place)
-        return target.get_dummy_value()
-
-    return types.void(_sixteen, types.int32, types.int64), code
+write16, write8 = _byte_writer(_sixteen), _byte_writer(_eight)
 
 
 @intrinsic
@@ -166,7 +153,7 @@ def byte(context, source):
 
 
 def _float_writer(is_fused):
-    """Return what writes 16 sums, shifted to bytes, times `scale` plus `offset`, as float32."""
+    """Return the intrinsic that writes 16 sums, shifted to bytes, times `scale` plus `offset`, as float32."""
 
     def write(context, sums, shift, scale, offset, place):
         def code(target, builder, signature, arguments):
@@ -192,7 +179,7 @@ write_floats, write_fused_floats = _float_writer(False), _float_writer(True)
 
 
 def _interleaver(item):
-    """Return what writes 16 values of each of three rows, `pitch` bytes apart, as pixels."""
+    """Return the intrinsic that writes 16 values of each of three rows, `pitch` bytes apart, as pixels."""
 
     def interleave(context, row, pitch, place):
         def code(target, builder, signature, arguments):

@@ -62,16 +62,28 @@ def filled(fill: Fill, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor
     return values.expand(*shape).clone()
 
 
-def take_lines(image: torch.Tensor, *lines: NDArray[np.int64]) -> torch.Tensor:
-    """Pick lines [n, size] along each spatial dim of images [n, c, h, w] or volumes [n, c, d, h, w], on any device."""
-    index = upload(torch.from_numpy(np.concatenate(lines, 1)), image.device)
+def take_lines(image: torch.Tensor, *lines: NDArray[np.int64], fill: Fill = 0) -> torch.Tensor:
+    """Pick lines [n, size] along each spatial dim of images [n, c, h, w] or volumes [n, c, d, h, w], on any device.
+
+    Pixels of lines that an image does not have are `fill`.
+    """
+    channels, *sizes = image.shape[1:]
+    is_there = [(picked >= 0) & (picked < size) for picked, size in zip(lines, sizes, strict=True)]
+    inside = [picked.clip(0, size - 1) for picked, size in zip(lines, sizes, strict=True)]
+    index = upload(torch.from_numpy(np.concatenate(inside, 1)), image.device)
     for dim, picked in enumerate(torch.split(index, [one.shape[1] for one in lines], 1), 2):
         ones = [1] * image.ndim
         ones[0], ones[dim] = picked.shape
         shape = [*image.shape]
         shape[dim] = picked.shape[1]
         image = image.gather(dim, picked.view(ones).expand(shape))
-    return image
+    if all(one.all() for one in is_there):
+        return image
+    shown = np.ones((len(image), *[1] * len(sizes)), np.bool_)
+    for dim, one in enumerate(is_there):
+        shown = shown & np.expand_dims(one, [1 + other for other in range(len(sizes)) if other != dim])
+    is_shown = upload(torch.from_numpy(shown)[:, None], image.device)
+    return torch.where(is_shown, image, filled(fill, (channels, *[1] * len(sizes)), image))
 
 
 def of_points(sample: torch.Tensor, *values: NDArray[Any]) -> torch.Tensor:

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
-from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Fill, Geometry, filled, line_indices, take_lines
 
 
@@ -61,14 +60,7 @@ class VolumeWindow(Geometry):
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Cut the boxes out of volumes [n, c, d, h, w], on any device: pick planes, then rows, then columns."""
         lines = [line_indices(self.begin[:, dim], self.size[dim], self.flips[:, dim]) for dim in range(3)]
-        lasts = [size - 1 for size in image.shape[2:]]
-        taken = take_lines(image, *(one.clip(0, last) for one, last in zip(lines, lasts, strict=True)))
-        planes, rows, columns = ((one >= 0) & (one <= last) for one, last in zip(lines, lasts, strict=True))
-        is_inside = planes[:, :, None, None] & rows[:, None, :, None] & columns[:, None, None, :]
-        if is_inside.all():
-            return taken
-        is_inside_there = upload(torch.from_numpy(is_inside)[:, None], image.device)
-        return torch.where(is_inside_there, taken, filled(self.fill, (image.shape[1], 1, 1, 1), image))
+        return take_lines(image, *lines, fill=self.fill)
 
     def nearest(self) -> VolumeWindow:
         """Return this change for masks: filled with 0."""

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memfeed.transfer.packing import upload
 from memfeed.transforms.params.geometry import Fill, Geometry, filled, line_indices, of_points, take_lines
 
 
@@ -97,16 +96,9 @@ class Window(Geometry):
 
     def all(self, image: torch.Tensor) -> torch.Tensor:
         """Cut the windows out of images [n, c, h, w], on any device: pick rows, then columns."""
-        _, c, h, w = image.shape
         rows = line_indices(self.top, self.height, self.vflip)
         columns = line_indices(self.left, self.width, self.hflip)
-        is_inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
-        rows, columns = (a.clip(0, size - 1) for a, size in ((rows, h), (columns, w)))
-        image = take_lines(image, rows, columns)
-        if is_inside.all():
-            return image
-        is_inside_there = upload(torch.from_numpy(is_inside)[:, None], image.device)
-        return torch.where(is_inside_there, image, filled(self.fill, (c, 1, 1), image))
+        return take_lines(image, rows, columns, fill=self.fill)
 
     def nearest(self) -> Window:
         """Return this change for masks: filled with 0."""

@@ -1,0 +1,73 @@
+"""Threads that the system does not give, and work that ends before the interpreter does."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from memfeed.system import threads
+
+
+def failing(message):
+    class Thread(threading.Thread):
+        def start(self):
+            raise RuntimeError(message)
+
+    return Thread(target=lambda: None)
+
+
+def test_a_thread_that_the_system_does_not_give_is_no_error():
+    assert threads.started(failing("can't start new thread")) is False
+
+
+def test_another_error_of_a_thread_is_raised():
+    with pytest.raises(RuntimeError, match="once"):
+        threads.started(failing("threads can only be started once"))
+    assert not threads.has_no_thread(ValueError("can't start new thread"))
+
+
+def test_a_thread_is_started():
+    ran = threading.Event()
+    thread = threading.Thread(target=ran.set)
+    assert threads.started(thread)
+    thread.join()
+    assert ran.is_set()
+
+
+def test_all_work_is_released_before_any_is_waited_for(monkeypatch):
+    monkeypatch.setattr(threads, "_work", set())
+    calls = []
+
+    class Work:
+        def release(self):
+            calls.append("release")
+
+        def join(self):
+            calls.append("join")
+
+    for _ in range(2):
+        threads.end_at_exit(Work())
+    threads.end_all()
+    assert calls == ["release", "release", "join", "join"]
+
+
+def test_work_ends_while_pools_of_threads_still_take_tasks():
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from memfeed.system.threads import end_at_exit
+
+class Work:
+    pool = ThreadPoolExecutor(1)
+
+    def release(self):
+        print("release", flush=True)
+
+    def join(self):
+        print(self.pool.submit(lambda: "join").result(), flush=True)
+
+work = Work()
+end_at_exit(work)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["release", "join"]), ended.stderr
