@@ -95,6 +95,11 @@ inputs: $(INSTALLED)
 idioms: $(INSTALLED)
 	$(BIN)/python docs/draw_idioms.py
 
+# Load 40 kinds of samples in 30 ways by DataLoader and by Loader and write what differs: the tables of docs/trainers.md.
+.PHONY: differences
+differences: $(INSTALLED)
+	$(BIN)/python docs/draw_differences.py
+
 check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
@@ -138,13 +143,23 @@ test-oldest:
 elastic: $(INSTALLED)
 	$(BIN)/python tests/run_elastic.py
 
-# Run the tests that torchdata, Accelerate and Lightning have for loaders, with Loader in the place of DataLoader. Needs
-# checkouts: make peers-tests TORCHDATA=../data ACCELERATE=../accelerate LIGHTNING=../pytorch-lightning
+# Run the tests that twelve projects have for loaders, with Loader in the place of DataLoader: tools/peers_suites.py. The
+# sources are kept in CHECKOUTS; a line says which repositories have to be cloned there. SUITES="skorch ignite" are a part.
 .PHONY: peers-tests
-peers-tests: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet accelerate expecttest lightning parameterized torchdata
-	$(BIN)/python tools/peers_tests.py $(if $(TORCHDATA),--torchdata $(TORCHDATA)) \
-		$(if $(ACCELERATE),--accelerate $(ACCELERATE)) $(if $(LIGHTNING),--lightning $(LIGHTNING)) $(PEERS)
+CHECKOUTS ?= .venv-suites/checkouts
+peers-tests: .venv-suites/.installed
+	.venv-suites/bin/python tools/peers_tests.py --checkouts $(CHECKOUTS) --json benchmarks/results/peers-tests.json \
+		$(if $(SUITES),--suites $(SUITES)) $(PEERS)
+
+# An environment of its own, which finds torch and memfeed in the first one.
+.venv-suites/.installed: $(INSTALLED)
+	$(BIN)/python -m venv .venv-suites
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> $$(.venv-suites/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/first.pth
+	.venv-suites/bin/python -m pip install --quiet accelerate expecttest lightning opacus parameterized \
+		pyre-extensions pytorch-ignite scikit-learn 'setuptools<81' skorch speechbrain tensorboard torchdata torch_geometric
+	.venv-suites/bin/python -m pip install --quiet --no-deps monai torchtnt  # monai forbids newer versions of torch
+	touch $@
 
 # Install the other loading libraries of benchmarks/peers in an environment of their own, because they need an older numpy.
 # FFCV is compiled against OpenCV and libjpeg-turbo of Debian; apt-get installs these if they are missing.
@@ -167,4 +182,4 @@ bench-others: peers
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest
+	rm -rf $(VENV) .venv-oldest .venv-suites

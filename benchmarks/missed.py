@@ -17,14 +17,6 @@ REASONS = {
             "also by another rank; with blocks of four chunks 1.24 times the bytes are fetched, 2.5 chunks at a time"
         ),
     },
-    "remote": {
-        "cache of 0.3 of the store, by blocks": (
-            "128 blocks are mixed, and the cache has room for 143 chunks: the next 128 are fetched when these were "
-            "read, and the benchmark compares every row and measures the disk meanwhile. Without that, a first epoch "
-            "had 0.83 of the bandwidth; with room for twice the blocks (0.6 of the store) 0.96, and 0.93 with it. Each "
-            "chunk came once"
-        ),
-    },
     "ray": {
         "samples that wait": (
             "400 samples of 10 ms are 4 s for one task. Of each conversion 0.8 to 1.2 s get no shorter with more tasks "

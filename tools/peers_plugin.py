@@ -2,14 +2,14 @@
 
 `tools/peers_tests.py` loads it with ``-p peers_plugin``. The projects themselves are imported first and keep torch's
 DataLoader, as they do where a user hands them a Loader. Then the name is replaced, so that every test module imported
-after that, and each module named in MEMFEED_PEERS_PATCH, builds the replacement. It converts a map-style dataset with
-`memfeed.cache` and passes everything else on.
+after that, and each module named in MEMFEED_PEERS_PATCH, builds the replacement. It passes every argument on as it is.
 
 MEMFEED_PEERS_LOADER chooses the replacement:
 
-- ``memfeed``: `memfeed.Loader` over the store;
-- ``store``: torch's own DataLoader over the store, which shows what the store alone changes;
-- ``torch``: torch's own DataLoader over the dataset, which shows what passes without memfeed.
+- ``store``: a map-style dataset is converted with `memfeed.cache`, and `memfeed.Loader` reads the store;
+- ``cache``: ``memfeed.Loader(dataset, cache=path)``;
+- ``dataset``: ``memfeed.Loader(dataset)``;
+- ``torch``: torch's own DataLoader, which shows what passes without memfeed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import json
 import os
 import signal
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,26 +34,13 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import memfeed
 
-KIND = os.environ.get("MEMFEED_PEERS_LOADER", "memfeed")
-DROP = os.environ.get("MEMFEED_PEERS_DROP") == "1"
-SECONDS = int(os.environ.get("MEMFEED_PEERS_SECONDS", "90"))
+MODES = ("store", "cache", "dataset")
+MODE = os.environ.get("MEMFEED_PEERS_LOADER", "torch")
+SECONDS = int(os.environ.get("MEMFEED_PEERS_SECONDS", "60"))
 RESULTS = os.environ.get("MEMFEED_PEERS_RESULTS")
 IMPORT_FIRST = os.environ.get("MEMFEED_PEERS_IMPORT", "").split()
+SELECTED = os.environ.get("MEMFEED_PEERS_SELECTED")  # a file with the names of the tests to run
 PATCH = os.environ.get("MEMFEED_PEERS_PATCH", "").split()
-LEFT_OUT = set(json.loads(os.environ.get("MEMFEED_PEERS_LEFT_OUT", "[]")))
-POSITIONAL = list(inspect.signature(TorchLoader.__init__).parameters)[2:]  # behind self and dataset
-# what DROP leaves out
-WITHOUT_MEANING = {
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-}
 
 built = {"map": 0, "stream": 0}  # loaders that the running test has built
 
@@ -63,22 +50,20 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
 
 
+def read_as_it_is(dataset: Any) -> bool:
+    """Return True for what a Loader reads without making a store of it."""
+    if isinstance(dataset, torch.utils.data.Subset):
+        return isinstance(dataset.dataset, memfeed.Store)
+    return isinstance(dataset, memfeed.Store | TensorDataset | torch.Tensor)
+
+
 def as_store(dataset: Any) -> Any:
-    """Return a store of a map-style dataset, or ``dataset`` itself where a Loader takes it as it is."""
-    if isinstance(dataset, memfeed.Store | TensorDataset | torch.Tensor):
-        return dataset
-    if isinstance(dataset, torch.utils.data.Subset) and isinstance(dataset.dataset, memfeed.Store):
+    """Return a store of a map-style dataset, or ``dataset`` itself where a Loader reads it as it is."""
+    if read_as_it_is(dataset):
         return dataset
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return memfeed.cache(dataset, None, workers=0, progress=False)
-
-
-def known_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name, without those that mean nothing here and that `memfeed.Loader` does not have."""
-    named = {**dict(zip(POSITIONAL, args, strict=False)), **kwargs}
-    known = inspect.signature(memfeed.Loader.__init__).parameters
-    return {name: value for name, value in named.items() if name in known or name not in WITHOUT_MEANING}
 
 
 class AnyLoader(type):
@@ -101,29 +86,26 @@ class AnyLoader(type):
 
 def replacement(original: type) -> type:
     """Return a class to stand where ``original`` stood."""
-    base = memfeed.Loader if KIND == "memfeed" else original
+    base = memfeed.Loader if MODE in MODES else original
 
     class Replacement(base, metaclass=AnyLoader):  # type: ignore[misc, valid-type]
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return torch's loader for a stream, which is not what is tested."""
             dataset = args[0] if args else kwargs.get("dataset")
-            if cls is Replacement and KIND == "memfeed" and is_stream(dataset):
+            if cls is Replacement and MODE in MODES and is_stream(dataset):
                 built["stream"] += 1
                 return original(*args, **kwargs)
             return object.__new__(cls)
 
         @functools.wraps(base.__init__)  # frameworks inspect the signature
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            rest, named = args, dict(kwargs)
-            dataset = args[0] if args else named.pop("dataset")
-            rest = args[1:]
+            named = dict(kwargs)
+            dataset, rest = (args[0], args[1:]) if args else (named.pop("dataset"), ())
             built["stream" if is_stream(dataset) else "map"] += 1
-            if not is_stream(dataset) and KIND != "torch":
+            if not is_stream(dataset) and MODE == "store":
                 dataset = as_store(dataset)
-            if KIND == "memfeed":
-                named.pop("snapshot_every_n_steps", None)  # StatefulDataLoader's alone
-            if KIND == "memfeed" and DROP:
-                rest, named = (), known_arguments(rest, named)
+            if not is_stream(dataset) and MODE == "cache" and not read_as_it_is(dataset):
+                named.setdefault("cache", Path(tempfile.mkdtemp()) / "store")
             super().__init__(dataset, *rest, **named)
 
     Replacement.original = original
@@ -132,8 +114,9 @@ def replacement(original: type) -> type:
     return Replacement
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Import the project under test, then replace the names."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Import the project under test, then replace the names; a conftest.py may import the project too."""
     for name in IMPORT_FIRST:
         importlib.import_module(name)
     classes: dict[type, type] = {TorchLoader: replacement(TorchLoader)}
@@ -173,11 +156,12 @@ def name_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that are listed by hand as not applicable: some of them take minutes."""
-    left_out = [item for item in items if is_named(name_of(item), LEFT_OUT)]
-    if left_out:
+    """Leave out the tests that do not count."""
+    if SELECTED:
+        names = set(json.loads(Path(SELECTED).read_text()))
+        left_out = [item for item in items if name_of(item) not in names]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if name_of(item) in names]
 
 
 def is_named(test: str, names: set[str]) -> bool:

@@ -1,10 +1,15 @@
 """Run the tests that other projects wrote for loaders, with `memfeed.Loader` in the place of DataLoader.
 
-    python tools/peers_tests.py --torchdata DIR --accelerate DIR --lightning DIR
+    python tools/peers_tests.py --checkouts DIR [--suites torchdata skorch ...]
 
-takes checkouts of pytorch/data, huggingface/accelerate and Lightning-AI/pytorch-lightning. For each it prints how many
-of the applicable tests pass. `tools/peers_not_applicable.json` names the tests that are not applicable, by reason.
-Needs lightning, accelerate, torchdata, parameterized, expecttest and scikit-learn installed beside memfeed.
+For each suite of `tools/peers_suites.py` the tests run with torch's own DataLoader first. Those that pass, and build a
+loader over a map-style dataset, are the ones that count. They run again in three modes: a store that is made of the
+dataset, then a Loader ("store"), ``Loader(dataset, cache=path)`` ("cache"), and ``Loader(dataset)`` ("dataset").
+`tools/peers_not_applicable.json` names the tests that fail by choice, by reason; they count as failures, and one that
+passes is reported.
+
+Sources are looked for in DIR. If the sdist of a project has the tests, it is downloaded there; else the project's
+repository must have been cloned there, and a line says so.
 """
 
 from __future__ import annotations
@@ -15,180 +20,145 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from peers_plugin import MODES, is_named
+from peers_suites import SUITES, Suite, source_of
+
 import memfeed
 
-TOOLS = Path(__file__).parent
+TOOLS = Path(__file__).resolve().parent
 NOT_APPLICABLE = TOOLS / "peers_not_applicable.json"
-NO_LOADER = "builds no loader over a map-style dataset"
-FAILS_HERE = "is skipped or fails here with torch's own DataLoader too"
-BY_RULE = (NO_LOADER, FAILS_HERE)  # ``--control`` finds these; the other reasons are written by hand
-
-
-@dataclass(frozen=True)
-class Suite:
-    """The loader tests of one project.
-
-    Args:
-        folder: where pytest runs, relative to the checkout.
-        tests: files, relative to the checkout's ``folder``.
-        sources: folders of the checkout to import from.
-        imported: modules that keep torch's DataLoader.
-        patched: modules of helpers whose DataLoader is replaced as in the tests.
-    """
-
-    folder: str
-    tests: tuple[str, ...]
-    sources: tuple[str, ...]
-    imported: tuple[str, ...]
-    patched: tuple[str, ...] = field(default=())
-
-
-SUITES = {
-    "torchdata": Suite(
-        "test/stateful_dataloader",
-        ("test_dataloader.py", "test_state_dict.py", "test_sampler.py"),
-        (".",),
-        ("torchdata.stateful_dataloader",),
-    ),
-    "accelerate": Suite(
-        "tests",
-        ("test_data_loader.py", "test_accelerator.py", "test_state_checkpointing.py"),
-        ("src", "."),
-        ("accelerate", "accelerate.data_loader", "accelerate.test_utils"),
-        ("accelerate.test_utils.training",),
-    ),
-    # here the loaders that Accelerate builds for itself are replaced too
-    "accelerate-inside": Suite(
-        "tests",
-        ("test_data_loader.py",),
-        ("src", "."),
-        ("accelerate", "accelerate.data_loader", "accelerate.test_utils"),
-        ("accelerate.data_loader",),
-    ),
-    "lightning": Suite(
-        "tests",
-        (
-            "tests_pytorch/trainer/test_dataloaders.py",
-            "tests_pytorch/trainer/connectors/test_data_connector.py",
-            "tests_pytorch/trainer/flags/test_overfit_batches.py",
-            "tests_pytorch/trainer/dynamic_args/test_multiple_eval_dataloaders.py",
-            "tests_pytorch/utilities/test_data.py",
-            "tests_pytorch/utilities/test_combined_loader.py",
-            "tests_pytorch/utilities/test_auto_restart.py",
-            "tests_pytorch/overrides/test_distributed.py",
-            "tests_pytorch/loops/test_fetchers.py",
-            "tests_pytorch/loops/test_loops.py",
-            "tests_pytorch/loops/test_prediction_loop.py",
-            "tests_pytorch/loops/test_evaluation_loop.py",
-            "tests_pytorch/callbacks/test_prediction_writer.py",
-            "tests_pytorch/tuner/test_scale_batch_size.py",
-            "tests_fabric/utilities/test_data.py",
-            "tests_fabric/utilities/test_distributed.py",
-            "tests_fabric/test_wrappers.py",
-        ),
-        ("src", "tests"),
-        ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.tuner.tuning"),
-        ("lightning.pytorch.demos.boring_classes",),
-    ),
-}
+CONTROL = "torch"
+Results = dict[str, dict[str, Any]]  # by test: result, built, error
 
 
 def run(
-    suite: Suite, checkout: Path, loader: str, *, drop: bool, only: list[str], left_out: list[str]
-) -> list[dict[str, Any]]:
-    """Run the tests of a suite but those ``left_out``. Return one dict per test: test, result, built, error."""
-    folder = checkout / suite.folder
-    tests = [name for name in suite.tests if (folder / name).exists() and (not only or any(o in name for o in only))]
+    suite: Suite, source: Path, mode: str, only: list[str], seconds: int, selected: list[str] | None = None
+) -> Results:
+    """Run the tests of a suite in one mode: all of them, or those ``selected`` by name."""
+    folder = source / suite.folder
+    tests = []
+    for pattern in suite.tests:
+        files, *classes = pattern.split("::")
+        found = ["::".join([str(path.relative_to(folder)), *classes]) for path in sorted(folder.glob(files))]
+        tests += [name for name in found if not only or any(part in name for part in only)]
+    if not tests:
+        return {}
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary) / "results.jsonl"
         results.touch()
-        sources = [TOOLS, Path(memfeed.__file__).parents[1], *(checkout / source for source in suite.sources)]
+        paths = [TOOLS, Path(memfeed.__file__).parents[1], *(source / path for path in suite.sources)]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([*map(str, sources), os.environ.get("PYTHONPATH", "")]),
-            "MEMFEED_PEERS_LOADER": loader,
-            "MEMFEED_PEERS_DROP": str(int(drop)),
+            "PYTHONPATH": os.pathsep.join([*map(str, paths), os.environ.get("PYTHONPATH", "")]),
+            "MEMFEED_PEERS_LOADER": mode,
             "MEMFEED_PEERS_RESULTS": str(results),
             "MEMFEED_PEERS_IMPORT": " ".join(suite.imported),
             "MEMFEED_PEERS_PATCH": " ".join(suite.patched),
-            "MEMFEED_PEERS_LEFT_OUT": json.dumps(left_out),
+            "MEMFEED_PEERS_SECONDS": str(seconds),
             "PL_RUN_STANDALONE_TESTS": "0",
+            "HF_HUB_OFFLINE": "1",
+            "TMPDIR": temporary,
         }
+        if selected is not None:
+            names = Path(temporary) / "selected.json"
+            names.write_text(json.dumps(selected))
+            environment["MEMFEED_PEERS_SELECTED"] = str(names)
         options = ["-q", "-o", "addopts=", "--color=no", "--tb=no", "-p", "no:cacheprovider", "-p", "peers_plugin"]
-        command = [sys.executable, "-m", "pytest", *options, *tests]
-        subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=False)
-        by_test: dict[str, dict[str, Any]] = {}
+        command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", *tests]
+        with (Path(temporary) / "output").open("w+") as output:
+            subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output, check=False)
+            output.seek(0)
+            said = output.read()
+        by_test: Results = {}
         for line in results.read_text().splitlines():
             one = json.loads(line)  # a test with subtests writes one line for each
             before = by_test.setdefault(one["test"], one)
             if before["result"] == "passed":
                 by_test[one["test"]] = one
-        return list(by_test.values())
+        if not by_test and selected != []:
+            print(said[-2000:], file=sys.stderr)
+        return by_test
 
 
-def reasons_by_rule(control: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the tests that a run with torch's own DataLoader shows to be not applicable, by reason."""
-    found: dict[str, list[str]] = {NO_LOADER: [], FAILS_HERE: []}
-    for one in control:
-        if one["result"] != "passed":
-            found[FAILS_HERE].append(one["test"])
-        elif not one["built"]["map"]:
-            found[NO_LOADER].append(one["test"])
-    return found
+def counted(control: Results) -> list[str]:
+    """Return the tests that pass with torch's own DataLoader, and build a loader over a map-style dataset."""
+    return [test for test, one in control.items() if one["result"] == "passed" and one["built"]["map"]]
 
 
-def report(name: str, results: list[dict[str, Any]], reasons: dict[str, list[str]], *, verbose: bool) -> None:
-    """Print how many of the applicable tests pass, and the first error of each that does not."""
-    names = {test for tests in reasons.values() for test in tests}
-    applicable = [one for one in results if one["test"] not in names]
-    passed = sum(one["result"] == "passed" for one in applicable)
-    share = f" ({passed / len(applicable):.0%})" if applicable else ""
-    print(f"{name}: passed {passed} of {len(applicable)} applicable{share}", flush=True)
-    failed = [one for one in applicable if one["result"] != "passed"]
+def summary(tests: list[str], results: Results, by_choice: dict[str, list[str]]) -> dict[str, Any]:
+    """Return how many ``tests`` pass in one mode, and what the others are."""
+    reasons = {test: why for why, names in by_choice.items() for test in tests if is_named(test, set(names))}
+    passed = [test for test in tests if results.get(test, {}).get("result") == "passed"]
+    failed = [test for test in tests if test not in passed]
+    return {
+        "tests": len(tests),
+        "passed": len(passed),
+        "by_choice": dict(Counter(reasons[test] for test in failed if test in reasons)),
+        "passed_though_by_choice": [test for test in passed if test in reasons],
+        "failed": {test: results.get(test, {}).get("error", "did not run") for test in failed if test not in reasons},
+    }
+
+
+def describe(name: str, mode: str, found: dict[str, Any], *, verbose: bool) -> None:
+    """Print the summary of a suite in one mode."""
+    tests, passed, choices = found["tests"], found["passed"], sum(found["by_choice"].values())
+    share = f" ({passed / tests:.1%})" if tests else ""
+    print(f"{name}, {mode}: passed {passed} of {tests}{share}, {choices} fail by choice", flush=True)
+    if found["passed_though_by_choice"]:
+        print(f"  listed as not applicable, but passed: {', '.join(found['passed_though_by_choice'])}")
+    errors = {test: (error or "no error").splitlines()[0] for test, error in found["failed"].items()}
     if verbose:
-        for one in failed:
-            print(f"  {one['test']}: {one['error'].splitlines()[0] if one['error'] else one['result']}")
+        for test, error in errors.items():
+            print(f"  {test}: {error}")
     else:
-        for error, count in Counter(one["error"].split("\n")[0][:120] for one in failed).most_common(12):
+        for error, count in Counter(error[:120] for error in errors.values()).most_common(12):
             print(f"  {count} x {error}")
 
 
 def main() -> None:
     """Read the arguments, run the suites, print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("torchdata", "accelerate", "lightning"):
-        parser.add_argument(f"--{name}", type=Path, metavar="DIR", help="a checkout of the project")
-    parser.add_argument("--loader", choices=("memfeed", "store", "torch"), default="memfeed")
-    parser.add_argument("--drop", action="store_true", help="leave out arguments that Loader does not have")
+    parser.add_argument("--checkouts", type=Path, required=True, metavar="DIR", help="where the sources are kept")
+    parser.add_argument("--suites", nargs="*", choices=SUITES, default=list(SUITES), metavar="NAME")
+    parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), metavar="MODE")
     parser.add_argument("--only", nargs="*", default=[], help="files whose name contains one of these")
+    parser.add_argument("--seconds", type=int, default=60, help="a test that takes longer fails")
     parser.add_argument("--verbose", action="store_true", help="print each test that fails")
-    parser.add_argument("--json", type=Path, help="write every result there")
-    parser.add_argument(
-        "--control", action="store_true", help="run torch's own DataLoader, and note what is not applicable by rule"
-    )
+    parser.add_argument("--json", type=Path, help="write the results there, beside those of other suites")
     options = parser.parse_args()
-    noted = json.loads(NOT_APPLICABLE.read_text()) if NOT_APPLICABLE.exists() else {}
-    everything = {}
-    for name, suite in SUITES.items():
-        checkout: Path | None = getattr(options, name.split("-")[0])
-        if checkout is None:
+    options.checkouts.mkdir(parents=True, exist_ok=True)
+    by_choice = json.loads(NOT_APPLICABLE.read_text())
+    for name in options.suites:
+        suite = SUITES[name]
+        source = source_of(suite, options.checkouts.resolve())
+        if isinstance(source, str):
+            print(f"{name}: skipped: {source}", flush=True)
             continue
-        loader = "torch" if options.control else options.loader
-        by_hand = [test for why, tests in noted.get(name, {}).items() if why not in BY_RULE for test in tests]
-        results = run(suite, checkout.resolve(), loader, drop=options.drop, only=options.only, left_out=by_hand)
-        everything[name] = results
-        if options.control:
-            noted[name] = {**noted.get(name, {}), **reasons_by_rule(results)}
-        report(name, results, noted.get(name, {}), verbose=options.verbose)
-    if options.control:
-        NOT_APPLICABLE.write_text(json.dumps(noted, indent=1) + "\n")
-    if options.json:
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+        begin = time.monotonic()
+        control = run(suite, source, CONTROL, options.only, options.seconds)
+        tests = counted(control)
+        not_passed = Counter(one["result"] for one in control.values() if one["result"] != "passed")
+        found: dict[str, Any] = {
+            "version": version(suite.package),
+            "torch": torch.__version__,
+            "control": {"tests": len(control), **not_passed},
+            "modes": {},
+        }
+        for mode in options.modes:
+            results = run(suite, source, mode, options.only, options.seconds, tests)
+            found["modes"][mode] = summary(tests, results, by_choice.get(name, {}))
+            describe(name, mode, found["modes"][mode], verbose=options.verbose)
+        print(f"{name}: {time.monotonic() - begin:.0f} s, with DataLoader {len(control)} tests: {dict(not_passed)}")
+        if options.json:
+            noted = json.loads(options.json.read_text()) if options.json.exists() else {}
+            options.json.write_text(json.dumps({**noted, name: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The units of a partial store against a model: any mix of suppliers, readers, kills, lost syncs and power losses."""
 
 import contextlib
+import os
+import pickle
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -11,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from memfeed.building.partial import ABSENT, DURABLE, HELD, WRITTEN, Units
+from memfeed.building.partial import ABSENT, DURABLE, HELD, SKIPPED, WRITTEN, Units
 from memfeed.errors import BuildError
 from memfeed.system import files, machine
 
@@ -227,6 +229,64 @@ class BoundedStores(PartialStores):
 
 
 TestPartialStores = PartialStores.TestCase
-TestPartialStores.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPartialStores.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestBoundedStores = BoundedStores.TestCase
-TestBoundedStores.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBoundedStores.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+
+
+def in_child(action):
+    """Run ``action`` in a forked child, which ends without any cleanup. Return its exit status."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(action() or 0)
+        finally:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def units(tmp_path):
+    Units.create(tmp_path, COUNT)
+    return Units(tmp_path, COUNT)
+
+
+def test_a_unit_whose_holder_was_killed_can_be_held_again(units):
+    def hold_and_die():
+        stack = contextlib.ExitStack()
+        return 0 if stack.enter_context(units.hold([2, 3])) == [2, 3] else 1
+
+    assert in_child(hold_and_die) == 0
+    with units.hold([2, 2, 3]) as held:
+        assert held == [2, 3]
+
+
+def test_a_forked_child_neither_has_nor_releases_what_its_parent_holds(units):
+    def leave_block_of_parent():
+        block.close()
+        with units.hold([1]) as held:
+            return len(held)
+
+    with contextlib.ExitStack() as block:
+        assert block.enter_context(units.hold([1])) == [1]
+        assert in_child(leave_block_of_parent) == 0
+        assert in_child(lambda: units.take(1)) == 0
+    assert in_child(lambda: units.take(1)) == 1
+
+
+def test_units_are_pickled_as_a_few_small_values(units):
+    units.mark(1, 2, SKIPPED)
+    with units.hold([0]):
+        again = pickle.loads(pickle.dumps(units))
+        assert again.states.tolist() == [ABSENT, SKIPPED, SKIPPED, ABSENT, ABSENT, ABSENT]
+        assert not again.take(0)
+
+
+def test_a_map_without_a_known_length_grows(tmp_path):
+    Units.create(tmp_path, 0)
+    units = Units(tmp_path, None)
+    assert units.states.tolist() == []
+    units.mark(2, 1, WRITTEN)
+    assert units.states.tolist() == [ABSENT, ABSENT, WRITTEN]
+    units.drop(np.arange(1, 9))
+    assert units.states.tolist() == [ABSENT] * 3

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import memfeed
+from memfeed.convert import conversion
 from memfeed.errors import (
     SampleError,
     SchemaError,
     SpaceError,
     StaleStoreError,
 )
+from memfeed.store import format
 from support import Counting, Made, cache
 
 
@@ -126,3 +128,26 @@ def test_a_list_whose_length_turns_out_to_vary_can_be_started_anew(path):
         cache(dataset, path, fields={"t": "jagged"})
     store = cache(dataset, path, fields={"t": "jagged"}, overwrite=True)
     assert [store[i]["t"] for i in (70, 71)] == [[1], [1, 2]]
+
+
+def test_a_store_that_exists_is_opened_once(path, monkeypatch):
+    dataset = Made(lambda i: torch.tensor(i), 40)
+    cache(dataset, path)
+    read, found = format.read_manifest, []
+    monkeypatch.setattr(format, "read_manifest", lambda root: found.append(root) or read(root))
+    assert int(cache(dataset, path)[7]) == 7
+    assert found == [path]
+
+
+def test_a_store_that_is_replaced_while_it_is_compared_is_opened_again(path, monkeypatch):
+    dataset = Made(lambda i: torch.tensor(i), 40)
+    cache(dataset, path)
+    make = conversion.open_or_convert
+
+    def replace_first(*arguments):
+        monkeypatch.undo()
+        cache(dataset, path, overwrite=True, metadata={"new": True})
+        return make(*arguments)
+
+    monkeypatch.setattr("memfeed.convert.cache.open_or_convert", replace_first)
+    assert cache(dataset, path).metadata == {"new": True}

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, get_worker_info
 
 import memfeed
 from memfeed import Loader, Tokens
+from memfeed.convert.probe import probe_indices
 from memfeed.convert.staleness import MOST_CHECKED
 from memfeed.errors import (
     BuildError,
@@ -388,8 +389,23 @@ def test_workers_are_as_dataloaders(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_are_read_one_by_one_also_from_a_dataset_that_gives_several(workers, tmp_path):
-    """A worker reads rows that are due at once, and an error belongs to one row."""
+def test_a_dataset_that_gives_several_samples_at_once_is_asked_for_lists(workers, tmp_path):
+    class Several(Made):
+        def __getitems__(self, indices):
+            with open(tmp_path / "log", "a") as file:
+                file.write("".join(f"{index}\n" for index in indices))
+            return [row(index) for index in indices]
+
+    store = fill(Several(row, N), tmp_path / "s.mf", workers)
+    store.finish()
+    assert all(equal(store[i], row(i)) for i in range(N))
+    assert sorted({*read_of(tmp_path / "log"), *probe_indices(N)}) == list(range(N))
+    assert len(read_of(tmp_path / "log")) == N - len(probe_indices(N))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_read_one_by_one_where_reading_several_fails(workers, tmp_path):
+    """An error belongs to one row."""
 
     class Several(Logged):
         def __getitems__(self, indices):

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 import memfeed
-from memfeed.convert import dataset_supply
+from memfeed.convert import row_engine
 from memfeed.errors import BuildError
 from support import Made, cache
 
@@ -162,8 +162,8 @@ def test_an_interrupt_of_the_check_before_the_commit(tmp_path):
 
 
 def test_a_sample_that_interrupts_each_worker_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_supply, "INTERRUPT_SECONDS", 0.01)
-    monkeypatch.setattr(dataset_supply, "MOST_INTERRUPTS", 2)
+    monkeypatch.setattr(row_engine, "INTERRUPT_SECONDS", 0.01)
+    monkeypatch.setattr(row_engine, "MOST_INTERRUPTS", 2)
     dataset = Interrupted(40, lambda i: i == 30, 1000, tmp_path / "log")
     store = cache(dataset, tmp_path / "s.mf", lazily=True, workers=1)
     with pytest.raises(BuildError, match="interrupted by SIGINT.*the rows that were written are kept"):

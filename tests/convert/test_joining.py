@@ -8,8 +8,8 @@ import pytest
 
 from memfeed.convert import lazily
 from memfeed.convert.dataset_supply import DatasetSupply
-from memfeed.convert.fill_job import FillJob
 from memfeed.convert.inputs import classify_input
+from memfeed.convert.jobs import RowJob
 from memfeed.convert.options import ConvertOptions
 from memfeed.errors import BuildError, StoreError
 from memfeed.system.threads import end_all
@@ -65,7 +65,7 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
 
     monkeypatch.setattr(DatasetSupply, "start", start_late)
     if error is not None:
-        monkeypatch.setattr(FillJob, "run", fail)
+        monkeypatch.setattr(RowJob, "run", fail)
     store = cache(data, path, lazily=True, workers=workers)
     store.finish()
     assert store._view.supply is None
@@ -78,7 +78,7 @@ def test_rows_that_another_process_commits_are_not_read_by_the_caller(tmp_path):
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
     store = cache(data, path, lazily=True, workers=0)
-    work = store._view.supply._work
+    work = store._view.supply
     compute = work._compute
 
     def compute_late(absent):

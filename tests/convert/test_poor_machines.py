@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import memfeed
-from memfeed.convert import jobs
-from memfeed.errors import BuildError, LoaderError, SchemaError, SpaceError
+from memfeed.errors import BuildError, LoaderError, SchemaError
 from memfeed.system.buffers import shared_number
 
 
@@ -97,16 +96,8 @@ def test_a_loader_needs_no_threads(monkeypatch, path):
     assert sorted(torch.cat(list(loader))[:, 0].tolist()) == list(range(200))
 
 
-def test_a_full_dev_shm_is_named(path, monkeypatch):
-    def full(*arguments, **settings):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(jobs.torch.multiprocessing, "Value", full)
-    with pytest.raises(SpaceError, match=r"found no room in /dev/shm.*workers=0"):
-        memfeed.cache(Ones(), path, workers=2, progress=False)
-
-
-def test_one_process_needs_no_dev_shm(path, monkeypatch):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_room_in_dev_shm_is_needed(path, workers, monkeypatch):
     def full(*arguments, **settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -115,7 +106,7 @@ def test_one_process_needs_no_dev_shm(path, monkeypatch):
 
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
     monkeypatch.setattr(torch.Tensor, "share_memory_", full_for_torch)
-    store = memfeed.cache(Ones(), path, workers=0, progress=False)
+    store = memfeed.cache(Ones(), path, workers=workers, progress=False)
     loader = memfeed.Loader(store, 10, shuffle=True)
     assert sorted(torch.cat(list(loader))[:, 0].tolist()) == list(range(200))
 

@@ -69,10 +69,12 @@ def test_a_task_tells_the_rows_that_it_wrote_before_an_error(path, monkeypatch):
     monkeypatch.setattr(WritePlan, "rows_per_write", 2)
     with begun(path) as (_, spec):
         result = _RayWorker(with_dataset(spec, Numbers()), 0).compute(range(10, 16))
-    assert result.marks == [(10, 2, WRITTEN)]
-    assert isinstance(result.failure.error, SampleError)
-    assert str(result.failure.error).startswith("sample 13: the dataset raised KeyError: 13")
-    assert isinstance(result.failure.cause, KeyError)
+    assert result.marks == [(10, 2, WRITTEN), (12, 1, WRITTEN)]
+    ((row, failure),) = result.report.failed
+    assert row == 13
+    assert isinstance(failure.error, SampleError)
+    assert str(failure.error).startswith("sample 13: the dataset raised KeyError: 13")
+    assert isinstance(failure.cause, KeyError)
 
 
 def test_the_columns_are_on_the_disk_before_a_task_ends(path, monkeypatch):
@@ -122,7 +124,7 @@ def test_rows_of_the_head_are_durable_before_a_task_can_hear_of_a_failed_sync(pa
         raise BuildError("0.memmap: found that the disk refused while waiting for the disk")
         yield
 
-    monkeypatch.setattr(ray_engine, "_run", run)
+    monkeypatch.setattr(ray_engine, "_open_tasks", run)
     with begun(path) as (build, spec):
         writer = RunWriter(build, spec.plan, may_promote=True)
         for index in (0, 19):  # as those that were probed

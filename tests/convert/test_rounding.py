@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import memfeed
-from memfeed.convert import conversion
+from memfeed.convert import budget
 from memfeed.errors import SchemaError
 
 
@@ -71,6 +71,6 @@ def test_rounding_without_a_meaning(path):
 def test_a_large_store_is_told_of_smaller_forms(path, monkeypatch, capsys):
     memfeed.cache(Floats(), path, workers=0)
     assert "--dry-run" not in capsys.readouterr().err
-    monkeypatch.setattr(conversion, "LARGE_SHARE", 0.0)
+    monkeypatch.setattr(budget, "LARGE_SHARE", 0.0)
     memfeed.cache(Floats(), path, workers=0, overwrite=True)
     assert "--dry-run" in capsys.readouterr().err

@@ -53,18 +53,18 @@ def values(store):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")
 def test_a_worker_that_stops_outside_the_dataset_is_named(tmp_path, monkeypatch, capfd):
     stopped = multiprocessing.Value("q", 0)
-    write = RunWriter.write
+    write = RunWriter.write_rows
 
-    def stop_once(self, row, samples, *rest):
+    def stop_once(self, *arguments):
         with stopped.get_lock():
             is_first = stopped.value == 0 and get_worker_info() is not None
             if is_first:
                 stopped.value = os.getpid()
         if is_first:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return write(self, row, samples, *rest)
+        return write(self, *arguments)
 
-    monkeypatch.setattr(RunWriter, "write", stop_once)
+    monkeypatch.setattr(RunWriter, "write_rows", stop_once)
     monkeypatch.setattr(watchdog, "STALL_SECONDS", 0.5)
     waker = threading.Timer(4.0, lambda: os.kill(stopped.value, signal.SIGCONT))
     waker.start()

@@ -597,6 +597,12 @@ def test_a_pickle_keeps_the_arguments(store):
     assert rows(joined) == rows(Loader([(store, 0.5), (store, 0.5)], 7, seed=1))
 
 
+@pytest.mark.parametrize("keep", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_iterator_is_not_pickled_or_copied(store, keep):
+    with pytest.raises(LoaderError, match=r"found a pickle or a copy of an iterator.*expected.*pickle.dumps\(loader\)"):
+        keep(iter(Loader(store, 7)))
+
+
 def test_a_copy_reads_the_same(store):
     loader = Loader(store, 7, shuffle=True, seed=1)
     assert rows(copy.deepcopy(loader)) == rows(copy.copy(loader))

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset,
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import LoaderError, RandomDataError
+from memfeed.errors import LoaderError, RandomDataError, SampleError
 from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
 from support import Made
@@ -47,6 +47,18 @@ def test_a_loader_stands_where_a_dataloader_stood(tmp_path, workers):
         assert sorted(sum(rows(Loader(dataset, 8, shuffle=True, num_workers=workers, cache=path)), [])) == [*range(N)]
         loader.store.finish()
     assert len(memfeed.open(path)) == N
+
+
+@pytest.mark.parametrize("broken", [0, 4])
+def test_a_sample_that_cannot_be_read_is_named(tmp_path, broken):
+    def read(i):
+        if i == broken:
+            raise OSError("no such file")
+        return sample(i)
+
+    with pytest.raises(SampleError, match=f"sample {broken}: the dataset raised OSError: no such file; fix") as caught:
+        Loader(Made(read, 7), 8, cache=tmp_path / "s.mf")
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_workers_run_what_dataloaders_run(tmp_path):

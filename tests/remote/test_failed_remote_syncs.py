@@ -15,14 +15,13 @@ import torch
 
 import memfeed
 from disk import Faults, Recorder
-from memfeed.building.partial import DURABLE, HELD, WRITTEN, Units
+from memfeed.building.partial import DURABLE, HELD, SYNCING, WRITTEN, Units
 from memfeed.errors import BuildError
 from memfeed.remote.caches import Remote, open_directory
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest
 from memfeed.remote.opening import LazyRemote
 from memfeed.system import files, machine
-from memfeed.system.unsynced import SYNCING
 from memfeed.testing import equal
 from torture.victims import ended, start
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import pickle
 import shutil
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import memfeed
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import remote_supply
+from memfeed.remote import service
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -412,7 +411,7 @@ def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monk
         commit(self)
 
     monkeypatch.setattr(CacheDirectory, "commit", fails_once)
-    monkeypatch.setattr(remote_supply, "SYNC_SECONDS", 0.1)
+    monkeypatch.setattr(service, "SYNC_SECONDS", 0.1)
     store = memfeed.open(origin, cache_dir=cache)
     assert equal(store[:], local[:])
     until = time.monotonic() + 60
@@ -420,96 +419,6 @@ def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monk
         time.sleep(0.05)
     assert len(memfeed.open(cache)) == ROWS
     assert "no room" in capfd.readouterr().err
-
-
-# --- the directory
-
-
-def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path):
-    cache.mkdir()
-    (cache / "letter.txt").write_text("mine")
-    with pytest.raises(StoreError, match="no cache"):
-        memfeed.open(origin, cache_dir=cache)
-    (tmp_path / "link").symlink_to(tmp_path / "remote")
-    with pytest.raises(StoreError, match="symbolic link"):
-        memfeed.open(origin, cache_dir=tmp_path / "link")
-    with pytest.raises(StoreError, match="without cache_dir="):
-        memfeed.open(origin)
-    with pytest.raises(StoreError, match="cache_dir="):
-        memfeed.open(origin, size="9GB")
-    with pytest.raises(StoreError, match="an address"):
-        memfeed.open(local.path, cache_dir=tmp_path / "c")
-    for size in ("much", "0GB", -3, True):
-        with pytest.raises(ValueError, match="size="):
-            memfeed.open(origin, cache_dir=tmp_path / "c", size=size)
-    with pytest.raises(StoreError, match="at least"):
-        memfeed.open(origin, cache_dir=tmp_path / "c", size="1MB")
-
-
-def test_a_cache_whose_beginning_was_interrupted_is_begun_again(local, origin, cache):
-    """The settings are written last: a process that comes meanwhile, or after a kill, finds files without them."""
-    _ = memfeed.open(origin, cache_dir=cache)[0]
-    wait_until_unused(cache)
-    (cache / ".build" / "remote.json").unlink()
-    assert equal(memfeed.open(origin, cache_dir=cache)[:], local[:])
-
-
-def test_a_cache_of_another_address_is_refused(local, origin, cache, tmp_path):
-    shutil.copytree(local.path, tmp_path / "remote" / "b.mf")
-    _ = memfeed.open(origin, cache_dir=cache)[0]
-    with pytest.raises(StoreError, match=r"cache of .*a\.mf; expected that of .*b\.mf"):
-        memfeed.open(origin.replace("a.mf", "b.mf"), cache_dir=cache)
-
-
-USER = """
-import sys, memfeed
-store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
-print("open", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache):
-    with subprocess.Popen(
-        [sys.executable, "-c", USER, origin, str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as user:
-        assert user.stdout.readline() == "open\n"
-        with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):
-            memfeed.open(origin, cache_dir=cache, size="9MB")
-        user.stdin.close()
-    store = memfeed.open(origin, cache_dir=cache)
-    assert equal(store[:], local[:]) if store._view.supply else True
-
-
-def test_a_cache_that_nobody_uses_takes_another_size(local, origin, cache):
-    store = memfeed.open(origin, cache_dir=cache)
-    _ = store[:100]
-    del store
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            store = memfeed.open(origin, cache_dir=cache, size="9MB")
-            break
-        except StoreError:  # the last request of the other store is under way
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert disk_bytes(cache) <= 9e6 * 1.05
-    assert equal(store[:20], local[:20])
-
-
-def test_damage_by_a_power_loss_is_found(local, origin, cache):
-    store = memfeed.open(origin, cache_dir=cache)
-    _ = store[0]
-    del store
-    wait_until_unused(cache)
-    presence, boot = cache / ".build" / "presence", cache / ".build" / "boot"
-    assert 2 in presence.read_bytes()  # synced at the end
-    presence.write_bytes(presence.read_bytes().replace(b"\2", b"\1"))  # it was not
-    boot.write_text("another")
-    with open(cache / "image.memmap", "r+b") as file:
-        file.seek(200)
-        file.write(bytes(100))
-    assert equal(memfeed.open(origin, cache_dir=cache)[0], local[0])
 
 
 def test_verify_finds_damage_in_a_cache_that_is_read_as_it_is(local, origin, cache):
@@ -523,18 +432,6 @@ def test_verify_finds_damage_in_a_cache_that_is_read_as_it_is(local, origin, cac
     assert not equal(store[0], local[0])  # docs/reliability.md says so, and why
     with pytest.raises(CorruptStoreError, match=r"image\.memmap: .* in 4,.* bytes from 0 \(field image"):
         store.verify()
-
-
-def wait_until_unused(cache):
-    deadline = time.monotonic() + 60
-    with open(cache / ".build" / "users", "r+b") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
 
 
 @pytest.mark.parametrize("shuffle", [True, memfeed.Blocks()])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import memfeed
 from memfeed.errors import CorruptStoreError
-from memfeed.schema.fields import Field
+from memfeed.schema.fields import DTYPES, Field
 from memfeed.store.columns import ConcatFixedColumn, FixedColumn, InMemoryColumn, RowSubsetColumn
 from memfeed.store.mapping import map_checked, map_file
 from memfeed.store.ragged_columns import ConcatRaggedColumn, SeparateRowsColumn
@@ -30,6 +30,17 @@ def test_a_concatenation_gives_the_rows_of_the_whole(rows, cuts):
     out = torch.empty(len(rows), 3, dtype=torch.int32)
     assert torch.equal(column.gather_into(np.array(rows, np.int64), out), ROWS[rows])
     assert all(torch.equal(column.read_row(row), ROWS[row]) for row in rows)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_concatenation_of_each_dtype(name):
+    data = (torch.arange(12) % 2).to(
+        DTYPES[name]
+    )  # torch has no copy by an index for uint16, uint32, uint64 and float8
+    field = Field(path=("x",), name="x", stem="x", kind="fixed", dtype=name)
+    column = ConcatFixedColumn(field, [InMemoryColumn(field, data[:5]), InMemoryColumn(field, data[5:])])
+    found = column.gather_into(np.array([11, 2, 4, 5]), torch.empty(4, dtype=data.dtype))
+    assert found.to(torch.complex128).real.tolist() == [1, 0, 0, 1]
 
 
 def test_a_subset_is_asked_for_rows_by_their_own_numbers():

@@ -5,6 +5,8 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.system import openmp
-from memfeed.system.share import Threads, share
+from memfeed.system.share import Threads, _Job, share
 
 pytestmark = pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
 
@@ -34,45 +36,38 @@ def test_each_row_is_done_once(rows, least, threads):
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_so_many_threads_work_at_the_same_time(threads):
-    working, most, lock = set(), [0], threading.Lock()
+    working, all_there = set(), threading.Barrier(threads)
 
     def work(begin, end):
-        with lock:
-            working.add(threading.get_ident())
-            most[0] = max(most[0], len(working))
-        deadline = time.monotonic() + 10
-        while most[0] < threads and time.monotonic() < deadline:  # the others come
-            time.sleep(0.001)
-        with lock:
-            working.discard(threading.get_ident())
+        me = threading.get_ident()
+        if me not in working:
+            working.add(me)
+            all_there.wait(10)
 
     with Threads(threads).in_use():
         share(40, work)
-    assert most[0] == threads
+    assert len(working) == threads
 
 
 def test_parts_use_one_thread_of_torch_and_the_callers_modes():
-    found = set()
+    found, both = set(), threading.Barrier(2)
 
     def look(begin, end):
         modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
         found.add((threading.get_ident(), torch.get_num_threads(), *modes))
-        time.sleep(0.002)
+        both.wait(10)
 
     before = torch.get_num_threads()
-    for _ in range(20):
-        with Threads(3).in_use(), torch.inference_mode():
-            share(30, look)
-        if len(found) > 1:
-            break
+    with Threads(2).in_use(), torch.inference_mode():
+        share(2, look)
     assert {seen[1:] for seen in found} == {(1, True, False)}
-    assert len(found) > 1
+    assert len(found) == 2
     assert torch.get_num_threads() == before
-    others = []
-    thread = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert others == [before]  # what torch gives to new threads is left alone
+    assert elsewhere == [before]  # what torch gives to new threads is left alone
 
 
 @pytest.fixture
@@ -122,22 +117,27 @@ def test_ours_share_it_where_the_caller_may_not_use_torchs():
     assert {one[2] for one in parts} == {1}
 
 
-def test_an_exception_is_raised_in_the_caller_after_all_parts():
-    begun, ended = [], []
-
+def test_an_exception_is_raised_in_the_caller():
     def work(begin, end):
-        begun.append(begin)
-        time.sleep(0.002)
-        if begin >= 4:
-            raise ValueError(f"row {begin}")
-        ended.append(begin)
+        raise ValueError(f"row {begin}")
 
     with Threads(2).in_use(), pytest.raises(ValueError, match="row "):
         share(16, work)
-    count = len(begun)
-    assert count < 8
-    time.sleep(0.05)
-    assert len(begun) == count  # nobody goes on
+
+
+def test_after_an_exception_no_part_is_begun():
+    begun = []
+
+    def work(begin, end):
+        begun.append(begin)
+        raise ValueError("the first")
+
+    job = _Job(deque(pairwise(range(8))), work)
+    job.work()
+    job.help()
+    job.wait()
+    assert begun == [0]
+    assert str(job.error) == "the first"
 
 
 def test_a_part_shares_nothing_further():
@@ -160,7 +160,7 @@ def test_nothing_is_kept_alive():
         buffer = Buffer()
         gone = weakref.ref(buffer)
         with Threads(3).in_use():
-            share(12, lambda begin, end, held=buffer: time.sleep(0.0002))
+            share(12, lambda begin, end, held=buffer: None)
         del buffer
         deadline = time.monotonic() + 10
         while gone() is not None and time.monotonic() < deadline:
@@ -190,14 +190,13 @@ def test_several_threads_share_at_the_same_time():
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own():
     with Threads(2).in_use():
-        share(8, lambda begin, end: time.sleep(0.001))
+        share(8, lambda begin, end: None)
         pid = os.fork()
         if not pid:
             done = [0] * 8
 
             def mark(begin, end):
                 done[begin:end] = [1] * (end - begin)
-                time.sleep(0.01)
 
             share(8, mark)
             os._exit(0 if all(done) else 1)

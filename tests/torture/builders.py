@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memfeed.building.partial import ABSENT, DURABLE
-from memfeed.system.unsynced import SYNCING
+from memfeed.building.partial import ABSENT, DURABLE, SYNCING
 from torture.victims import (
     HANG_SECONDS,
     PROBE,

@@ -12,10 +12,9 @@ from unittest import mock
 
 from disk import Recorder, Replay
 from memfeed.building.build import Build
-from memfeed.building.partial import DURABLE, SKIPPED
+from memfeed.building.partial import DURABLE, SKIPPED, SYNCING
 from memfeed.convert import readback
 from memfeed.system import machine
-from memfeed.system.unsynced import SYNCING
 from torture.victims import presence
 from torture.works import PROBED, WORKS, digest, no_syncs, right, short_syncs
 

@@ -16,15 +16,14 @@ from memfeed.building import build as building
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.partial import ABSENT, DURABLE, WRITTEN, Units
-from memfeed.convert.dataset_supply import _Filling
+from memfeed.building.partial import ABSENT, DURABLE, SYNCING, WRITTEN, Units
+from memfeed.convert.dataset_supply import DatasetSupply
 from memfeed.errors import BuildError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
 from memfeed.system import files
 from memfeed.system.signals import Terminated
 from memfeed.system.threads import end_all
-from memfeed.system.unsynced import SYNCING
 from support import Made
 from torture.failed_syncs import fail_sync
 from torture.victims import ended, start
@@ -297,9 +296,9 @@ def test_who_takes_over_a_store_that_is_filled_forgets_what_a_killed_process_syn
     for i in range(6):
         _ = leader[i]
     store = memfeed.cache(data, path, lazily=True, workers=0, fields={"late": "jagged"}, progress=False)
-    work, root = leader._view.supply._work, path.with_name("a.mf.build")
+    work, root = leader._view.supply, path.with_name("a.mf.build")
     (root / ".build" / SYNCING).touch()
-    monkeypatch.setattr(_Filling, "_keep", lambda self: None)  # the kernel does not do it for a process that is killed
+    monkeypatch.setattr(DatasetSupply, "_keep", lambda self: None)  # a process that is killed does not sync
     work.stop()
     work.join()
     data.read.clear()

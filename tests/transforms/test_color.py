@@ -1,4 +1,4 @@
-"""Changes of colour and erased boxes: image by image against the plain form, against torchvision, and their draws."""
+"""Changes of colour: image by image against the plain form, against torchvision, and their draws."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from image_batches import keys
 
 from memfeed.errors import TransformError
-from memfeed.random import Keys
 from memfeed.transforms import (
     ColorJitter,
     Compose,
@@ -94,33 +93,6 @@ def test_gray_is_torchvisions(functional):
         torch.testing.assert_close(got[row], gray[row] if is_gray else images[row], rtol=0, atol=1)
 
 
-def test_erased_boxes():
-    images = photos(400, 3, 40, 30, torch.float32) + 2
-    transform = RandomErasing(0.5, value=[0.25, 0.5, 0.75])
-    out = transform.apply(images, keys(400))
-    drawn = transform.params(range(400))["RandomErasing.0"]
-    erased = (out != images).any(1)
-    areas = erased.flatten(1).sum(1)
-    assert 150 < (areas > 0).sum() < 250
-    assert torch.equal(areas, torch.from_numpy(drawn.box_height * drawn.box_width))
-    shares = areas[areas > 0] / 1200
-    assert 0.015 < shares.min() < shares.max() < 0.35
-    for row in range(20):
-        values = out[row][:, erased[row]]
-        assert torch.equal(values, torch.tensor([0.25, 0.5, 0.75])[:, None].expand_as(values))
-
-
-def test_noise_depends_on_the_key_alone():
-    images = torch.zeros(6, 3, 20, 20)
-    transform = RandomErasing(1.0, value="random")
-    whole = transform.apply(images, keys())
-    alone = transform.apply(images[4:5], Keys(0, 0, torch.tensor([4])))
-    assert torch.equal(alone[0], whole[4])
-    noise = whole[whole != 0]
-    assert abs(noise.mean()) < 0.15
-    assert 0.85 < noise.std() < 1.15
-
-
 # params
 
 
@@ -152,11 +124,6 @@ def test_params_are_those_of_the_batch():
         (lambda: ColorJitter(contrast=(0.5, 0.2)), "contrast"),
         (lambda: ColorJitter(saturation=float("nan")), "saturation=nan"),
         (lambda: RandomGrayscale(1.5), "p=1.5"),
-        (lambda: RandomErasing(float("nan")), "p=nan"),
-        (lambda: RandomErasing(scale=(0.5, 0.1)), "scale"),
-        (lambda: RandomErasing(ratio=(0, 1)), "ratio"),
-        (lambda: RandomErasing(value="noise"), "value='noise'"),
-        (lambda: RandomErasing(1.0, value="random").apply(photos(), keys()), "images are torch.uint8; expected floats"),
         (lambda: ColorJitter(0.1).apply(photos(c=4), keys()), "images have 4 channels; expected 1 or 3"),
         (lambda: RandomGrayscale(0.1).apply(photos(c=2), keys()), "images have 2 channels"),
     ],

@@ -19,6 +19,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +29,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.errors import StoreError
+from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.system import files, machine
-from memfeed.system.unsynced import SYNCING, forget_marked, if_unsynced
+from memfeed.system.signals import defer_signals
 
+SYNCING = "syncing"
 ABSENT, WRITTEN, DURABLE, SKIPPED, HELD = range(5)
 """DURABLE: on the disk. SKIPPED: a sample that raised. HELD: absent, but its room is reserved; see ``may_drop``."""
 
@@ -65,7 +67,7 @@ class Units:
     def _begin_process(self) -> None:
         """Hold nothing: locks belong to the process that took them."""
         _close(self._fds)
-        self._mutex, self._writing_mutex = threading.Lock(), threading.Lock()
+        self._mutex, self._writing_mutex, self._opening = threading.Lock(), threading.Lock(), threading.Lock()
         self._alone: set[int] = set()
         self._kept: dict[int, int] = {}  # how often this process keeps a unit
         self._writing = 0  # threads of this process that are inside a write
@@ -90,9 +92,10 @@ class Units:
             self._begin_process()
 
     def _fd(self, name: str) -> int:
-        if name not in self._fds:
-            self._fds[name] = files.open_write(self._work / name)
-        return self._fds[name]
+        with self._opening:
+            if name not in self._fds:
+                self._fds[name] = files.open_write(self._work / name)
+            return self._fds[name]
 
     # --- states
 
@@ -246,8 +249,12 @@ class Units:
         durable = units[self.states[units] == DURABLE]
         if len(durable):
             self._mark(durable, WRITTEN)
-            with if_unsynced(lambda: self._mark(durable, DURABLE)):  # the next try syncs it again
+            try:
                 files.sync(self._fd("presence"))
+            except BaseException:
+                with defer_signals():
+                    self._mark(durable, DURABLE)  # the next try syncs it again
+                raise
 
     # --- syncs, and what they lose
 
@@ -262,7 +269,7 @@ class Units:
                 written = np.array([unit for unit in written.tolist() if self.keep(unit)], np.int64)
                 for unit in written.tolist():
                     kept.callback(self.let_go, unit)
-            with if_unsynced(self._lose, self._work / SYNCING):
+            with self._syncing():
                 sync_bytes(written)
             if len(written):
                 self._mark(written, DURABLE)
@@ -271,7 +278,7 @@ class Units:
     @contextlib.contextmanager
     def lost_if_unsynced(self) -> Iterator[None]:
         """Lose the units that are not durable if a sync within the block fails, or the process is killed within it."""
-        with self._alone_in_sync(), if_unsynced(self._lose, self._work / SYNCING):
+        with self._alone_in_sync(), self._syncing():
             yield
 
     def lose_unsynced(self) -> None:
@@ -283,8 +290,31 @@ class Units:
     def _alone_in_sync(self) -> Iterator[None]:
         """Keep other syncs out: only one process is told of a failure, and another could call lost units durable."""
         with files.locked(self._work / "presence"):
-            forget_marked(self._lose, self._work / SYNCING)
+            if (self._work / SYNCING).exists():
+                self._lose()
+                files.remove(self._work / SYNCING)
             yield
+
+    @contextlib.contextmanager
+    def _syncing(self) -> Iterator[None]:
+        """Lose the units that are not durable if a sync of the block fails, and raise its error.
+
+        The system reports a failed sync once, drops the bytes that it could not write, and lets the next sync succeed.
+        Until they are dropped from memory too, they can still be read, so their hashes show nothing. The mark is there
+        during the block. It stays if the process is killed meanwhile, or if the disk does not let the units be lost.
+        """
+        outer, mark = sys.exc_info()[1], self._work / SYNCING
+        with files.opened(mark, os.O_CREAT):
+            pass
+        try:
+            yield
+        except BaseException as error:
+            with defer_signals(), contextlib.suppress(MemfeedError, OSError):  # report the first error
+                if _tells_of_sync(error, outer):
+                    self._lose()
+                files.remove(mark)
+            raise
+        files.remove(mark)
 
     def _lose(self) -> None:
         """Let no unit be there that is not durable, once no process is inside a write, whose bytes may be lost too.
@@ -324,6 +354,19 @@ def runs(numbers: npt.NDArray[np.int64] | Sequence[int]) -> list[tuple[int, int]
     firsts = array[np.concatenate([[0], cuts])]
     counts = np.diff(np.concatenate([[0], cuts, [len(array)]]))
     return list(zip(firsts.tolist(), counts.tolist(), strict=True))
+
+
+def _tells_of_sync(error: BaseException | None, outer: BaseException | None) -> bool:
+    """Return True if a sync failed before ``error`` was raised, but after ``outer`` was.
+
+    Ctrl-C during a sync takes the place of the error of the sync, which is its context then.
+    """
+    is_signal = not isinstance(error, Exception)
+    while error is not None and error is not outer:
+        if getattr(error, "unsynced", False) or (is_signal and isinstance(error, OSError)):
+            return True
+        error = error.__context__
+    return False
 
 
 def _boot() -> bytes:

@@ -225,7 +225,8 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         options = msgspec.structs.replace(options, keep=None)
     else:
         watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
-        given, options = classify_input(cut.dataset), msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
+        given = msgspec.structs.replace(given, dataset=cut.dataset)
+        options = msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
         if options.progress:
             write_line(f"memfeed: {cut.line}")
     if options.floats is not None:
@@ -235,7 +236,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
                 f"found dtypes={{float: {options.floats}}} for {what}; expected a dataset with len "
                 f"and []: round the tensors yourself, tensor.to({options.floats})"
             )
-        given = classify_input(Rounded(given.dataset, options.floats))
+        given = msgspec.structs.replace(given, dataset=Rounded(given.dataset, options.floats))
     refuse_mapped_columns(given, target, options.copy_existing)
     require_length(given, options.length)
     given = msgspec.structs.replace(given, watched=watched)
@@ -252,10 +253,10 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
             "with len and [], whose rows tasks can compute by number: leave workers= out"
         )
     if options.lazily:
-        store = open_or_fill(target, given, options, owner)
+        store = open_or_fill(target, given, options, owner, stored)
     else:
         repaired = repair_store(target, given, options) if options.repair else None
-        store = open_or_convert(target, given, options, owner) if repaired is None else repaired
+        store = open_or_convert(target, given, options, owner, stored) if repaired is None else repaired
     if options.lazily and watched is not None:
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)

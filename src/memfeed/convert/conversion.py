@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from memfeed.building.claim import clear, is_shared
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.convert.attributes import kept_of
+from memfeed.convert.budget import describe_budget, mean_row_bytes
 from memfeed.convert.driver import (
     OnReport,
     convert_columns,
@@ -22,20 +24,18 @@ from memfeed.convert.driver import (
     convert_stream,
     convert_tables,
     default_workers,
-    mark_skipped,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
-from memfeed.convert.fit import fit
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.overlap import LEAST_FACTOR, overlap_factor
+from memfeed.convert.overlap import overlap_factor
 from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
 from memfeed.convert.readback import require_probed, require_reread
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, stale
-from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
-from memfeed.schema.codec import Packed
 from memfeed.schema.compare import schema_difference
 from memfeed.schema.tree import Flattener
 from memfeed.store import format
@@ -43,26 +43,26 @@ from memfeed.store.dataset_attributes import Kept
 from memfeed.store.manifest import Probe
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
+from memfeed.store.view import View
 from memfeed.system import files
 from memfeed.system.machine import is_daemon
 from memfeed.system.progress import Progress, write_line
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 from memfeed.system.temporary import TemporaryDirectory
 from memfeed.system.threads import has_no_thread
-from memfeed.system.units import format_bytes, format_seconds
-
-LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
 
 
-def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None) -> Store:
+def open_or_convert(
+    target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None, stored: Store | None = None
+) -> Store:
     """Return the store at `target`: the one that exists, compared with the dataset, or a new one.
 
-    The store keeps `owner` alive. After an error `owner` is removed.
+    The store keeps `owner` alive. After an error `owner` is removed. ``stored`` is the one that exists, if it is open.
     """
     identity = format.identity(target)
     if target.exists() and not options.overwrite:
         remove_remains(target)
-        return _open_existing(target, given, options, owner)
+        return _compared(target, given, options, stored)
     if target.exists() and not (target / format.MANIFEST).exists():
         raise StoreError(
             f"{target}: found something that is no memfeed store; expected a store, because overwrite=True replaces "
@@ -72,11 +72,17 @@ def open_or_convert(target: Path, given: Input, options: ConvertOptions, owner: 
     with sigterm_unwinds() as sigterm, removed_on_error(owner), claim_recovered(target):
         # another process may have made the store while this one waited for the claim
         is_made = format.identity(target) != identity if options.overwrite else target.exists()
-        if not is_made or (options.overwrite and not _is_equal(target, given, options)):
-            conversion = Conversion(target, given, options, probe_input(given, options), owner is not None)
-            conversion.run(sigterm)
-            return open_store(target, types=conversion.result.types, owner=owner)
-    return _open_existing(target, given, options, owner)
+        if is_made and options.overwrite and isinstance(given.dataset, Iterator):
+            is_made = False  # comparing would use up its samples
+        if is_made:
+            try:
+                return _compared(target, given, options)
+            except MemfeedError:
+                if not options.overwrite:
+                    raise
+        conversion = Conversion(target, given, options, probe_input(given, options), owner is not None)
+        conversion.run(sigterm)
+        return open_store(target, types=conversion.result.types, owner=owner)
 
 
 @contextlib.contextmanager
@@ -90,20 +96,16 @@ def removed_on_error(owner: TemporaryDirectory | None) -> Iterator[None]:
         raise
 
 
-def _open_existing(target: Path, given: Input, options: ConvertOptions, owner: object) -> Store:
-    types = compare_store(open_store(target), given, options).types
-    return open_store(target, types=types, owner=owner)
-
-
-def _is_equal(target: Path, given: Input, options: ConvertOptions) -> bool:
-    """Return True if the store that another process made meanwhile is of this dataset."""
-    if isinstance(given.dataset, Iterator):
-        return False  # comparing would use up its samples
+def _compared(target: Path, given: Input, options: ConvertOptions, stored: Store | None = None) -> Store:
+    """Return the store at `target`, once it was compared with the dataset. Raise StaleStoreError if it differs."""
     try:
-        compare_store(open_store(target), given, options)
-    except MemfeedError:
-        return False
-    return True
+        if stored is not None:
+            stored._backing.check()
+    except StoreError:  # another process has replaced it meanwhile
+        stored = None
+    if stored is None:
+        stored = open_store(target)
+    return Store(View(stored._backing, compare_store(stored, given, options).types))
 
 
 class Conversion:
@@ -116,7 +118,6 @@ class Conversion:
     def __init__(
         self, target: Path, given: Input, options: ConvertOptions, result: ProbeResult, is_temporary: bool
     ) -> None:
-        result = result if options.like is None else fit(result, options.like)
         self.target, self.given, self.options, self.result = target, given, options, result
         self.is_temporary = is_temporary
         self._ray: Any = None  # the module, once connected
@@ -129,6 +130,7 @@ class Conversion:
             row_bytes=mean_row_bytes(packed),
             skip_errors=options.skips_errors,
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
+            is_read=options.lazily,
         )
         self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
@@ -159,26 +161,18 @@ class Conversion:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
 
     def run(self, sigterm: Sigterm) -> None:
-        """Resume or begin the build, fill it, and commit it. After an error the rows that were written are kept."""
+        """Resume or begin the build, and finish it."""
         with contextlib.ExitStack() as stack:
             if self.pickled is not None:
                 self._ray = stack.enter_context(connected())
                 self.worker_count = self.worker_count or cpu_count(self._ray)
-            self._run(sigterm)
+            self.finish(*self.resume_or_begin(), sigterm)
 
-    def _run(self, sigterm: Sigterm) -> None:
-        build = self.resume()
-        written = 0 if build is None else _count_written(build)
-        if build is None:
-            row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-            budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, self.overlap())
-            message = f"{budget} -> {self.target}"
-            build = self.begin()
-        else:
-            message = f"resuming {build.root}: {written:,} rows are written already"
+    def finish(self, build: Build, message: str, sigterm: Sigterm) -> None:
+        """Write the rows that are absent, and commit the build. After an error the rows that were written are kept."""
         try:
             with Progress(
-                self.target.name, self.length, unit=" rows", shown=self.options.progress, done=written
+                self.target.name, self.length, unit=" rows", shown=self.options.progress, done=_count_written(build)
             ) as bar:
                 bar.say(f"memfeed: {message}")
                 self._fill(build, bar, sigterm)
@@ -196,9 +190,15 @@ class Conversion:
             self.keep_or_remove(build, error)
             raise error
 
-    def overlap(self) -> float:
-        """Return how many times the store has each byte if neighbouring samples overlap; 1 where nobody is told."""
-        return overlap_factor(self.given, self.result) if self.options.progress else 1.0
+    def resume_or_begin(self) -> tuple[Build, str]:
+        """Return the build of this dataset, and what to say of it: how much is there, or what it will take."""
+        build = self.resume()
+        if build is not None:
+            return build, f"resuming {build.root}: {_count_written(build):,} rows are written already"
+        overlap = overlap_factor(self.given, self.result) if self.options.progress else 1.0  # where nobody is told
+        row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
+        budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, overlap)
+        return self.begin(), f"{budget} -> {self.target}"
 
     def kept_now(self) -> Kept:
         """Return what the store keeps beside its columns, with the number of samples that were proven until now."""
@@ -283,19 +283,12 @@ class Conversion:
         else:
             if not self.options.allow_random:
                 self.write_probed(build, on_report)
-            seconds = self.result.probed.seconds
+            workers, seconds, init = self.worker_count, self.result.probed.seconds, self.options.worker_init_fn
             if self.pickled is not None:
-                convert_on_ray(self._ray, build, self.pickled, self.plan, self.worker_count, seconds, on_report)
+                convert_on_ray(self._ray, build, self.pickled, self.plan, workers, seconds, on_report)
                 return
-            convert_map(
-                build,
-                self.given.dataset,
-                self.plan,
-                worker_count=self.worker_count,
-                seconds=seconds,
-                on_report=on_report,
-                init=self.options.worker_init_fn,
-            )
+            open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init)
+            convert_map(build, self.plan, open_pool, on_report, seconds=seconds)
 
     def _require_length(self, build: Build) -> None:
         """Raise BuildError if an iterable gave more or fewer samples than its ``len``, or fewer than ``length=``."""
@@ -356,38 +349,6 @@ def _metadata_at(target: Path) -> dict[str, Any]:
         if target.exists():
             return open_store(target).metadata
     return {}
-
-
-def mean_row_bytes(packed: Sequence[Sequence[Packed]]) -> float:
-    """Return the mean number of bytes that one of these samples takes on disk."""
-    sizes = [
-        sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
-    ]
-    return float(np.mean(sizes))
-
-
-def describe_budget(
-    path: Path, row_count: int | None, row_bytes: float, row_seconds: float, overlap: float = 1.0
-) -> str:
-    """Return a line with the rows, bytes and seconds that a store takes; ``row_count`` is None if it is not known.
-
-    ``overlap`` says how many times it has each byte. Raises SpaceError if the disk has too little free space.
-    """
-    found = files.free_bytes(path)
-    free = "free space unknown" if found is None else f"{format_bytes(found)} free"
-    if row_count is None:
-        unknown = "an unknown number of rows (an iterable without an end needs length=)"
-        return f"{unknown}, {format_bytes(row_bytes)} a row; {free}"
-    total = int(row_bytes * row_count)
-    files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
-    line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
-    is_large = found is not None and total > found * LARGE_SHARE
-    smaller = "; smaller forms: keep= and dtypes= of memfeed.cache (memfeed cache --dry-run measures them)"
-    again = (
-        f"; neighbouring samples overlap, so that it has each byte about {overlap:,.0f} times: store the sequences "
-        "whole, and read windows of them with Store.packed() or Store.windows() (docs/sequences.md)"
-    )
-    return line + (smaller if is_large else "") + (again if overlap >= LEAST_FACTOR else "")
 
 
 def _count_written(build: Build) -> int:

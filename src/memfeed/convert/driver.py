@@ -1,29 +1,27 @@
-"""The builder's side of a conversion: divide the rows, collect reports, promote columns between rounds."""
+"""The ways to write the rows of a build: of a map-style dataset, an iterable, columns, and tables."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
 from memfeed.building.build import Build
-from memfeed.building.partial import SKIPPED, WRITTEN, runs
-from memfeed.convert.jobs import MapJob, StreamJob
+from memfeed.building.partial import WRITTEN, runs
+from memfeed.convert.jobs import StreamJob
 from memfeed.convert.options import WorkerInit
-from memfeed.convert.processes import WorkerDied, run_job
-from memfeed.convert.write_run import WRITE_BYTES, Report, RunWriter, WritePlan, promote_column
+from memfeed.convert.processes import Pool, run_job
+from memfeed.convert.row_engine import RowEngine
+from memfeed.convert.row_queue import LIST_SECONDS
+from memfeed.convert.write_run import WRITE_BYTES, Drifts, Report, RunWriter, WritePlan, mark_skipped
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.store import ragged
 from memfeed.store.checksums import ChunkHasher
-from memfeed.system.messages import warn
 
-RANGE_SECONDS = 0.05
-MOST_ROWS_A_RANGE = 4096
 MOST_ROWS_OF_TABLES = 65_536
 BLOCK_BYTES = 256 << 20
 MOST_WORKERS = 16
@@ -32,40 +30,25 @@ OnReport = Callable[[Report], None]
 
 def convert_map(
     build: Build,
-    dataset: Any,
     plan: WritePlan,
-    *,
-    worker_count: int,
-    seconds: float,
+    open_pool: Callable[[], AbstractContextManager[Pool]],
     on_report: OnReport,
-    init: WorkerInit = None,
+    *,
+    seconds: float,
+    list_seconds: float = LIST_SECONDS,
 ) -> None:
-    """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
-    while len(absent := build.absent()):
-        by_time = int(RANGE_SECONDS / max(seconds, 1e-7))
-        size = max(1, min(by_time, MOST_ROWS_A_RANGE, -(-len(absent) // max(4 * worker_count, 1))))
-        ranges = cut(absent, size)
-        useful = min(worker_count, len(ranges))
-        try:
-            _run(MapJob(dataset, build, plan, ranges, useful, init), useful, on_report)
-        except WorkerDied as death:
-            if not plan.skip_errors or death.reading is None:
-                raise
-            for row in death.reading:
-                _read_alone(build, dataset, plan, row, on_report, init)
-
-
-def _read_alone(build: Build, dataset: Any, plan: WritePlan, row: int, on_report: OnReport, init: WorkerInit) -> None:
-    """Read a sample that may have killed a worker again, in a worker of its own. Skip it if that dies too."""
-    try:
-        _run(MapJob(dataset, build, plan, [range(row, row + 1)], 1, init), 1, on_report)
-    except WorkerDied as death:
-        if death.reading is None:
-            raise
-        mark_skipped(build, [row])
-        on_report(Report(skipped_count=1))
-        text = f"sample {row} is left out: two worker processes died while they read it ({death.how})"
-        warn(text, RuntimeWarning)
+    """Write every absent row of a map-style dataset, as `RowEngine` does. Raise what a sample raised."""
+    if not len(build.absent()):
+        return
+    engine = RowEngine(build, plan, open_pool, seconds, list_seconds)
+    with contextlib.closing(engine):
+        for report in engine.reports():
+            on_report(report)
+            for _, failure in sorted(report.failed)[:1]:
+                raise failure.error from failure.cause
+            build.sync_if_due()
+            if engine.is_idle:
+                engine.stop()
 
 
 def convert_stream(
@@ -86,36 +69,15 @@ def convert_stream(
     stay.
     """
     build.rewrites = True  # after a power loss, parts of a block may be written already
-    while not _run(StreamJob(dataset, build, plan, worker_count, length, init), worker_count, on_report):
-        pass
+    is_whole, drifts = False, Drifts()
+    while not is_whole:
+        with run_job(StreamJob(dataset, build, plan, worker_count, length, init), worker_count) as reports:
+            for report in reports:
+                drifts.note(report)
+                on_report(report)
+                build.sync_if_due()
+        is_whole = not drifts.promote(build)
     mark_skipped(build, build.absent())  # the workers' shares may have different lengths
-
-
-def cut(rows: np.ndarray[Any, np.dtype[np.int64]], size: int) -> list[range]:
-    """Return ranges of at most ``size`` rows that together are the sorted ``rows``."""
-    return [
-        range(at, min(at + size, first + count))
-        for first, count in runs(rows)
-        for at in range(first, first + count, size)
-    ]
-
-
-def _run(job: MapJob | StreamJob, worker_count: int, on_report: OnReport) -> bool:
-    return run_round(job.build, run_job(job, worker_count), on_report)
-
-
-def run_round(build: Build, job: AbstractContextManager[Iterator[Report]], on_report: OnReport) -> bool:
-    """Run a job, then promote the columns that drifted. Return True if none did, so that all its rows are written."""
-    drifts: dict[int, list[tuple[int, ...]]] = {}
-    with job as reports:
-        for report in reports:
-            for field_index, shape in report.drifts:
-                drifts.setdefault(field_index, []).append(shape)
-            on_report(report)
-            build.sync_if_due()
-    for field_index, shapes in drifts.items():
-        promote_column(build, field_index, shapes)
-    return not drifts
 
 
 def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_report: OnReport) -> None:
@@ -165,14 +127,6 @@ def convert_tables(build: Build, columns: Sequence[Any], plan: WritePlan, on_rep
             on_report(report)
             build.sync_if_due()
     writer.rows.close()
-
-
-def mark_skipped(build: Build, rows: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    """Mark rows as skipped."""
-    writer = build.writer()
-    for first, count in runs(np.sort(np.asarray(rows, np.int64))):
-        writer.mark(first, count, SKIPPED)
-    writer.close()
 
 
 def default_workers(row_count: int, seconds: float) -> int:

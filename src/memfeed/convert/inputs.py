@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,16 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.mapped import mapped_file
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError, SplitError
+from memfeed.schema.containers import flatten, tensors_in
 from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store import in_memory
+from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
-from memfeed.tables.table_column import is_a
+from memfeed.system.mapped_files import file_lookup
+from memfeed.tables.table_column import TableColumn, is_a
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -123,7 +126,7 @@ def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
 
 def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> None:
     """Raise CopyError for columns, or a list of samples, that are mapped from files: see `refuse_copy`."""
-    file = mapped_file(given.dataset)
+    file = _mapped_file(given.dataset)
     if file is None:
         return
     if target.resolve() in Path(file).resolve().parents:
@@ -135,6 +138,49 @@ def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> No
             f"found data that is memory-mapped already, from {file}; expected a dataset to decode: {in_place}copy it: "
             "memfeed.cache(data, path, allow='copy')"
         )
+
+
+def _mapped_file(data: Any) -> str | None:
+    """Return the file that columns, or the first sample of a list, are mapped from; None for other data."""
+    if isinstance(data, Columns):
+        tree = data.parts
+    elif isinstance(data, list | tuple) and data:
+        tree = data[0]
+    else:
+        return None
+    lookup = file_lookup()
+    try:
+        return next((file for part in _parts(tree) if (file := _named_file(part) or _found_file(part, lookup))), None)
+    except RecursionError:  # a sample that contains itself: the probe says so
+        return None
+
+
+def _parts(tree: Any) -> Iterator[Any]:
+    yield from (leaf for leaf in flatten(tree)[0] if isinstance(leaf, np.ndarray | TableColumn))
+    yield from tensors_in(tree)
+
+
+def _named_file(part: Any) -> str | None:
+    """Return the file that the object itself names, on every system."""
+    while isinstance(part, np.ndarray):
+        if isinstance(part, np.memmap) and part.filename:
+            return str(part.filename)
+        part = part.base
+    try:
+        return str(part.filename) if getattr(part, "filename", None) else None
+    except RuntimeError:  # tensordict: a map without a file
+        return None
+
+
+def _found_file(part: Any, lookup: Any) -> str | None:
+    if isinstance(part, TableColumn):
+        addresses = part.addresses()
+    elif isinstance(part, np.ndarray):
+        addresses = [part.__array_interface__["data"][0]] if part.size else []
+    else:
+        is_in_memory = isinstance(part, torch.Tensor) and part.device.type == "cpu" and part.layout == torch.strided
+        addresses = [part.data_ptr()] if is_in_memory and not part.is_nested and part.numel() else []
+    return next((file for address in addresses if (file := lookup(address)) is not None), None)
 
 
 def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -> Any:

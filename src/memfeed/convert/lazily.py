@@ -15,11 +15,10 @@ from memfeed.building.claim import ClaimedError, is_shared, share, unshare
 from memfeed.building.recovery import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
-    describe_budget,
     open_or_convert,
     removed_on_error,
 )
-from memfeed.convert.dataset_supply import DatasetSupply, _Filling, backing_at
+from memfeed.convert.dataset_supply import DatasetSupply, backing_at
 from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
@@ -29,6 +28,7 @@ from memfeed.store import format
 from memfeed.store.backing import Backing, filling_backing
 from memfeed.store.dataset_attributes import Attributes
 from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.opened import open_store
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
 from memfeed.store.view import View
@@ -43,7 +43,9 @@ REPORT_SECONDS = 5.0
 SETTINGS = "filling.json"
 
 
-def open_or_fill(target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None) -> Store:
+def open_or_fill(
+    target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None, stored: Store | None = None
+) -> Store:
     """Return the store at ``target``: the finished one, or one whose rows come while it is read.
 
     Raises what `open_or_convert` raises, SchemaError for anything but a map-style dataset, and BuildError if other
@@ -73,7 +75,7 @@ def open_or_fill(target: Path, given: Input, options: ConvertOptions, owner: Tem
                     continue
                 if not target.exists():
                     return _lead(target, root, given, options, owner, stack)
-        store = open_or_convert(target, given, options, owner)
+        store = open_or_convert(target, given, options, owner, stored)
     store._backing.masks_rows = options.skips_errors
     return store
 
@@ -89,23 +91,18 @@ def _lead(
     """Begin or resume the build that this process has claimed, and fill it."""
     conversion = Conversion(target, given, options, _probe(given, options), owner is not None)
     others = is_shared(root)  # whose leader has ended
-    build = Build.join(root) if others else conversion.resume()
-    if others and build is not None:
+    if others:
+        build = Build.join(root)
         _require_same(conversion, build)
         build.units.lose_unsynced()
-    elif build is None:
-        seconds = conversion.result.probed.seconds / max(conversion.worker_count, 1)
-        budget = describe_budget(target, conversion.length, conversion.plan.row_bytes, seconds, conversion.overlap())
-        build = conversion.begin()
-        _say(options, f"{budget} -> {target}, filled while it is read")
-    elif build.is_closing or not len(build.absent()):
-        conversion.run(Sigterm())  # only its commit is left
-        stack.close()
-        return open_or_convert(target, given, options, owner)
     else:
-        written = conversion.length or 0
-        _say(options, f"resuming {root}: {written - len(build.absent()):,} rows are written already")
-    assert build is not None
+        build, message = conversion.resume_or_begin()
+        if build.is_closing or not len(build.absent()):
+            conversion.finish(build, message, Sigterm())  # only its commit is left
+            stack.close()
+            return open_store(target, types=conversion.result.types, owner=owner)
+        if options.progress:
+            write_line(f"memfeed: {message}, filled while it is read")
     try:
         files.write_file(root / WORK_DIRECTORY / SETTINGS, msgspec.json.encode(_settings(conversion)))
         if not options.allow_random and not others:
@@ -235,10 +232,10 @@ def _filled(
         attributes=msgspec.UNSET if attributes == Attributes() else attributes,
         metadata=dict(kept.metadata) or msgspec.UNSET,
     )
-    filler = DatasetSupply(_Filling(conversion, build, lead, shared, owner))
+    supply = DatasetSupply(conversion, build, lead, shared, owner)
     remake = (joined_backing, (target.absolute(), msgspec.structs.replace(conversion.given, watched=None), options))
-    backing = filling_backing(target, build.root, manifest, filler, owner, remake, masks_rows=options.skips_errors)
-    filler.start(backing)
+    backing = filling_backing(target, build.root, manifest, supply, owner, remake, masks_rows=options.skips_errors)
+    supply.start(backing)
     return Store(View(backing, conversion.result.types))
 
 
@@ -260,8 +257,3 @@ def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backi
     if multiprocessing.current_process().daemon:
         options = msgspec.structs.replace(options, workers=0)
     return open_or_fill(target, given, msgspec.structs.replace(options, progress=False), None)._backing
-
-
-def _say(options: ConvertOptions, text: str) -> None:
-    if options.progress:
-        write_line(f"memfeed: {text}")

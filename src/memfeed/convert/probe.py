@@ -23,7 +23,9 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
+from memfeed.schema.compare import leaves_like
 from memfeed.schema.containers import map_leaves
+from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
 from memfeed.store.store import Store
@@ -97,7 +99,8 @@ def probe_input(
 ) -> ProbeResult:
     """Read samples and infer the schema. Raise SchemaError, RandomDataError or SampleError.
 
-    To compare with a store of `row_count` rows, `compared` has the indices of the samples that it remembers.
+    To compare with a store of `row_count` rows, `compared` has the indices of the samples that it remembers. Else the
+    schema is ``options.like``, if there is one, which the samples must fit.
     """
     is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
     may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
@@ -139,7 +142,29 @@ def probe_input(
     types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):
         types += given.dataset._view.types
-    return ProbeResult(probed, inferred, types)
+    result = ProbeResult(probed, inferred, types)
+    return result if options.like is None or compared else _fit(result, options.like)
+
+
+def _fit(result: ProbeResult, like: Schema) -> ProbeResult:
+    """Return the probed samples with the schema ``like`` in place of the one that was inferred from them.
+
+    Raises SchemaError that names the field if they do not fit.
+    """
+    found = result.inferred
+    try:
+        leaves_like(result.probed.samples, found, like)
+    except SchemaError as error:
+        raise SchemaError(
+            f"found samples that do not fit the store: {error}. Change the samples (dtypes= casts), or write a new "
+            "store of all samples with memfeed.cache"
+        ) from None
+    own, want = [field.path for field in found.schema], [field.path for field in like]
+    fields = [msgspec.structs.replace(field, lengths_of=None) for field in like]
+    casts = frozenset(want.index(own[index]) for index in found.casts if own[index] in want)
+    schema = Schema(fields=tuple(fields), structure=like.structure)
+    fitted = Inferred(schema, found.structure_like(like), casts, frozenset(range(len(fields))))
+    return msgspec.structs.replace(result, inferred=fitted)
 
 
 def _infer(given: Input, options: ConvertOptions, probed: ProbedSamples) -> Inferred:

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from memfeed.building.build import Build
 from memfeed.convert.failure import Failure, failure_of
-from memfeed.convert.fill_job import FillJob
-from memfeed.convert.jobs import MapJob, StreamJob
+from memfeed.convert.jobs import RowJob, StreamJob
+from memfeed.convert.options import WorkerInit
+from memfeed.convert.row_worker import Request
 from memfeed.convert.watchdog import ENDED, Stopped, Watchdog, describe_samples
-from memfeed.convert.write_run import Report
+from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError
 from memfeed.system import machine
 from memfeed.system.signals import defer_signals
@@ -32,7 +34,7 @@ from memfeed.system.signals import defer_signals
 STOP_SECONDS = 0.5
 CHECK_SECONDS = 1.0
 INTERRUPTED = 128 + signal.SIGINT  # exit status of a worker that Ctrl-C has ended
-Job = MapJob | StreamJob | FillJob
+Job = RowJob | StreamJob
 
 
 class WorkerDied(BuildError):  # noqa: N818
@@ -45,6 +47,20 @@ class WorkerDied(BuildError):  # noqa: N818
 
 class WorkerInterrupted(WorkerDied):
     """Ctrl-C ended a worker process."""
+
+
+class Pool(NamedTuple):
+    """Workers that do what they are sent, in that order. Each reports once for each request, and other things too.
+
+    ``send(worker, None)`` ends a worker. ``reports``, of all workers, end once each was sent None and has done what it
+    had before; they raise WorkerDied. A worker has at most ``lists_ahead`` requests: with two it reads one list while
+    its report of another is sent.
+    """
+
+    worker_count: int
+    reports: Iterator[Report]
+    send: Callable[[int, Request | None], None]
+    lists_ahead: int = 2
 
 
 class _Worker(NamedTuple):
@@ -75,6 +91,20 @@ def run_job(job: Job, worker_count: int) -> Iterator[Iterator[Report]]:
             _end(workers, job.watchdog)
 
 
+@contextlib.contextmanager
+def open_processes(
+    dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None
+) -> Iterator[Pool]:
+    """Start processes that write the rows that they are sent; with 0 of them this one does."""
+    worker_count = min(worker_count, max(len(build.absent()), 1))
+    try:
+        job = RowJob(dataset, build, plan, worker_count, init)
+    except OSError as error:
+        raise _not_started(error, 0, worker_count) from error
+    with contextlib.closing(job), run_job(job, worker_count) as reports:
+        yield Pool(max(worker_count, 1), reports, job.send)
+
+
 def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> None:
     """Start a worker and add it to `workers`."""
     try:
@@ -90,10 +120,14 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
                 f"found that stdout or stderr cannot be written ({error.strerror}), which a new worker process needs; "
                 "expected files on a disk with room: free some, or send the output elsewhere (2>/dev/null)"
             ) from error
-        raise BuildError(
-            f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected "
-            "free processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
-        ) from error
+        raise _not_started(error, index, worker_count) from error
+
+
+def _not_started(error: OSError, index: int, worker_count: int) -> BuildError:
+    return BuildError(
+        f"found that worker process {index} of {worker_count} could not be started ({error.strerror}); expected free "
+        "processes, file descriptors and memory (ulimit -u, -n, -v): use fewer workers, or workers=0"
+    )
 
 
 def _work(job: Job, worker: int, worker_count: int, sender: Connection) -> None:

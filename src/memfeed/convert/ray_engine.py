@@ -10,18 +10,20 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.convert import watchdog
-from memfeed.convert.driver import OnReport, cut, mark_skipped, run_round
+from memfeed.convert.driver import OnReport, convert_map
 from memfeed.convert.options import WorkerInit
-from memfeed.convert.processes import CHECK_SECONDS, WorkerDied
+from memfeed.convert.processes import CHECK_SECONDS, Pool, WorkerDied
 from memfeed.convert.ray_task import TaskResult, TaskSpec, compute
+from memfeed.convert.row_worker import Request
 from memfeed.convert.watchdog import describe_samples
-from memfeed.convert.write_run import Report, WritePlan
+from memfeed.convert.write_run import Report, WritePlan, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, brief
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
@@ -90,22 +92,16 @@ def convert_on_ray(
     """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
     # first: a failed sync is told to a task, and not to this process, which would call its own rows durable later
     build.sync()
-    while len(absent := build.absent()):
-        size = max(1, min(int(TASK_SECONDS / max(seconds, 1e-7)), -(-len(absent) // (4 * worker_count))))
-        run_round(build, _run(ray, build, pickled, plan, cut(absent, size), worker_count), on_report)
+    open_pool = partial(_open_tasks, ray, build, pickled, plan, worker_count)
+    convert_map(build, plan, open_pool, on_report, seconds=seconds, list_seconds=TASK_SECONDS)
 
 
 @contextlib.contextmanager
-def _run(
-    ray: Any, build: Build, pickled: bytes, plan: WritePlan, ranges: Sequence[range], worker_count: int
-) -> Iterator[Iterator[Report]]:
-    """Run one round. Yield an iterator over the reports, which raises what a task raised.
-
-    When the block ends no task writes any more, not even one on a machine that is out of reach.
-    """
-    tasks = _Tasks(ray, build, pickled, plan, ranges, worker_count)
+def _open_tasks(ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int) -> Iterator[Pool]:
+    """Let tasks be workers. After the block none writes any more, not even one on a machine that is out of reach."""
+    tasks = _Tasks(ray, build, pickled, plan, worker_count)
     try:
-        yield tasks.reports()
+        yield Pool(worker_count, tasks.reports(), tasks.send, lists_ahead=1)
     except BaseException:
         with contextlib.suppress(MemfeedError, OSError):  # the first error is the one to raise
             tasks.stop()
@@ -114,26 +110,30 @@ def _run(
 
 
 class _Tasks:
-    """The tasks of one round: at most ``worker_count`` are submitted at once."""
+    """Tasks that take the place of worker processes: worker i is the one task with this number that runs at a time."""
 
-    def __init__(
-        self, ray: Any, build: Build, pickled: bytes, plan: WritePlan, ranges: Sequence[range], worker_count: int
-    ) -> None:
+    def __init__(self, ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int) -> None:
         self._ray, self._build, self._plan = ray, build, plan
         spec = TaskSpec(build.root, build.settings, plan, pickled, worker_count)
         self._spec, self._round_id = [ray.put(spec)], uuid.uuid4().hex
-        self._waiting = deque((rows, RETRIES) for rows in ranges)
-        self._free = list(range(worker_count))
-        self._running: dict[Any, tuple[range, int]] = {}  # the result -> its rows, and its number
+        self._left = [deque[tuple[Sequence[int], int]]() for _ in range(worker_count)]  # parts of what each was sent
+        self._open = worker_count  # workers that may be sent more
+        self._running: dict[Any, tuple[Sequence[int], int]] = {}  # the result -> its rows, and its number
         self._compute = ray.remote(compute)
         self._writer = build.writer()
+
+    def send(self, worker: int, rows: Request | None) -> None:
+        """Submit a task, see `Pool`."""
+        if rows is None:
+            self._open -= 1
+        elif not isinstance(rows, str):
+            self._left[worker].append((rows, RETRIES))
+            self._submit(worker)
 
     def reports(self) -> Iterator[Report]:
         """Yield a report for each task that ended; an empty one where a second brought none."""
         last = time.monotonic()
-        while self._waiting or self._running:
-            while self._waiting and self._free:
-                self._submit(*self._waiting.popleft())
+        while self._running or self._open > 0:
             ended, _ = self._ray.wait(list(self._running), timeout=CHECK_SECONDS)
             if not ended:
                 if time.monotonic() - last >= watchdog.STALL_SECONDS:
@@ -143,13 +143,18 @@ class _Tasks:
             for task in ended:
                 last = time.monotonic()
                 rows, number = self._running.pop(task)
-                self._free.append(number)
                 try:
                     result = self._ray.get(task)
                 except self._ray.exceptions.RayError as error:
-                    yield self._divide(rows, error)
+                    report = self._divide(rows, number, error)
                 else:
-                    yield self._mark(result)
+                    report = self._mark(result)
+                if self._left[number]:
+                    self._submit(number)
+                    report.worker = -1
+                else:
+                    report.worker = number
+                yield report
 
     def stop(self) -> None:
         """Cancel what runs, and let no task of this round write any more."""
@@ -162,10 +167,9 @@ class _Tasks:
         self._writer.close()
         self._build.bar_writers()
 
-    def _submit(self, rows: range, retries: int) -> None:
-        number = self._free.pop()
-        name = f"memfeed rows {rows.start} to {rows[-1]}"
-        task = self._compute.options(num_cpus=1, max_retries=retries, name=name)
+    def _submit(self, number: int) -> None:
+        rows, retries = self._left[number].popleft()
+        task = self._compute.options(num_cpus=1, max_retries=retries, name=f"memfeed {len(rows)} rows from {rows[0]}")
         self._running[task.remote(self._spec, self._round_id, number, rows)] = rows, number
 
     def _mark(self, result: TaskResult) -> Report:
@@ -176,7 +180,7 @@ class _Tasks:
             raise result.failure.error from result.failure.cause
         return result.report
 
-    def _divide(self, rows: range, error: Exception) -> Report:
+    def _divide(self, rows: Sequence[int], number: int, error: Exception) -> Report:
         """Run the rows of a task that died every time in smaller tasks. Skip a sample that is found so, or raise."""
         if type(error).__name__ not in DEATHS:
             raise BuildError(
@@ -187,15 +191,15 @@ class _Tasks:
         if len(rows) > 1:
             size = -(-len(rows) // PARTS)
             parts = [rows[at : at + size] for at in range(0, len(rows), size)]
-            self._waiting.extendleft((part, 1) for part in reversed(parts))
+            self._left[number].extend((part, 1) for part in parts)
             return Report()
-        how, sample = type(error).__name__, describe_samples(rows)
+        how, sample = type(error).__name__, f"sample {rows[0]}"
         if not self._plan.skip_errors:
             raise WorkerDied(
                 f"{self._build.root}: found that each Ray task died that read {sample} ({how}: "
                 f"{brief(str(error), 100)}); expected it to return. Leave that sample out with "
                 'on_error="skip"; if memory ran out, use fewer workers=',
-                rows,
+                range(rows[0], rows[0] + 1),
                 how,
             ) from error
         mark_skipped(self._build, rows)
@@ -203,10 +207,11 @@ class _Tasks:
         return Report(skipped_count=1)
 
     def _tell_stall(self, seconds: float) -> None:
-        rows = min((rows for rows, _ in self._running.values()), key=lambda rows: rows.start)
+        rows = min((rows for rows, _ in self._running.values()), key=lambda rows: rows[0])
+        samples = describe_samples(range(rows[0], rows[-1] + 1))
         free = self._ray.available_resources().get("CPU", 0)
         write_line(
             f"memfeed: no Ray task has ended for {seconds:.0f} s; {len(self._running)} run or wait for a CPU, the "
-            f"first has {describe_samples(rows)}; {free:g} of {cpu_count(self._ray)} CPUs are free: see `ray status`, "
+            f"first has {samples}; {free:g} of {cpu_count(self._ray)} CPUs are free: see `ray status`, "
             "and what the tasks print"
         )

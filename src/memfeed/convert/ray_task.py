@@ -14,9 +14,10 @@ from memfeed.building.build import Build, BuildSettings
 from memfeed.building.partial import WRITTEN
 from memfeed.building.rows import RowWriter
 from memfeed.convert.failure import Failure, failure_of
-from memfeed.convert.jobs import MapJob
 from memfeed.convert.processes import prepare_like_dataloader
-from memfeed.convert.write_run import Report, RunWriter, WritePlan
+from memfeed.convert.row_worker import RowWorker
+from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError, MemfeedError, brief
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.system import files, machine
@@ -39,7 +40,7 @@ class TaskSpec(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """The result of a task: the rows whose bytes are on the disk, its counts, and the error that ended it."""
+    """The result of a task: the rows whose bytes are on the disk, its report, and what ended it but a sample."""
 
     marks: list[Mark]
     report: Report
@@ -84,18 +85,18 @@ class _RayWorker:
         prepare_like_dataloader(dataset, number, spec.worker_count)
         if init is not None:
             init(number)
-        self._job = MapJob(dataset, self._build, spec.plan, [], 0)
-        self._writer = RunWriter(self._build, spec.plan, may_promote=False)
+        self._watchdog = Watchdog(0)
+        self._rows = RowWorker(dataset, self._build, spec.plan, self._watchdog, 0)
 
     def compute(self, rows: range) -> TaskResult:
-        report, failure, marks = Report(drifts=[]), None, self._build.marks
+        report, failure, marks = Report(), None, self._build.marks
         marks.clear()
         try:
-            with self._job.watchdog.watch():
-                self._job.write_range(self._writer, 0, rows, report)
+            with self._watchdog.watch():
+                report = self._rows.write(rows)
         except Exception as error:
             failure = failure_of(error)
-        self._writer.rows.close()  # other machines see what was written once it is closed
+        self._rows.close()  # other machines see what was written once it is closed
         if any(state == WRITTEN for _, _, state in marks):
             self._build.sync_columns()  # this machine may die before the head syncs
         return TaskResult(list(marks), report, failure)

@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from memfeed.schema.codec import Int64Array
 from memfeed.store.row_supply import FillProgress
 
 LIST_SECONDS = 0.03  # of work in one list of rows that a worker is sent
-MOST_ROWS_A_LIST = 64
+MOST_ROWS_A_LIST = 64  # that a reader wants
+MOST_IDLE_ROWS = 4096
 LOST_SECONDS = 0.25  # after which rows that another process had are sent again, if they are still absent
+FEWEST_LOOKED_AT = 256  # rows, to find one that is free
 IDLE_SECONDS = 0.5  # between two looks for rows that nobody wants
 
 
@@ -29,14 +31,24 @@ class RowQueue:
     Args:
         presence: of every row, uint8 [n], mapped: other processes change it.
         seconds: that one sample takes, as far as known.
+        list_seconds: of work in one list of rows.
+        is_shared: other processes fill the same store, and each begins elsewhere with the rows that nobody wants.
     """
 
-    def __init__(self, presence: npt.NDArray[np.uint8], seconds: float) -> None:
+    def __init__(
+        self,
+        presence: npt.NDArray[np.uint8],
+        seconds: float,
+        list_seconds: float = LIST_SECONDS,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._list_seconds, self._is_shared = list_seconds, is_shared
         self.presence = np.asarray(presence)  # indexing a memmap itself takes ten times as long
         self.failed: dict[int, Any] = {}
         self._is_sent = np.zeros(len(presence), bool)  # to a worker of this process, or failed
         self._wanted: dict[object, deque[Int64Array]] = {}  # by reader; the one that waited last is the last
-        self._idle: Int64Array = np.empty(0, np.int64)
+        self._idle: deque[Int64Array] = deque()  # that nobody wants
         self._idle_due = 0.0
         self._lost: deque[tuple[float, list[int]]] = deque()  # that another process has, and when to try again
         self._read_count, self._read_seconds = 1, seconds
@@ -82,36 +94,54 @@ class RowQueue:
 
     # --- what workers get, and give back
 
-    def take(self, lists: int = 1) -> list[int]:
-        """Return rows for a worker, about `LIST_SECONDS` of work; [] if there are none at present.
+    def take(self, lists: int = 1) -> Sequence[int]:
+        """Return rows for a worker, about ``list_seconds`` of work; none if there are none at present.
 
-        The last rows that a reader wants go into smaller lists, at least ``lists`` of them, so that no worker is left
-        with much work while the others have none.
+        The last rows that a reader wants, and the last of all, go into smaller lists, at least ``lists`` of them, so
+        that no worker is left with much work while the others have none.
         """
-        most = int(min(max(LIST_SECONDS * self._read_count / max(self._read_seconds, 1e-6), 1), MOST_ROWS_A_LIST))
+        by_time = int(max(self._list_seconds * self._read_count / max(self._read_seconds, 1e-9), 1))
         for rows in reversed(self._wanted.values()):
-            while rows:
-                left = sum(map(len, itertools.islice(rows, most * lists)))
-                size = max(min(most, left // lists), 1)
-                at = np.flatnonzero(self._is_free(rows[0]))[:size]
-                if not len(at):
-                    rows.popleft()
-                    continue
-                found = rows[0][at]
-                rows[0] = rows[0][int(at[-1]) + 1 :]
-                return self._send(found)
-        return self._take_idle(most)
+            if len(found := self._take_from(rows, min(by_time, MOST_ROWS_A_LIST), lists)):
+                return found
+        if not self._idle and self.is_idle_due():
+            self._idle_due = time.monotonic() + IDLE_SECONDS
+            idle = np.flatnonzero((self.presence == ABSENT) & ~self._is_sent)
+            first = random.Random(os.getpid()).randrange(len(idle) + 1) if self._is_shared else 0
+            self._idle.extend(part for part in (idle[first:], idle[:first]) if len(part))
+        return self._take_from(self._idle, min(by_time, MOST_IDLE_ROWS), lists)
 
-    def give_back(self, rows: Iterable[int], failed: Mapping[int, Any], seconds: float = 0.0) -> None:
+    def _take_from(self, rows: deque[Int64Array], most: int, lists: int) -> Sequence[int]:
+        """Take up to ``most`` free rows from the first array that has any."""
+        while rows:
+            left = sum(map(len, itertools.islice(rows, most * lists)))
+            size = max(min(most, left // lists), 1)
+            looked_at = max(4 * size, FEWEST_LOOKED_AT)
+            at = np.flatnonzero(self._is_free(rows[0][:looked_at]))[:size]
+            if not len(at):
+                rows[0] = rows[0][looked_at:]
+                if not len(rows[0]):
+                    rows.popleft()
+                continue
+            found = rows[0][at]
+            rows[0] = rows[0][int(at[-1]) + 1 :]
+            self._is_sent[found] = True
+            first, last = int(found[0]), int(found[-1])
+            is_run = last - first == len(found) - 1 and bool((np.diff(found) == 1).all())
+            return range(first, last + 1) if is_run else found.tolist()
+        return []
+
+    def give_back(self, rows: Sequence[int], failed: Mapping[int, Any], seconds: float = 0.0) -> None:
         """Note that a worker is done with rows, in so many seconds, and the errors of those that failed."""
         self.failed.update(failed)
-        done = np.fromiter(rows, np.int64)
-        absent = [row for row in self.absent(done).tolist() if row not in self.failed]
+        done = np.asarray(rows, np.int64)
+        lost = self.absent(done)
         self._is_sent[done] = False
-        self._is_sent[[row for row in done.tolist() if row in self.failed]] = True
-        if absent:
-            self._is_sent[absent] = True
-            self._lost.append((time.monotonic() + LOST_SECONDS, absent))
+        self._is_sent[lost] = True
+        if self.failed:
+            lost = lost[~np.isin(lost, list(self.failed))]
+        if len(lost):
+            self._lost.append((time.monotonic() + LOST_SECONDS, lost.tolist()))
         elif seconds:
             self._read_count += len(done)
             self._read_seconds += seconds
@@ -123,6 +153,8 @@ class RowQueue:
 
     def take_back_all(self) -> None:
         """Note that no worker has any row."""
+        self._idle.clear()
+        self._idle_due = 0.0
         self._is_sent[:] = False
         self._is_sent[list(self.failed)] = True
         self._lost.clear()
@@ -131,22 +163,5 @@ class RowQueue:
         """Return True if it is time to look for rows that nobody wants."""
         return time.monotonic() >= self._idle_due
 
-    def _send(self, rows: Int64Array) -> list[int]:
-        self._is_sent[rows] = True
-        return list(map(int, rows))
-
     def _is_free(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         return np.asarray(self.presence[rows] == ABSENT) & ~self._is_sent[rows]
-
-    def _take_idle(self, size: int) -> list[int]:
-        if not len(self._idle) and self.is_idle_due():
-            self._idle_due = time.monotonic() + IDLE_SECONDS
-            idle = np.flatnonzero((self.presence == ABSENT) & ~self._is_sent)
-            # other processes fill the same store: each begins elsewhere
-            self._idle = np.roll(idle, -random.Random(os.getpid()).randrange(len(idle) + 1))
-        while len(self._idle):
-            first, self._idle = self._idle[:size], self._idle[size:]
-            first = first[self._is_free(first)]
-            if len(first):
-                return self._send(first)
-        return []

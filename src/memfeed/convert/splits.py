@@ -76,6 +76,13 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             "draws again for every sample and epoch; or keep this one draw for all epochs, with "
             "memfeed.cache(dataset, path, allow='random')"
         ) from None
+    except MemfeedError:
+        raise
+    except Exception:  # of the user's code: of the dataset, or of a step that was called by itself
+        with random_state.preserved():
+            for row in rows:
+                read_sample(given.dataset, row, Watchdog(0))
+        raise
 
 
 def _readable(given: Input, options: ConvertOptions, rows: list[int]) -> list[int]:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from memfeed.building.build import Build
-from memfeed.building.partial import runs
+from memfeed.building.partial import SKIPPED, runs
 from memfeed.building.rows import RowWriter
+from memfeed.convert.failure import Failure
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import ShapeMismatchError
@@ -23,7 +24,11 @@ MOST_ROWS_A_WRITE = 1024
 
 
 class WritePlan(msgspec.Struct, frozen=True):
-    """How the samples of a conversion become rows."""
+    """How the samples of a conversion become rows.
+
+    ``is_read`` says that the store is read, and that other processes may fill it, while its rows are written: each row
+    is locked, no column is promoted, and a row that fails ends only what needs it.
+    """
 
     flattener: Flattener
     casts: frozenset[int] = frozenset()  # indices of the fields that dtypes= casts
@@ -31,6 +36,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     row_bytes: float = 1.0
     skip_errors: bool = False
     refuse_random: bool = False
+    is_read: bool = False
 
     @property
     def rows_per_write(self) -> int:
@@ -39,12 +45,19 @@ class WritePlan(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """Counts of what was written since the last report, and the drifts that were found: (field index, shape)."""
+    """Counts of what was written since the last report; the drifts that were found, (field index, shape).
+
+    ``worker`` has finished what it was asked for first of all that is left, in ``seconds``; -1 for none. ``failed`` has
+    the rows that could not be read or written, with their errors.
+    """
 
     row_count: int = 0
     byte_count: int = 0
     skipped_count: int = 0
     drifts: list[tuple[int, tuple[int, ...]]] = []
+    worker: int = -1
+    failed: list[tuple[int, Failure]] = []
+    seconds: float = 0.0
 
 
 class PromotionNeeded(Exception):  # noqa: N818
@@ -153,3 +166,33 @@ class RunWriter:
 def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> None:
     """Promote a column so that it admits `shapes`. No writer that was made before may be used afterwards."""
     build.promote(field_index, promote(build.schema.fields[field_index], shapes))
+
+
+class Drifts:
+    """The shapes that workers found and that their columns do not admit."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, list[tuple[int, ...]]] = {}  # by field index
+
+    def __bool__(self) -> bool:
+        return bool(self._shapes)
+
+    def note(self, report: Report) -> None:
+        """Add those of a report."""
+        for field_index, shape in report.drifts:
+            self._shapes.setdefault(field_index, []).append(shape)
+
+    def promote(self, build: Build) -> bool:
+        """Promote the columns so that they admit all shapes, and forget those. Return True if there were any."""
+        found, self._shapes = self._shapes, {}
+        for field_index, shapes in found.items():
+            promote_column(build, field_index, shapes)
+        return bool(found)
+
+
+def mark_skipped(build: Build, rows: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Mark rows as skipped."""
+    writer = build.writer()
+    for first, count in runs(np.sort(np.asarray(rows, np.int64))):
+        writer.mark(first, count, SKIPPED)
+    writer.close()

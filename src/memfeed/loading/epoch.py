@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from memfeed.errors import LoaderError
 from memfeed.loading.background import Background, Pause
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.position import Position
@@ -61,6 +62,12 @@ class EpochIterator(itertools.chain[Any]):
 
     def __len__(self) -> int:
         return self.length()
+
+    def __reduce__(self) -> NoReturn:
+        raise LoaderError(
+            "found a pickle or a copy of an iterator of a Loader; expected one of the loader itself, which continues "
+            "after the last batch: pickle.dumps(loader), or keep loader.state_dict()"
+        )
 
 
 _running: weakref.WeakSet[EpochProgress] = weakref.WeakSet()

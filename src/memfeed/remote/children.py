@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import struct
+import time
 import weakref
 
 import numpy as np
@@ -17,6 +18,8 @@ import numpy as np
 from memfeed.errors import RemoteError
 from memfeed.schema.codec import Int64Array
 
+POLL_SECONDS = 0.001
+ASK_SECONDS = 0.05  # after which a child asks again for what it waits for
 _HEAD = struct.Struct("<qi")  # how many errors there were, and the bytes of the last one's text
 _LARGEST = 4000
 _NUMBERS_AT_ONCE = 256  # a write of so many is one piece to the pipe (PIPE_BUF)
@@ -72,6 +75,22 @@ class ChildRequests:
         """Return the last error."""
         size = _HEAD.unpack_from(self._shared, 0)[1]
         return RemoteError(self._shared[_HEAD.size : _HEAD.size + size].decode(errors="replace"))
+
+
+class ChildWait:
+    """How a forked child waits for chunks that its parent fetches."""
+
+    def __init__(self, children: ChildRequests) -> None:
+        self._children, self._errors, self._due = children, children.error_count(), 0.0
+
+    def __call__(self, absent: Int64Array) -> None:
+        """Wait a moment for chunks. Raises what keeps the parent from fetching one."""
+        if self._children.error_count() != self._errors:
+            raise self._children.last_error()
+        if time.monotonic() >= self._due:
+            self._children.ask(absent)
+            self._due = time.monotonic() + ASK_SECONDS
+        time.sleep(POLL_SECONDS)
 
 
 def _is_alive(pid: int) -> bool:

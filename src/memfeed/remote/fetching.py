@@ -29,7 +29,7 @@ ROOM_SECONDS = 60.0  # in which readers may give room back to a chunk that anoth
 CHUNKS_A_PART = 64  # 256 MiB
 
 
-class Reading(Protocol):
+class RangeReader(Protocol):
     """What reads the files of a store at an address."""
 
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
@@ -70,7 +70,7 @@ class Fetching:
         demand: which chunks are wanted; it is used under ``changed``.
     """
 
-    def __init__(self, directory: CacheDirectory, objects: Reading, demand: Demand) -> None:
+    def __init__(self, directory: CacheDirectory, objects: RangeReader, demand: Demand) -> None:
         self.directory, self.demand, self._objects = directory, demand, objects
         self.changed = threading.Condition()
         self.in_flight = InFlight()

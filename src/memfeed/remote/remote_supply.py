@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from memfeed.errors import StoreError
 from memfeed.remote.caches import Remote, bounded
-from memfeed.remote.children import ChildRequests
+from memfeed.remote.children import ChildWait
 from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
-from memfeed.remote.fetching import Fetching, Reading
+from memfeed.remote.fetching import Fetching, RangeReader
 from memfeed.remote.row_byte_ranges import RowByteRanges
 from memfeed.remote.service import CacheService
 from memfeed.schema.codec import Int64Array
@@ -27,8 +27,6 @@ from memfeed.store.manifest import CHUNK_BYTES
 from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.units import format_bytes
 
-POLL_SECONDS = 0.001
-ASK_SECONDS = 0.05  # after which a child asks again for what it waits for
 FINISH_CHUNKS = 256
 ROOM_FACTOR = 1.5  # of a cache, over the bytes of the rows that an order mixes: measured, docs/notes/remote.md
 
@@ -38,7 +36,7 @@ class RemoteSupply:
 
     in_caller = False
 
-    def __init__(self, directory: CacheDirectory, objects: Reading) -> None:
+    def __init__(self, directory: CacheDirectory, objects: RangeReader) -> None:
         self.directory = directory
         manifest, size = directory.manifest, directory.settings.size
         self.keeps_rows = size is None
@@ -119,7 +117,7 @@ class RemoteSupply:
     def _ask(self, chunks: Int64Array) -> Callable[[Int64Array], None]:
         """Ask for chunks before all others. Return a function that waits a moment, and raises what went wrong."""
         if self._service.is_elsewhere():
-            return _ChildWait(self._service.children)
+            return ChildWait(self._service.children)
         with self._fetching.changed:
             self._service.start()
         self._fetching.ask(chunks)
@@ -205,18 +203,3 @@ class RemoteSupply:
             self._await(reader, absent[:FINISH_CHUNKS])
         if not self._service.is_elsewhere():
             self._service.complete()
-
-
-class _ChildWait:
-    """How a forked child waits for chunks that its parent fetches."""
-
-    def __init__(self, children: ChildRequests) -> None:
-        self._children, self._errors, self._due = children, children.error_count(), 0.0
-
-    def __call__(self, absent: Int64Array) -> None:
-        if self._children.error_count() != self._errors:
-            raise self._children.last_error()
-        if time.monotonic() >= self._due:
-            self._children.ask(absent)
-            self._due = time.monotonic() + ASK_SECONDS
-        time.sleep(POLL_SECONDS)

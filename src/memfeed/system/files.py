@@ -193,7 +193,11 @@ def truncate(path: Path, size: int) -> None:
 
 
 def sync(fd: int) -> None:
-    """Wait until the bytes of an open file are on the disk. Call it within `unsynced.if_unsynced`."""
+    """Wait until the bytes of an open file are on the disk.
+
+    The system reports a failure once, and the next sync succeeds without the bytes. So whoever calls this writes them
+    again afterwards, or sees to it that they count as missing, as `Units.sync` does.
+    """
     try:
         (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
     except OSError as error:
@@ -203,7 +207,7 @@ def sync(fd: int) -> None:
 
 
 def sync_data(path: Path) -> None:
-    """Wait until the bytes of a file are on the disk. Call it within `unsynced.if_unsynced`."""
+    """Wait until the bytes of a file are on the disk; see ``sync``."""
     fd = os.open(path, os.O_RDONLY)
     try:
         sync(fd)

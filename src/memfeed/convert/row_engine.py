@@ -1,0 +1,179 @@
+"""Send rows to workers, list after list, and receive their reports. Conversions and stores that are filled do so."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+
+from memfeed.building.build import Build
+from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
+from memfeed.convert.row_queue import LIST_SECONDS, RowQueue
+from memfeed.convert.row_worker import REREAD, Request
+from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
+from memfeed.schema.codec import Int64Array
+from memfeed.system.messages import warn
+from memfeed.system.progress import write_line
+
+MOST_INTERRUPTS = 8  # interrupts of workers without a report between them, before the filling fails
+INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the engine, so that no workers are started for it
+MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
+
+
+class RowEngine:
+    """Keeps workers busy with the rows of a queue. Threads may share it; one of them receives the reports.
+
+    A sample is skipped, where the plan says so, after two workers have died while they read it. After a death, or a
+    drift whose column is promoted, other workers go on.
+
+    Args:
+        open_pool: starts workers for the build as it is then, and ends them at the end of the block.
+        seconds: that one sample takes, as far as known.
+        list_seconds: of work in one list of rows.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        plan: WritePlan,
+        open_pool: Callable[[], AbstractContextManager[Pool]],
+        seconds: float,
+        list_seconds: float = LIST_SECONDS,
+    ) -> None:
+        self.queue = RowQueue(build.units.states, seconds, list_seconds, is_shared=plan.is_read)
+        self.lock, self.is_reread = threading.RLock(), False
+        self._build, self._plan, self._open_pool = build, plan, open_pool
+        self._workers = ExitStack()
+        self._pool: Pool | None = None
+        self._sent: list[deque[Request]] = []  # what each worker has
+        self._drifts = Drifts()
+        self._deaths: dict[int, int] = {}
+        self._interrupts = 0
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Start workers, and send them rows."""
+        pool = self._workers.enter_context(self._open_pool())
+        with self.lock:
+            self._pool, self._sent = pool, [deque() for _ in range(pool.worker_count)]
+            self.feed()
+            if self._stopping.is_set():
+                self._end_workers()
+
+    def reports(self) -> Iterator[Report]:
+        """Yield a report for each list, after its rows were noted, and others now and then, until ``stop``."""
+        while not self._stopping.is_set():
+            if self._pool is None:
+                self.start()
+            assert self._pool is not None
+            if self.is_idle:
+                yield Report()  # nothing was absent: the caller may stop it
+            try:
+                for report in self._pool.reports:
+                    self._receive(report)
+                    yield report
+            except WorkerDied as death:
+                self._note_death(death)
+            self.close()
+            self._drifts.promote(self._build)
+
+    def close(self) -> None:
+        """End the workers. Rows that they had are sent again if they are absent."""
+        with self.lock:  # no thread writes to a pipe that is closed below
+            self._pool, self._sent = None, []
+            self.queue.take_back_all()
+        self._workers.close()
+
+    def stop(self) -> None:
+        """Let workers end after what they have, and ``reports`` after them."""
+        self._stopping.set()
+        self._end_workers()
+
+    def feed(self) -> None:
+        """Send rows to workers that have too few."""
+        with self.lock:
+            if self._pool is None or self._stopping.is_set() or self._drifts:
+                return
+            lists = self._pool.lists_ahead * len(self._sent)
+            for _ in range(self._pool.lists_ahead):
+                for worker, sent in enumerate(self._sent):
+                    if len(sent) < self._pool.lists_ahead and len(rows := self.queue.take(lists)):
+                        self._send(worker, rows)
+
+    def request_reread(self) -> None:
+        """Let a worker compare some rows with the dataset, unless one does so; then ``is_reread`` is True."""
+        with self.lock:
+            if self._pool is not None and not any(REREAD in sent for sent in self._sent):
+                self._send(0, REREAD)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no worker has anything to do."""
+        return not any(self._sent) and not self._drifts
+
+    def want(self, reader: object, rows: Int64Array) -> None:
+        """Add rows to those that a reader will wait for."""
+        with self.lock:
+            self.queue.want(reader, rows)
+            self.feed()
+
+    def prioritise(self, reader: object, rows: Int64Array) -> None:
+        """Put rows before all others."""
+        with self.lock:
+            self.queue.prioritise(reader, rows)
+            self.feed()
+
+    def forget(self, reader: object) -> None:
+        """Remove what a reader wanted."""
+        with self.lock:
+            self.queue.forget(reader)
+
+    def _receive(self, report: Report) -> None:
+        with self.lock:
+            self._drifts.note(report)
+            if report.drifts:
+                self._end_workers()
+            if report.worker >= 0:
+                self._interrupts = 0
+                request = self._sent[report.worker].popleft()
+                if isinstance(request, str):
+                    self.is_reread = True
+                else:
+                    self.queue.give_back(request, dict(report.failed), report.seconds)
+            self.queue.retry_lost()
+            if report.worker >= 0 or self.queue.is_idle_due():
+                self.feed()
+
+    def _send(self, worker: int, request: Request) -> None:
+        assert self._pool is not None
+        self._sent[worker].append(request)
+        self._pool.send(worker, request)
+
+    def _end_workers(self) -> None:
+        with self.lock:
+            if self._pool is not None:
+                for worker in range(self._pool.worker_count):
+                    with suppress(OSError):
+                        self._pool.send(worker, None)
+
+    def _note_death(self, death: WorkerDied) -> None:
+        """Skip a sample that killed two workers. Raise the death of a worker for which no sample is to blame.
+
+        Ctrl-C ends the workers, but the program may go on, as a notebook does.
+        """
+        if self._plan.is_read and isinstance(death, WorkerInterrupted) and self._interrupts < MOST_INTERRUPTS:
+            self._interrupts += 1
+            self._stopping.wait(INTERRUPT_SECONDS)
+            return
+        if not self._plan.skip_errors or death.reading is None:
+            raise death
+        for row in death.reading:
+            self._deaths[row] = self._deaths.get(row, 0) + 1
+            if self._deaths[row] == MOST_DEATHS:
+                mark_skipped(self._build, [row])
+                text = f"sample {row} is left out: two worker processes died while they read it ({death.how})"
+                if self._plan.is_read:  # in a thread, which has no caller to warn
+                    write_line(f"memfeed: {text}")
+                else:
+                    warn(text, RuntimeWarning)

@@ -1,0 +1,148 @@
+"""Read rows of a map-style dataset and write them: in a worker process, in the process itself, or in a task of Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfeed.building.build import Build
+from memfeed.convert.failure import failure_of
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.randomness import Draws
+from memfeed.convert.readback import require_reread
+from memfeed.convert.sharing import share_memory
+from memfeed.convert.watchdog import WAITING, Watchdog
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.errors import SampleError, SchemaError
+from memfeed.schema import values
+
+REREAD = "reread"
+"""Requested in place of rows: compare some rows with the dataset once more, before the commit."""
+Request = Sequence[int] | str
+"""Rows, or ``REREAD``."""
+
+
+class RowWorker:
+    """Reads and writes lists of rows, and reports each.
+
+    Args:
+        number: of the worker; None for the builder itself, the only process that may promote a column.
+    """
+
+    def __init__(
+        self, dataset: Any, build: Build, plan: WritePlan, watchdog: Watchdog, number: int | None = None
+    ) -> None:
+        self._dataset, self._build, self._plan, self._watchdog, self._number = (
+            dataset,
+            build,
+            plan,
+            watchdog,
+            number or 0,
+        )
+        self._writer = RunWriter(build, plan, may_promote=number is None)
+        self._draws = Draws(dataset, plan)
+        self._reads_singly = plan.skip_errors  # True also once __getitems__ has returned samples in the same memory
+
+    def close(self) -> None:
+        """Close its files."""
+        self._writer.rows.close()
+
+    def do(self, request: Request) -> Report:
+        """Write rows; or raise what `require_reread` raises."""
+        if not isinstance(request, str):
+            return self.write(request)
+        if self._plan.refuse_random:
+            require_reread(self._build, self._dataset, self._plan)
+        return Report(worker=self._number)
+
+    def write(self, rows: Sequence[int]) -> Report:
+        """Read and write ``rows``. Where others do so too, only those that are absent and that no other process has.
+
+        Unless the store is being read, nothing is read after the first row that fails or that needs a promotion.
+        """
+        report, started = Report(worker=self._number), time.monotonic()
+        if self._plan.is_read:
+            with self._build.units.hold(rows) as held:
+                self._write_parts(sorted(held), report)
+        else:
+            self._write_parts(rows, report)
+        self._watchdog.record(self._number, WAITING)
+        report.seconds = time.monotonic() - started
+        return report
+
+    def _write_parts(self, rows: Sequence[int], report: Report) -> None:
+        step = self._plan.rows_per_write
+        for first in range(0, len(rows), step):
+            self._draws.begin()
+            read = self._read(rows[first : first + step], report)
+            self._draws.check(read, self._read_again)
+            if not self._write(sorted(read), read, report) or (report.failed and not self._plan.is_read):
+                break
+
+    def _read(self, rows: Sequence[int], report: Report) -> dict[int, list[Any]]:
+        """Return a copy of the leaves of the sample of each row that can be read, and report the others."""
+        read: dict[int, list[Any]] = {}
+        samples = self._read_together(rows)
+        for at, row in enumerate(rows):
+            try:
+                sample = samples[at] if samples else read_sample(self._dataset, row, self._watchdog, self._number)
+                # a dataset may fill one buffer for every sample: the next one would change this one
+                read[row] = [values.copy_value(leaf) for leaf in flatten_sample(self._plan, sample, row)]
+            except (SampleError, SchemaError) as error:
+                if self._plan.skip_errors and isinstance(error, SampleError):
+                    self._writer.skip(row)
+                    report.skipped_count += 1
+                    continue
+                report.failed.append((row, failure_of(error)))
+                if not self._plan.is_read:
+                    break
+        return read
+
+    def _read_together(self, rows: Sequence[int]) -> list[Any]:
+        """Return the samples as ``__getitems__`` does; [] without it, or if they must be read one by one."""
+        get_many = getattr(self._dataset, "__getitems__", None)
+        if not callable(get_many) or self._reads_singly or not len(rows):
+            return []
+        self._watchdog.begin_read(self._number, rows[0], rows[-1] + 1 - rows[0])
+        try:
+            samples = list(get_many(list(rows)))
+        except Exception:  # they are read one by one then, so that the error names the sample
+            samples = []
+        finally:
+            self._watchdog.end_read(self._number)
+        self._reads_singly = share_memory(samples)
+        return [] if self._reads_singly or len(samples) != len(rows) else samples
+
+    def _read_again(self, row: int) -> list[Any]:
+        return flatten_sample(self._plan, read_sample(self._dataset, row, self._watchdog, self._number), row)
+
+    def _write(self, rows: Sequence[int], read: Mapping[int, list[Any]], report: Report) -> bool:
+        """Write rows, which ascend, and report those that fit no column. Return False if one needs a promotion."""
+        while rows:
+            before = report.row_count
+            try:
+                columns = list(zip(*(read[row] for row in rows), strict=True))
+                if self._writer.write_rows(rows, columns, rows, report):
+                    return True
+                if not self._plan.is_read:
+                    return False
+                done = report.row_count - before
+                problem = self._drift(rows[done], *report.drifts.pop())
+            except SchemaError as error:
+                if len(rows) > 1:  # find the row: the others are written
+                    return all(self._write([row], read, report) for row in rows)
+                done, problem = 0, error
+            report.failed.append((rows[done], failure_of(problem)))
+            rows = rows[done + 1 :]
+        return True
+
+    def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> SchemaError:
+        field = self._build.schema.fields[field_index]
+        differing = sum(one != other for one, other in zip(field.shape, shape, strict=True))
+        kind = "jagged" if field.kind == "fixed" and differing == 1 else "list"
+        return SchemaError(
+            f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
+            "had that were read first. A store that is read while it is filled keeps its columns: remove "
+            f"{self._build.root} and say so: cache(..., fields={{{field.name!r}: {kind!r}}})"
+        )

@@ -1,0 +1,125 @@
+"""The tool that runs other projects' tests with Loader in the place of DataLoader, on a project made here."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[1] / "tools"
+SUITE_TESTS = """
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return i * i
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+def test_sum():
+    assert sum(int(batch.sum()) for batch in DataLoader(Squares(), batch_size=3, shuffle=True)) == 140
+
+
+def test_dataset():
+    dataset = Squares()
+    assert DataLoader(dataset).dataset is dataset
+
+
+def test_stream():
+    assert len(list(DataLoader(Stream()))) == 4
+
+
+def test_without_a_loader():
+    assert torch.ones(2).sum() == 2
+
+
+def test_that_fails_with_torch_too():
+    assert not len(DataLoader(Squares()))
+"""
+
+
+@pytest.fixture(scope="module")
+def tool():
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return runpy.run_path(str(TOOLS / "peers_tests.py"))
+    finally:
+        sys.path.remove(str(TOOLS))
+
+
+def test_only_tests_that_build_a_loader_over_rows_count(tool):
+    control = {
+        "passes": {"result": "passed", "built": {"map": 1, "stream": 0}},
+        "stream": {"result": "passed", "built": {"map": 0, "stream": 1}},
+        "fails": {"result": "failed", "built": {"map": 1, "stream": 0}},
+    }
+    assert tool["counted"](control) == ["passes"]
+
+
+def test_what_fails_by_choice_counts_as_failed_and_is_named_if_it_passes(tool):
+    results = {
+        "f.py::a[1]": {"result": "passed"},
+        "f.py::b": {"result": "failed", "error": "no"},
+        "f.py::c": {"result": "failed", "error": "bad"},
+        "f.py::d": {"result": "passed"},
+    }
+    choices = {"by design": ["f.py::b", "f.py::d", "f.py::not counted"]}
+    found = tool["summary"]([*results, "f.py::e"], results, choices)
+    assert found == {
+        "tests": 5,
+        "passed": 2,
+        "by_choice": {"by design": 1},
+        "passed_though_by_choice": ["f.py::d"],
+        "failed": {"f.py::c": "bad", "f.py::e": "did not run"},
+    }
+
+
+def test_a_source_that_is_not_there_is_said_with_its_address(tool, tmp_path, monkeypatch):
+    monkeypatch.setitem(tool["source_of"].__globals__, "version", lambda package: "1.0")
+    said = tool["source_of"](tool["SUITES"]["torchdata"], tmp_path)
+    assert said == f"its sdist has no tests: git clone https://github.com/pytorch/data {tmp_path / 'data'}"
+
+
+def test_every_reason_belongs_to_a_suite(tool):
+    assert set(json.loads((TOOLS / "peers_not_applicable.json").read_text())) <= set(tool["SUITES"])
+
+
+@pytest.mark.long
+def test_a_suite_in_three_modes(tool, tmp_path):
+    (tmp_path / "test_it.py").write_text(SUITE_TESTS)
+    suite = tool["Suite"]("pytest", ".", ("test_*.py",), (".",))
+    control = tool["run"](suite, tmp_path, "torch", [], 60)
+    assert {test.split("::")[1]: (one["result"], one["built"]) for test, one in control.items()} == {
+        "test_sum": ("passed", {"map": 1, "stream": 0}),
+        "test_dataset": ("passed", {"map": 1, "stream": 0}),
+        "test_stream": ("passed", {"map": 0, "stream": 1}),
+        "test_without_a_loader": ("passed", {"map": 0, "stream": 0}),
+        "test_that_fails_with_torch_too": ("failed", {"map": 1, "stream": 0}),
+    }
+    tests = tool["counted"](control)
+    for mode in tool["MODES"]:
+        results = tool["run"](suite, tmp_path, mode, [], 60, tests)
+        assert {test: one["result"] for test, one in results.items()} == {
+            "test_it.py::test_sum": "passed",
+            "test_it.py::test_dataset": "failed",
+        }, mode
+
+
+@pytest.mark.long
+def test_a_suite_that_cannot_run_is_one_line(tmp_path):
+    command = [sys.executable, str(TOOLS / "peers_tests.py"), "--checkouts", str(tmp_path), "--suites", "torchdata"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("torchdata: skipped: ")
+    assert done.stdout.count("\n") == 1
