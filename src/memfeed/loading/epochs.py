@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading import position, state
+from memfeed.loading import position
 from memfeed.loading.arguments import Reading
-from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
+from memfeed.loading.background import Pause
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
-from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
-from memfeed.loading.pause import Pause
+from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers
@@ -42,7 +41,7 @@ class Epochs:
         self._reading, self._clock = reading, reading.clock
         self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
         self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
-        self.pause, self.handover = Pause(), PrefetchSlot()  # the latter holds the next epoch that a thread has begun
+        self.pause = Pause()
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
@@ -74,17 +73,17 @@ class Epochs:
 
     # --- passes
 
-    def iterate(self, begin: Callable[[EpochProgress], Begun], length: Callable[[], int]) -> EpochIterator:
+    def iterate(self, begin: Callable[[EpochProgress], Start], length: Callable[[], int]) -> EpochIterator:
         """Return the iterator of the next pass, which calls ``begin`` for its first batch; ``length`` is its `len`."""
         progress = EpochProgress()
         self.progress = None
         prefetch = self._reading.settings.prefetch
-        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause, self.handover))
+        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
         iterator.length = length
         progress.iterator = weakref.ref(iterator)
         return iterator
 
-    def begin(self, progress: EpochProgress, settings: Settings) -> Begun:
+    def begin(self, progress: EpochProgress, settings: Settings) -> Start:
         """Start an epoch at its first batch; return what makes its batches."""
         clock, reader, cuts = self._clock, self.reader, self._reading.rows.cuts
         if reader.use(settings):
@@ -100,16 +99,14 @@ class Epochs:
         plan = reader.prepare_epoch(epoch, seed, shards, progress.begin, self.order_name(settings))
         plan.threads.allow_those_of_torch()
         self.progress, self._world_size = progress, shards.world_size
-        samplers, what = self._samplers, (seed, shards, settings, progress.begin is None)
-        early = self.handover.take((epoch, *what, _state_of(settings.transform)))
-        self.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
+        self.gathered_before = plan.maker.gather.bytes
+        samplers = self._samplers
 
-        def start(at: Position | None) -> Iterator[Any]:
+        def start(at: Position | None) -> Iterator[BatchGroup]:
             yield from reader.groups(epoch, seed, shards, at)
             samplers.note()
 
-        after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
-        return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
+        return start
 
     def _start_clock(self, progress: EpochProgress, settings: Settings, shards: RankShards) -> None:
         """Take the number and the beginning of the epoch, and set the user's samplers to it."""
@@ -130,6 +127,41 @@ class Epochs:
         self._samplers.forget_news()
         self.progress = None
 
+    def stats(self) -> dict[str, Any]:
+        """See `Loader.stats`."""
+        progress, store, reader = self.progress, self._reading.store, self.reader
+        plan = reader.plan
+        gathered = 0 if plan is None else plan.maker.gather.bytes - self.gathered_before
+        columns = store._view.columns if plan is None else plan.placement.columns
+        not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
+        placements = not_yet if plan is None else plan.placement.placements
+        seconds = 0.0 if progress is None else progress.seconds
+        samples, batches = (0, 0) if progress is None else (progress.samples, progress.batches)
+        # the first batch of an epoch has no clock before it
+        timed = samples * (batches - 1) / batches if batches > 1 else 0.0
+        return {
+            "epoch": None if progress is None else progress.epoch,
+            "batches": batches,
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": timed / seconds if seconds else 0.0,
+            "bytes": gathered,
+            "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
+            "wait_share": progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
+            "columns": {
+                column.field.name: column.kept_in if one.where == "mapped" else one.where
+                for column, one in zip(columns, placements, strict=True)
+            },
+            "placement": {column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
+            "cold": reader.is_cold,
+            "plan": {
+                "batches": str(self.policy),
+                "batches_per_gather": 0 if plan is None else plan.maker.at_once,
+                "read_ahead": "off" if not reader.is_cold else "on",
+                "threads": {} if plan is None else plan.threads.describe(),
+            },
+        }
+
     # --- positions
 
     def state(self, settings: Settings) -> dict[str, Any]:
@@ -139,14 +171,14 @@ class Epochs:
         epoch, reached = self._position()
         cuts = self._reading.rows.cuts
         pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
-        return state.to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
+        return position.to_state(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
 
     def load(self, saved: dict[str, Any], settings: Settings, seed: int | None) -> None:
         """See `Loader.load_state_dict`; ``seed`` is the one that the loader was given."""
         saved = self._of_this_conversion(saved)
         identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
         last_row = self.shards(settings).rows if settings.has_own_order else None
-        epoch, found = state.from_dict(saved, identity, last_row)
+        epoch, found = position.from_state(saved, identity, last_row)
         cuts, rows_before = self._reading.rows.cuts, position.rows_before(found)
         if cuts is not None:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
@@ -213,24 +245,6 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     reads_here = store._view.supply is not None and store._view.supply.in_caller
     allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
-
-
-def _next_epoch(
-    reader: EpochReader, seed: int, shards: RankShards, settings: Settings, number: int
-) -> NextEpoch | None:
-    """Return the epoch of this number, to be begun early; None where that would not be right. Keeps no plan alive."""
-    if not reader.begins_early():
-        return None
-    key = (number, seed, shards, settings, True, _state_of(settings.transform))
-    after = partial(_next_epoch, reader, seed, shards, settings, number + 1)
-    groups = reader.groups(number, seed, shards, None)
-    return NextEpoch(key, groups, reader.prepare().maker.gather.bytes, after)
-
-
-def _state_of(transform: Any) -> Any:
-    """Return what differs after somebody has changed a transform: all its modules and their attributes."""
-    modules = list(transform.modules()) if isinstance(transform, torch.nn.Module) else []
-    return [Identity(value) for module in modules for value in (module, *vars(module).values())]
 
 
 def _is_own(sampler: Any) -> bool:
