@@ -187,7 +187,8 @@ def test_arguments_are_few():
     def named(function):
         return set(inspect.signature(function).parameters)
 
-    theirs = named(DataLoader.__init__) | {"snapshot_every_n_steps"}  # that one is StatefulDataLoader's
+    others = {"snapshot_every_n_steps", "follow_batch", "exclude_keys"}  # of StatefulDataLoader and PyG
+    theirs = named(DataLoader.__init__) | others
     assert len(named(memfeed.Loader.__init__) - theirs) <= 12
     assert len(named(memfeed.cache) - {"dataset", "path"}) <= 14
 

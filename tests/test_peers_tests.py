@@ -95,25 +95,33 @@ def test_every_reason_belongs_to_a_suite(tool):
     assert set(json.loads((TOOLS / "peers_not_applicable.json").read_text())) <= set(tool["SUITES"])
 
 
-@pytest.mark.long
-def test_a_suite_in_three_modes(tool, tmp_path):
+@pytest.fixture
+def results(tool, tmp_path):
+    """Return what runs the tests of the project made here in one mode."""
     (tmp_path / "test_it.py").write_text(SUITE_TESTS)
     suite = tool["Suite"]("pytest", ".", ("test_*.py",), (".",))
-    control = tool["run"](suite, tmp_path, "torch", [], 60)
-    assert {test.split("::")[1]: (one["result"], one["built"]) for test, one in control.items()} == {
+    return lambda mode, selected=None: tool["run"](suite, tmp_path, mode, [], 60, selected)
+
+
+@pytest.mark.long
+def test_a_suite_with_dataloader(results):
+    assert {test.split("::")[1]: (one["result"], one["built"]) for test, one in results("torch").items()} == {
         "test_sum": ("passed", {"map": 1, "stream": 0}),
         "test_dataset": ("passed", {"map": 1, "stream": 0}),
         "test_stream": ("passed", {"map": 0, "stream": 1}),
         "test_without_a_loader": ("passed", {"map": 0, "stream": 0}),
         "test_that_fails_with_torch_too": ("failed", {"map": 1, "stream": 0}),
     }
-    tests = tool["counted"](control)
-    for mode in tool["MODES"]:
-        results = tool["run"](suite, tmp_path, mode, [], 60, tests)
-        assert {test: one["result"] for test, one in results.items()} == {
-            "test_it.py::test_sum": "passed",
-            "test_it.py::test_dataset": "failed",
-        }, mode
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["store", "cache", "dataset"])
+def test_a_suite_in_three_modes(results, mode):
+    selected = ["test_it.py::test_sum", "test_it.py::test_dataset"]
+    assert {test: one["result"] for test, one in results(mode, selected).items()} == {
+        "test_it.py::test_sum": "passed",
+        "test_it.py::test_dataset": "failed",
+    }
 
 
 @pytest.mark.long

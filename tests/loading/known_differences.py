@@ -64,9 +64,9 @@ GIVES_A_VALUE = r"raises \w+ -> (?!raises|memfeed's)"
 SAMPLES = (
     Known(
         "samples of varying shape: RuntimeError, unless those of a batch happen to be equal",
-        "a nested tensor, or a list of tensors, for all batches of the field",
-        "all batches of a loader have one form. With `batch_size=1` it is [1, *shape], as in DataLoader; `pad=` gives "
-        "plain tensors",
+        "a nested tensor, or a list of tensors, for every batch of several rows",
+        "these batches have one form. A batch of one row is [1, *shape], as in DataLoader, except with `bucket_by`; "
+        "`pad=` gives plain tensors",
         rf"{GIVES_A_VALUE}|tensor \w+ \[.*\] -> (nested tensor|list of tensor)|list of .* -> (nested tensor|list of)",
         kinds=VARYING,
     ),

@@ -5,7 +5,8 @@ import traceback
 
 import pytest
 
-from memfeed.loading.background import Background
+from memfeed.errors import LoaderError
+from memfeed.loading.background import Background, Pause
 
 
 def threads():
@@ -26,13 +27,12 @@ def counting(n, seen=None):
         yield i
 
 
-def settle(seen):
-    """Waits until nothing is added any more."""
-    while True:
-        before = len(seen)
-        time.sleep(0.1)
-        if len(seen) == before:
-            return
+def idle(ahead):
+    """Wait until the thread waits for room."""
+    end = time.monotonic() + 20
+    while not ahead._link.is_waiting and time.monotonic() < end:
+        time.sleep(0.001)
+    assert ahead._link.is_waiting
 
 
 def test_items_come_in_order_and_the_thread_ends():
@@ -44,10 +44,10 @@ def test_items_come_in_order_and_the_thread_ends():
 def test_it_is_no_further_ahead_than_the_limit(limit, weight, made):
     seen = []
     ahead = Background(counting(100, seen), limit, weight=lambda item: weight)
-    settle(seen)
+    idle(ahead)
     assert len(seen) == ahead.ready == made
     next(ahead)
-    settle(seen)
+    idle(ahead)
     assert len(seen) == made + 1
     ahead.close()
     assert gone()
@@ -56,9 +56,9 @@ def test_it_is_no_further_ahead_than_the_limit(limit, weight, made):
 def test_the_limit_may_grow():
     seen = []
     ahead = Background(counting(100, seen), 2)
-    settle(seen)
+    idle(ahead)
     ahead.limit = 10
-    settle(seen)
+    idle(ahead)
     assert len(seen) == 10
     ahead.close()
 
@@ -108,8 +108,47 @@ def test_an_idle_thread_holds_no_item():
             yield Item()
 
     ahead = Background(items(), 1)
-    time.sleep(0.1)
+    idle(ahead)
     taken = next(ahead)
-    time.sleep(0.1)
+    idle(ahead)
     assert not [holder for holder in gc.get_referrers(taken) if type(holder).__name__ == "frame"]
     ahead.close()
+
+
+def test_a_paused_thread_makes_nothing():
+    pause, seen = Pause(), []
+    ahead = Background(counting(100, seen), 2, pause=pause)
+    idle(ahead)
+    with pause.paused():
+        found = [next(ahead), next(ahead)]  # what is ready
+        with pytest.raises(LoaderError, match=r"found next\(\) within paused"):
+            next(ahead)
+        assert seen == found == [0, 1]
+    assert found + list(ahead) == list(range(100))
+
+
+def test_a_pause_waits_for_work_that_has_begun():
+    pause, go, works, order = Pause(), threading.Event(), threading.Event(), []
+
+    def work():
+        with pause.working():
+            works.set()
+            go.wait(20)
+            order.append("worked")
+
+    def wait():
+        with pause.paused():
+            order.append("paused")
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert works.wait(20)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    end = time.monotonic() + 20
+    while not pause._paused_by and time.monotonic() < end:
+        time.sleep(0.001)
+    go.set()
+    for thread in (worker, waiting):
+        thread.join(20)
+    assert order == ["worked", "paused"]

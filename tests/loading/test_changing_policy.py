@@ -20,7 +20,7 @@ class Changing(PrefetchPolicy):
         super().__init__(allowed=True)
         self._chance, self._share = random.Random(seed), share
 
-    def begin(self, goes_on=False):
+    def begin(self):
         self.settled, self.threaded = False, self._chance.random() < 0.5
 
     def note(self, wait, busy):

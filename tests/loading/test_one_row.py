@@ -1,8 +1,8 @@
-"""Batches of ``batch_size=1`` have the shapes that DataLoader gives them, whatever the kind of the field."""
+"""Batches of one row have the shapes that DataLoader gives them, whatever the kind of the field."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import memfeed
 import memfeed.transforms as T
@@ -48,7 +48,13 @@ def assert_same(found, wanted):
         assert found == wanted
 
 
-@pytest.mark.parametrize("how", ["loader", "view", "rank", "sampler", "prefetch", "collate_fn of the loader"])
+HOWS = [
+    "loader", "view", "rank", "sampler", "prefetch", "collate_fn of the loader", "lists of one",
+    "lists of one, collate_fn of the loader", "a batch sampler", "collate",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_every_kind_of_field_is_as_dataloader_gives_it(store, how):
     makers = {
         "loader": lambda: Loader(store, 1),
@@ -57,18 +63,48 @@ def test_every_kind_of_field_is_as_dataloader_gives_it(store, how):
         "sampler": lambda: Loader(store, 1, sampler=range(N)),
         "prefetch": lambda: Loader(store, 1, prefetch_factor=0),
         "collate_fn of the loader": lambda: DataLoader(store, 1, collate_fn=Loader(store, 1).collate_fn),
+        "lists of one": lambda: Loader(store, batch_sampler=[[i] for i in range(N)]),
+        "lists of one, collate_fn of the loader": lambda: DataLoader(
+            store, 1, collate_fn=Loader(store, batch_sampler=[[0]]).collate_fn
+        ),
+        "a batch sampler": lambda: Loader(store, batch_sampler=BatchSampler(SequentialSampler(store), 1, False)),
+        "collate": lambda: DataLoader(store, 1, collate_fn=memfeed.Collate()),
     }
     for _ in range(2):
         for found, wanted in zip(makers[how](), DataLoader(Made(sample, N), 1), strict=True):
             assert_same(found, wanted)
 
 
-def test_a_last_batch_of_one_row_is_as_the_others(store):
-    *_, last = Loader(store.subset(range(5)), 2)
-    assert isinstance(last["image"], list)
-    assert last["tokens"].is_nested
-    (batch,) = Loader(store, batch_sampler=[[3]])
-    assert isinstance(batch["image"], list)
+def last_rows(how, store, **options):
+    loader = Loader(store.subset(range(5)), 2, **options)
+    if how == "a loader":
+        return list(loader)
+    collate = loader.collate_fn if how == "its collate_fn" else memfeed.Collate(options.get("transform"))
+    return list(DataLoader(store.subset(range(5)), 2, collate_fn=collate))
+
+
+@pytest.mark.parametrize("how", ["a loader", "its collate_fn", "collate"])
+@pytest.mark.parametrize("transform", [None, {"label": lambda x: x}, T.RandomHorizontalFlip(p=0.0, on="image")])
+def test_a_last_batch_of_one_row_is_plain_and_a_larger_one_is_not(store, how, transform):
+    first, _, last = last_rows(how, store, transform=transform)
+    assert_same(last, next(iter(DataLoader(Made(sample, N), sampler=[4]))))
+    assert isinstance(first["image"], list)
+    assert first["tokens"].is_nested
+    assert [tuple(one.shape) for one in first["image"]] == [image(i).shape for i in range(2)]
+
+
+def test_batches_of_several_sizes_by_a_batch_sampler(store):
+    found = list(Loader(store, batch_sampler=[[3], [1, 2], [5]]))
+    assert [type(batch["image"]) for batch in found] == [torch.Tensor, list, torch.Tensor]
+    assert torch.equal(found[2]["image"], image(5)[None])
+
+
+def test_batches_that_are_drawn_by_length_stay_nested(tmp_path):
+    lengths = [9, 2, 3, 8, 1]
+    store = memfeed.cache([torch.arange(n) for n in lengths], tmp_path / "l.mf", progress=False)
+    batches = list(Loader(store, bucket_by=memfeed.Tokens(9)))
+    assert any(len(batch) == 1 for batch in batches)
+    assert all(batch.is_nested for batch in batches)
 
 
 def crop(picture):

@@ -3,7 +3,7 @@ import time
 import torch
 
 from memfeed import Loader
-from memfeed.loading.prefetch_policy import MEASURED_BATCHES, PrefetchPolicy
+from memfeed.loading.prefetch_policy import KEPT_EPOCHS, MEASURED_BATCHES, PrefetchPolicy
 from memfeed.transforms import Transform
 
 
@@ -39,11 +39,27 @@ def test_a_thread_that_makes_it_no_faster_is_given_up():
     assert pace.settled
 
 
-def test_each_epoch_is_measured_anew():
+def test_what_was_found_is_kept_for_some_epochs():
     pace = PrefetchPolicy(allowed=True)
     run(pace, 0.01, 0.01)
+    for _ in range(KEPT_EPOCHS - 1):
+        pace.begin()
+        assert (pace.settled, pace.threaded) == (True, True)
     pace.begin()
     assert (pace.settled, pace.threaded, str(pace)) == (False, False, "measuring")
+    pace.begin()
+    assert [threaded for _, threaded in run(pace, 0.01, 0.0001)] == []
+    assert (pace.settled, pace.threaded) == (True, False)
+
+
+def test_short_epochs_are_measured_together():
+    pace = PrefetchPolicy(allowed=True)
+    for _ in range(MEASURED_BATCHES):
+        pace.begin()
+        run(pace, 0.01, 0.01, batches=3)
+        if pace.settled:
+            break
+    assert pace.threaded
 
 
 def test_a_loader_finds_out_and_gives_the_same_batches():

@@ -313,8 +313,7 @@ def _interruptible():
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("interrupt", [interrupt_in_loop, interrupt_while_waiting])
-def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt, monkeypatch):
-    monkeypatch.setattr("memfeed.loading.next_epoch.KEPT_SECONDS", 0.2)  # the thread of the next epoch ends
+def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt):
     transform = Stuck()
     loader = ahead(Loader(store.subset(range(300)), SIZE, shuffle=True, seed=0, transform=transform))
     try:

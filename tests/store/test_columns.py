@@ -12,8 +12,8 @@ import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.fields import DTYPES, Field
 from memfeed.store.columns import ConcatFixedColumn, FixedColumn, InMemoryColumn, RowSubsetColumn
-from memfeed.store.mapping import FilePosition, map_checked, map_file
-from memfeed.store.ragged_columns import ConcatRaggedColumn, FilePerRowColumn
+from memfeed.store.mapping import map_checked, map_file
+from memfeed.store.ragged_columns import ConcatRaggedColumn, SeparateRowsColumn
 from support import Made, equal
 
 FIXED = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))
@@ -71,18 +71,21 @@ def test_ragged_columns_of_several_stores(tmp_path):
     assert all(equal(column.read_row(row), values[row]) for row in range(10))
 
 
-def test_a_file_per_row(tmp_path):
+def test_rows_that_are_separate(tmp_path):
     values = [torch.arange(i) + i for i in (3, 0, 2)]
     paths = [tmp_path / str(row) for row in range(3)]
     for path, value in zip(paths, values, strict=True):
         if len(value):
             value.numpy().tofile(path)
     field = Field(path=("r",), name="r", stem="r", kind="jagged", dtype="int64", shape=(None,))
-    column = FilePerRowColumn(field, [FilePosition(path) for path in paths], [tuple(value.shape) for value in values])
-    assert _copied(column, [2, 0, 1, 2]) == [2, 3, 3, 4, 5, 2, 3]
+    shapes = [tuple(value.shape) for value in values]
+    for rows in (values, paths):
+        column = SeparateRowsColumn(field, rows, shapes)
+        assert _copied(column, [2, 0, 1, 2]) == [2, 3, 3, 4, 5, 2, 3]
+        assert [column.read_row(row).tolist() for row in range(3)] == [value.tolist() for value in values]
     paths[0].write_bytes(b"")
-    with pytest.raises(CorruptStoreError, match="found 0 bytes; expected 24: the file was cut after opening"):
-        _copied(column, [0])
+    with pytest.raises(CorruptStoreError, match="found 0 bytes; expected 24: the file was cut"):
+        _copied(SeparateRowsColumn(field, paths, shapes), [0])
 
 
 def test_a_column_without_rows_is_one_tensor(tmp_path):

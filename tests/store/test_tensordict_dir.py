@@ -21,7 +21,7 @@ from tensordict import (
 )
 
 from memfeed.errors import CorruptStoreError, StoreError
-from memfeed.store import format, tensordict_layout
+from memfeed.store import format, tensordict_dir
 from memfeed.store.format import LARGEST_JSON
 from memfeed.store.opened import open as open_store
 from memfeed.store.store import Store
@@ -414,7 +414,7 @@ def test_a_piece_cut_after_opening(tmp_path: Path) -> None:
     _lazy().memmap(tmp_path / "td")
     store = open_store(tmp_path / "td")
     _cut(tmp_path / "td/3/ids.memmap", 4)
-    with pytest.raises(CorruptStoreError, match=r"3/ids\.memmap: found 28 bytes; expected 32"):
+    with pytest.raises(CorruptStoreError, match=r"3/ids\.memmap: found 28 bytes; expected 32: the file was cut"):
         store[[0, 3]]
 
 
@@ -613,7 +613,7 @@ def test_metadata_that_is_huge(td: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_sizes_of_nested_rows_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensordict_layout, "MOST_SIZE_BYTES", 10)
+    monkeypatch.setattr(tensordict_dir, "MOST_SIZE_BYTES", 10)
     rows = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
     TensorDict({"x": rows}, [2]).memmap(tmp_path / "nested")
     _refused(tmp_path / "nested", "found 16 bytes of sizes up to here; expected at most 10")
@@ -622,14 +622,14 @@ def test_the_sizes_of_nested_rows_are_bounded_too(tmp_path: Path, monkeypatch: p
 def test_many_files_justify_much_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TensorDict({f"k{i}": torch.zeros(2) for i in range(20)}, [2]).memmap(tmp_path / "many")
     monkeypatch.setattr(format, "LARGEST_JSON", 1)
-    monkeypatch.setattr(tensordict_layout, "LARGEST_JSON", 1)
+    monkeypatch.setattr(tensordict_dir, "LARGEST_JSON", 1)
     assert len(open_store(tmp_path / "many").schema) == 20
     monkeypatch.setattr(format, "JSON_A_FILE", 1)
     _refused(tmp_path / "many", "expected at most 22 beside so few files")
 
 
 def test_entries_without_end(td: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensordict_layout, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(tensordict_dir, "MOST_ENTRIES", 2)
     _refused(td, "found more than 2 entries")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from memfeed.convert.at_address import cache_at
 from memfeed.convert.changes import Watched
-from memfeed.convert.conversion import TemporaryDirectory, open_or_convert
+from memfeed.convert.conversion import open_or_convert
 from memfeed.convert.inputs import classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import keep_of_filling, open_or_fill
 from memfeed.convert.options import ConvertOptions, options_of
@@ -29,6 +29,7 @@ from memfeed.store import format
 from memfeed.store.store import Store
 from memfeed.system.files import local_path
 from memfeed.system.progress import write_line
+from memfeed.system.temporary import TemporaryDirectory
 from memfeed.tables.table_column import is_a
 
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -52,23 +48,8 @@ from memfeed.system import files
 from memfeed.system.machine import is_daemon
 from memfeed.system.progress import Progress, write_line
 from memfeed.system.signals import Sigterm, sigterm_unwinds
+from memfeed.system.temporary import TemporaryDirectory
 from memfeed.system.threads import has_no_thread
-
-
-class TemporaryDirectory:
-    """A directory that is removed with this object, or at the end of the process that made it.
-
-    Call ``remove`` to remove it at once: a process that is ended by a signal runs no finalizers.
-    """
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="memfeed-"))
-        self.remove = weakref.finalize(self, _remove, str(self.path), os.getpid())
-
-
-def _remove(path: str, pid: int) -> None:
-    if pid == os.getpid():  # a forked worker must not remove its parent's store
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def open_or_convert(

@@ -15,7 +15,6 @@ from memfeed.building.claim import ClaimedError, is_shared, share, unshare
 from memfeed.building.recovery import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
-    TemporaryDirectory,
     open_or_convert,
     removed_on_error,
 )
@@ -36,6 +35,7 @@ from memfeed.store.view import View
 from memfeed.system import files
 from memfeed.system.progress import write_line
 from memfeed.system.signals import Sigterm
+from memfeed.system.temporary import TemporaryDirectory
 
 WAIT_SECONDS = 0.1
 JOIN_SECONDS = 10.0  # files of a build that is not being committed do not vanish for so long

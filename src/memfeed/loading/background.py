@@ -9,12 +9,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from time import monotonic
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, TypeVar
 
 from memfeed.errors import LoaderError
-from memfeed.loading.pause import Pause
 from memfeed.system import openmp
 
 PAUSED = (
@@ -25,6 +23,64 @@ T = TypeVar("T")
 PATIENCE_SECONDS = 0.5  # how often a waiting side checks that the other is alive
 
 
+class Pause:
+    """Threads do each piece of work within ``working``; ``paused`` waits for these, and keeps new ones waiting."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+        _pauses.add(self)
+
+    def _begin_anew(self) -> None:
+        self._changed = threading.Condition()
+        self._working = 0
+        self._paused_by: list[int] = []
+
+    @property
+    def is_paused_by_me(self) -> bool:
+        """Return True within a ``paused`` block of the calling thread."""
+        return threading.get_ident() in self._paused_by
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Wait until nobody pauses; then count as working."""
+        changed = self._changed
+        with changed:
+            changed.wait_for(lambda: not self._paused_by)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with changed:
+                self._working -= 1
+                changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait until nobody works; nobody begins to work before the end of the block."""
+        changed = self._changed
+        with changed:
+            self._paused_by.append(threading.get_ident())
+            changed.wait_for(lambda: not self._working)
+        try:
+            yield
+        finally:
+            with changed:
+                self._paused_by.remove(threading.get_ident())
+                changed.notify_all()
+
+
+_pauses: weakref.WeakSet[Pause] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # a child has none of the threads that were working, and perhaps a lock that one of them held
+    for pause in list(_pauses):
+        pause._begin_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class _Link:
     """The state that reader and thread share. The thread holds only this, so that dropping the reader ends it."""
 
@@ -32,7 +88,6 @@ class _Link:
         self.changed = threading.Condition(threading.Lock())
         self.wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # what the thread waits for while it is ahead
         self.is_waiting = False
-        self.expires: float | None = None  # when items that nobody claimed are dropped
         self.items: deque[tuple[Any, float]] = deque()
         self.held, self.limit = 0.0, limit
         self.stopped = self.ended = False
@@ -55,14 +110,8 @@ class _Link:
             with self.changed:
                 if self.stopped or not self.items or self.held < self.limit:
                     return
-                self.is_waiting, expires = True, self.expires
-            try:
-                self.wake.get(timeout=None if expires is None else max(expires - monotonic(), 0.0))
-            except queue.Empty:
-                with self.changed:
-                    if self.expires is not None and self.expires <= monotonic():
-                        self.items.clear()  # nobody came for them
-                        self.stopped = self.ended = True
+                self.is_waiting = True
+            self.wake.get()
 
 
 class Background(Generic[T]):
@@ -134,19 +183,6 @@ class Background(Generic[T]):
         After that the caller may continue to read the source, which is where the last item left it.
         """
         self._link.stop()
-
-    def expire_after(self, seconds: float) -> None:
-        """Drop the items and end the thread if ``claim`` is not called for so long."""
-        with self._link.changed:
-            self._link.expires = monotonic() + seconds
-            self._link.is_waiting = False
-        self._link.wake.put(None)  # it waits with another limit now
-
-    def claim(self) -> bool:
-        """Keep the items after ``expire_after``. Return False if they are gone already."""
-        with self._link.changed:
-            self._link.expires = None
-            return not self._link.stopped
 
     def close(self) -> None:
         """Stop, and wait until the thread has ended: at most for the item that it is making."""

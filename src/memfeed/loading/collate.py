@@ -13,13 +13,12 @@ from memfeed.loading.arrays import converter
 from memfeed.loading.bind import Bound, UserTransform, bind, transform_of
 from memfeed.loading.clock import NO_EPOCH, EpochClock
 from memfeed.loading.drawn_seed import draw_seed
-from memfeed.loading.one_row import one_row_batches, plain_before_or_after, same
+from memfeed.loading.one_row import OneRow
 from memfeed.loading.padding import PaddedField, pad_batch, padded_fields, padding_beside_collate
 from memfeed.loading.sample_lists import CollateSamples, collate_finished, giving_samples
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
-from memfeed.schema.fields import Schema
 from memfeed.store.read_samples import ReadSamples
 from memfeed.store.store import Store
 from memfeed.system.buffers import shared_number
@@ -58,12 +57,12 @@ class Collate:
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         self.transform, self.device, self.seed, self.pad, self.collate_fn = transform, device, seed, pad, collate_fn
-        self._has_own_transform = transform is None
+        self._has_own_transform, self._is_by_length = transform is None, False
         if pad and collate_fn is not None:
             raise padding_beside_collate()
         self._bound = bind(transform)  # raises for what is no transform
         self._finish: CollateSamples | None = None
-        self._plain: Callable[[Any], Any] = same
+        self._one_row: OneRow | None = None
         self._padded: Sequence[PaddedField] = ()
         self._store: Store | None = None  # that of the samples that all of these are for
         self._epoch = shared_number(NO_EPOCH)
@@ -89,7 +88,9 @@ class Collate:
         elif self.collate_fn is not None:
             batch = self.collate_fn(samples)
         else:
-            batch = self._plain(pad_batch(samples.batch, self._padded))
+            batch = pad_batch(samples.batch, self._padded)
+            if len(samples) == 1 and self._one_row is not None and self._one_row.is_before:
+                batch = self._one_row.plain(batch)
         if device is not None:
             batch = to_device(batch, device, non_blocking=False)
         if self._finish is None:
@@ -126,20 +127,16 @@ class Collate:
         bound = bind(
             giving_samples(transform) if is_finishing else transform, store.schema, windows=store._view.window_paths
         )
-        one_row = None if self.collate_fn is not None else self._one_row(store.schema)
-        self._plain, self._bound = plain_before_or_after(one_row, bound, transform)
+        self._one_row = OneRow(store.schema, transform, self.collate_fn is None and not self._is_by_length)
+        self._bound = self._one_row.after(bound)
         self._finish = None
         if self.collate_fn is not None and is_finishing:
             self._finish = collate_finished(self.collate_fn, transform, store, single=False)
         self._padded = padded_fields(self.pad, store.schema)
         self._store = store
 
-    def _one_row(self, schema: Schema) -> Callable[[Any], Any] | None:
-        """Return what makes batches of one row plain; None where it is not known that each has one."""
-        return None
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bound": None, "_plain": None, "_finish": None, "_store": None}
+        return {**self.__dict__, "_bound": None, "_one_row": None, "_finish": None, "_store": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -161,12 +158,9 @@ class LoaderCollate(Collate):
     def __init__(self, settings: Settings, clock: EpochClock) -> None:
         pad = {one.path: one.value for one in settings.padded}
         super().__init__(settings.transform, settings.device, pad=pad, collate_fn=settings.collate_fn)
-        self._has_own_transform = settings.has_own_transform
+        self._has_own_transform, self._is_by_length = settings.has_own_transform, settings.by_length
         self.settings, self.clock = settings, clock
         self._epoch = clock.share()
-
-    def _one_row(self, schema: Schema) -> Callable[[Any], Any] | None:
-        return one_row_batches(schema, self.settings)
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples, as the loader itself would give it."""

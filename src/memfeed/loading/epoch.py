@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from memfeed.errors import LoaderError
-from memfeed.loading.background import Background
+from memfeed.loading.background import Background, Pause
 from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.next_epoch import BegunEarly, Made, NextEpoch, PrefetchSlot, joined
-from memfeed.loading.pause import Pause
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.system import forks
@@ -38,7 +36,6 @@ class EpochProgress:
         batches, samples: given so far by this iterator.
         seconds: from the first batch to the last.
         wait_seconds: the part of that which ``next`` took.
-        gathered: bytes that its loader had gathered at its end, if the next epoch was begun before that.
     """
 
     epoch: int = -1
@@ -51,7 +48,6 @@ class EpochProgress:
     samples: int = 0
     seconds: float = 0.0
     wait_seconds: float = 0.0
-    gathered: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -86,61 +82,37 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Begun(NamedTuple):
-    """An epoch that begins.
-
-    Args:
-        start: returns what makes the batches after a position.
-        after: returns the epoch after it, to be begun early; None where there is to be none.
-        early: the thread that makes its first batches already; None where none does.
-    """
-
-    start: Callable[[Position | None], Iterator[BatchGroup]]
-    after: Callable[[], NextEpoch | None]
-    early: BegunEarly | None
+Start = Callable[[Position | None], Iterator[BatchGroup]]
+"""Returns what makes the batches of an epoch after a position."""
 
 
 def run_epoch(
     progress: EpochProgress,
-    begin: Callable[[EpochProgress], Begun],
+    begin: Callable[[EpochProgress], Start],
     policy_now: Callable[[], PrefetchPolicy],
     prefetch: int,
     pause: Pause,
-    handover: PrefetchSlot,
 ) -> Iterator[Any]:
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
-    ``begin`` is called when the first batch is asked for. It sets the epoch and its position. Its ``start`` is called
+    ``begin`` is called when the first batch is asked for. It sets the epoch and its position. What it returns is called
     again after a move, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the policy finds one
-    worth it, except while ``pause`` is paused; at the end it goes on with the next epoch, and is handed over.
+    worth it, except while ``pause`` is paused.
     """
-    start, after, early = begin(progress)
+    start = begin(progress)
     policy = policy_now()
     _running.add(progress)
-    policy.begin(goes_on=early is not None)
+    policy.begin()
     asked = 0.0
     while not progress.finished:
         progress.moved = False
-        groups: Iterator[Made]
-        source: Iterator[Made]
-        if early is not None and policy.threaded:
-            groups, source = early.groups, early.thread
-        else:
-            if early is not None:
-                early.thread.stop()
-            groups = joined(
-                _on_one_thread(start(progress.position)) if forks.is_child() else start(progress.position), after
-            )
-            source = _ahead(groups, prefetch, pause) if policy.threaded else groups
-        early = None
+        groups = start(progress.position)
+        if forks.is_child():
+            groups = _on_one_thread(groups)
+        source = _ahead(groups, prefetch, pause) if policy.threaded else groups
         while True:
             entered = perf_counter()
-            for group in iter(partial(_next_made, source), None):
-                if isinstance(group, NextEpoch):
-                    progress.finished, progress.gathered = True, group.gathered_before
-                    if isinstance(source, Background) and policy.threaded:
-                        handover.give(BegunEarly(group, source, groups))
-                    break
+            for group in iter(partial(_next_group, source), None):
                 got, changed = perf_counter(), False
                 if asked:  # the clock of an epoch begins with its first batch
                     progress.seconds += got - asked
@@ -171,8 +143,8 @@ def run_epoch(
             source = _ahead(groups, prefetch, pause)
 
 
-def _next_made(source: Iterator[Made]) -> Made | None:
-    """Return what comes next; None at the end.
+def _next_group(source: Iterator[BatchGroup]) -> BatchGroup | None:
+    """Return the next group; None at the end.
 
     It may hold several batches, of which the caller takes the last ones after it has left its inference mode.
     """
@@ -182,10 +154,10 @@ def _next_made(source: Iterator[Made]) -> Made | None:
         return next(source, None)
 
 
-def _ahead(groups: Iterator[Made], prefetch: int, pause: Pause) -> Iterator[Made]:
+def _ahead(groups: Iterator[BatchGroup], prefetch: int, pause: Pause) -> Iterator[BatchGroup]:
     """Iterate in a thread of its own; in the caller's if the system gives no more threads."""
     try:
-        return Background(groups, prefetch, lambda made: 0 if isinstance(made, NextEpoch) else 1, pause)
+        return Background(groups, prefetch, pause=pause)
     except RuntimeError as error:
         if not has_no_thread(error):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
-from memfeed.loading.prefetch import announce_in_caller, announce_in_thread, drop_after_use, groups_ahead_in_caller
 from memfeed.loading.presence import present_tasks
+from memfeed.loading.readahead import announce_in_caller, announce_in_thread, drop_after_use
 from memfeed.loading.settings import Settings
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.choice import Shuffle
@@ -41,6 +42,38 @@ CAPTURED = (
     "be parked during the capture: with loader.paused(): ... # capture the graph here"
 )
 FIELDS_SHOWN = 4  # fields of one placement that are named one by one
+
+
+class DocumentOrder:
+    """Change the order of the documents of a packed store in every epoch.
+
+    This needs ``shuffle=True`` and a store with all of its blocks.
+
+    A view of some blocks keeps the stored order of the documents: in another order its blocks would hold tokens of the
+    blocks that were left out. So does ``shuffle=Blocks()``, which is for reading a disk in long runs.
+    """
+
+    def __init__(self, store: Store, shuffle: Shuffle) -> None:
+        packed = [column.packing for column in store._view.columns if column.packing is not None]
+        self._count = packed[0].document_count if packed and shuffle is True and store._view.has_all_rows else 0
+        self._made: tuple[int, EpochOrders] | None = None
+
+    def orders(self, seed: int) -> list[EpochOrders]:
+        """Return the orders of the documents by epoch under ``seed``, in a list; an empty one if they have none."""
+        if not self._count:
+            return []
+        if self._made is None or self._made[0] != seed:
+            drawn = partial(Shuffled, self._count, derive("documents", seed))
+            self._made = seed, EpochOrders(drawn, self._count)
+        return [self._made[1]]
+
+    def columns(self, columns: Sequence[Column], epoch: int, seed: int) -> list[Column] | None:
+        """Return ``columns`` as they are in an epoch; None where they are the same in every epoch."""
+        for orders in self.orders(seed):
+            from memfeed.store.packed import in_order  # most stores have no documents
+
+            return in_order(columns, orders(epoch)(0, self._count))
+        return None
 
 
 class EpochReader:
@@ -196,7 +229,7 @@ class EpochReader:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
             groups = plan.maker.groups(self._present(tasks), epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
-            return groups if self._streams is None else groups_ahead_in_caller(groups, self._settings.prefetch)
+            return groups if self._streams is None else _ahead_in_caller(groups, self._settings.prefetch)
         cuts, begin = self._rows.cuts, rows_before(position)
         orders = self._rows.orders(seed, None if cuts is None else cuts.of(epoch, shards.world_size))
         base_rows = None if self._store._view.has_all_rows else self._store._view.base_rows
@@ -218,22 +251,6 @@ class EpochReader:
         if self._store._view.supply is None and not self._store._backing.masks_rows:
             return tasks
         return present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
-
-    def begins_early(self) -> bool:
-        """Return True if the first batches of an epoch may be made before the one before it has ended.
-
-        What is no committed store may change between epochs, a packed store is laid out anew in each, and rows that
-        come from the disk are announced when an epoch begins.
-        """
-        was_filled = (
-            self._planned_for_filling or self._store._view.supply is not None or self._store._backing.masks_rows
-        )
-        is_final = self._store._view.manifest is not None and not was_filled
-        is_packed = any(column.packing is not None for column in self._store._view.columns)
-        on_cpu = self._streams is None  # the memory of a GPU is left to who uses it between epochs
-        if self._piece is not None:  # the rows of the next epoch take the place of those of this one
-            return False
-        return self._settings.has_own_order and self.is_cold is False and is_final and not is_packed and on_cpu
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings
@@ -274,33 +291,12 @@ def _draw_ahead(tasks: Iterator[GatherTask], drawn: Sequence[EpochOrders], epoch
     yield from tasks
 
 
-class DocumentOrder:
-    """Change the order of the documents of a packed store in every epoch.
-
-    This needs ``shuffle=True`` and a store with all of its blocks.
-
-    A view of some blocks keeps the stored order of the documents: in another order its blocks would hold tokens of the
-    blocks that were left out. So does ``shuffle=Blocks()``, which is for reading a disk in long runs.
-    """
-
-    def __init__(self, store: Store, shuffle: Shuffle) -> None:
-        packed = [column.packing for column in store._view.columns if column.packing is not None]
-        self._count = packed[0].document_count if packed and shuffle is True and store._view.has_all_rows else 0
-        self._made: tuple[int, EpochOrders] | None = None
-
-    def orders(self, seed: int) -> list[EpochOrders]:
-        """Return the orders of the documents by epoch under ``seed``, in a list; an empty one if they have none."""
-        if not self._count:
-            return []
-        if self._made is None or self._made[0] != seed:
-            drawn = partial(Shuffled, self._count, derive("documents", seed))
-            self._made = seed, EpochOrders(drawn, self._count)
-        return [self._made[1]]
-
-    def columns(self, columns: Sequence[Column], epoch: int, seed: int) -> list[Column] | None:
-        """Return ``columns`` as they are in an epoch; None where they are the same in every epoch."""
-        for orders in self.orders(seed):
-            from memfeed.store.packed import in_order  # most stores have no documents
-
-            return in_order(columns, orders(epoch)(0, self._count))
-        return None
+def _ahead_in_caller(groups: Iterator[BatchGroup], prefetch: int) -> Iterator[BatchGroup]:
+    """Yield ``groups``, ``prefetch`` of them made ahead in the caller's thread: the GPU works on them meanwhile."""
+    held: deque[BatchGroup] = deque()
+    for group in groups:
+        held.append(group)
+        if len(held) > prefetch:
+            yield held.popleft()
+    while held:
+        yield held.popleft()

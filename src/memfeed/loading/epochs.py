@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position
-from memfeed.loading.arguments import ResolvedArguments
-from memfeed.loading.epoch import Begun, EpochIterator, EpochProgress, run_epoch
+from memfeed.loading.arguments import Reading
+from memfeed.loading.background import Pause
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.index_samplers import wraps_own_sampler
-from memfeed.loading.next_epoch import Identity, NextEpoch, PrefetchSlot
-from memfeed.loading.pause import Pause
-from memfeed.loading.position import Position, SamplerPosition, rows_before
+from memfeed.loading.placement import ColumnPlacement
+from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
@@ -35,61 +33,61 @@ class Epochs:
     Methods take the settings as they are now: a trainer may have put in another sampler.
 
     Args:
-        resolved: what the loader reads.
+        reading: what the loader reads.
         samplers: the user's samplers, whose epoch is set.
     """
 
-    def __init__(self, resolved: ResolvedArguments, *samplers: Any) -> None:
-        self._resolved, self._clock = resolved, resolved.clock
-        self.reader = EpochReader(resolved.store, resolved.settings, resolved.rows, resolved.batches)
-        self.policy = _new_policy(resolved.settings, resolved.store)  # who makes batches, the caller or a thread
-        self.pause, self.handover = Pause(), PrefetchSlot()  # the latter holds the next epoch that a thread has begun
+    def __init__(self, reading: Reading, *samplers: Any) -> None:
+        self._reading, self._clock = reading, reading.clock
+        self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
+        self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
+        self.pause = Pause()
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
         self._samplers = FollowedSamplers(one for one in samplers if not _is_own(one))
-        if not resolved.is_rebuilt:
+        if not reading.is_rebuilt:
             self._clock.begin_at(self._samplers.epoch or 0)
 
     @property
     def is_cut(self) -> bool:
         """True if the rows are cut into pieces, one for each rank."""
-        return self._resolved.rows.cuts is not None
+        return self._reading.rows.cuts is not None
 
     def shards(self, settings: Settings) -> RankShards:
         """Return the share of this rank in an epoch, in rows, or in batches that are drawn by length."""
-        batches = self._resolved.batches
-        return settings.shards(self._resolved.rows.row_count if batches is None else batches.count)
+        batches = self._reading.batches
+        return settings.shards(self._reading.rows.row_count if batches is None else batches.count)
 
     def order_name(self, settings: Settings) -> str:
         """Return what orders the rows, for messages and states."""
         if not settings.has_own_order:
             return "sampler" if settings.batch_sampler is None else "batch_sampler"
-        rows, batches = self._resolved.rows, self._resolved.batches
+        rows, batches = self._reading.rows, self._reading.batches
         shuffle = Blocks(rows.block_rows) if isinstance(rows.shuffle, Blocks) else rows.shuffle
         sharded = "" if rows.cuts is None else f", in pieces of blocks of {rows.block_rows} rows"
-        given = getattr(self._resolved.store, "weights", None)
+        given = getattr(self._reading.store, "weights", None)
         weights = "" if given is None else f", weights={given}"
         return f"shuffle={shuffle!r}{sharded}{weights}{'' if batches is None else f', {batches.name}'}"
 
     # --- passes
 
-    def iterate(self, begin: Callable[[EpochProgress], Begun], length: Callable[[], int]) -> EpochIterator:
+    def iterate(self, begin: Callable[[EpochProgress], Start], length: Callable[[], int]) -> EpochIterator:
         """Return the iterator of the next pass, which calls ``begin`` for its first batch; ``length`` is its `len`."""
         progress = EpochProgress()
         self.progress = None
-        prefetch = self._resolved.settings.prefetch
-        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause, self.handover))
+        prefetch = self._reading.settings.prefetch
+        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
         iterator.length = length
         progress.iterator = weakref.ref(iterator)
         return iterator
 
-    def begin(self, progress: EpochProgress, settings: Settings) -> Begun:
+    def begin(self, progress: EpochProgress, settings: Settings) -> Start:
         """Start an epoch at its first batch; return what makes its batches."""
-        clock, reader, cuts = self._clock, self.reader, self._resolved.rows.cuts
+        clock, reader, cuts = self._clock, self.reader, self._reading.rows.cuts
         if reader.use(settings):
-            self.policy = _new_policy(settings, self._resolved.store)
+            self.policy = _new_policy(settings, self._reading.store)
         shards = self.shards(settings)
         warn_about_ranks(shards, self._world_size, "batches" if settings.by_length else "rows")
         self._start_clock(progress, settings, shards)
@@ -101,16 +99,14 @@ class Epochs:
         plan = reader.prepare_epoch(epoch, seed, shards, progress.begin, self.order_name(settings))
         plan.threads.allow_those_of_torch()
         self.progress, self._world_size = progress, shards.world_size
-        samplers, what = self._samplers, (seed, shards, settings, progress.begin is None)
-        early = self.handover.take((epoch, *what, _state_of(settings.transform)))
-        self.gathered_before = plan.maker.gather.bytes if early is None else early.coming.gathered_before
+        self.gathered_before = plan.maker.gather.bytes
+        samplers = self._samplers
 
-        def start(at: Position | None) -> Iterator[Any]:
+        def start(at: Position | None) -> Iterator[BatchGroup]:
             yield from reader.groups(epoch, seed, shards, at)
             samplers.note()
 
-        after = None if samplers else partial(_next_epoch, reader, seed, shards, settings)
-        return Begun(start, (lambda: None) if after is None else partial(after, epoch + 1), early)
+        return start
 
     def _start_clock(self, progress: EpochProgress, settings: Settings, shards: RankShards) -> None:
         """Take the number and the beginning of the epoch, and set the user's samplers to it."""
@@ -131,6 +127,41 @@ class Epochs:
         self._samplers.forget_news()
         self.progress = None
 
+    def stats(self) -> dict[str, Any]:
+        """See `Loader.stats`."""
+        progress, store, reader = self.progress, self._reading.store, self.reader
+        plan = reader.plan
+        gathered = 0 if plan is None else plan.maker.gather.bytes - self.gathered_before
+        columns = store._view.columns if plan is None else plan.placement.columns
+        not_yet = [ColumnPlacement("mapped", "no epoch has begun")] * len(columns)
+        placements = not_yet if plan is None else plan.placement.placements
+        seconds = 0.0 if progress is None else progress.seconds
+        samples, batches = (0, 0) if progress is None else (progress.samples, progress.batches)
+        # the first batch of an epoch has no clock before it
+        timed = samples * (batches - 1) / batches if batches > 1 else 0.0
+        return {
+            "epoch": None if progress is None else progress.epoch,
+            "batches": batches,
+            "samples": samples,
+            "seconds": seconds,
+            "samples_per_second": timed / seconds if seconds else 0.0,
+            "bytes": gathered,
+            "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
+            "wait_share": progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
+            "columns": {
+                column.field.name: column.kept_in if one.where == "mapped" else one.where
+                for column, one in zip(columns, placements, strict=True)
+            },
+            "placement": {column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
+            "cold": reader.is_cold,
+            "plan": {
+                "batches": str(self.policy),
+                "batches_per_gather": 0 if plan is None else plan.maker.at_once,
+                "read_ahead": "off" if not reader.is_cold else "on",
+                "threads": {} if plan is None else plan.threads.describe(),
+            },
+        }
+
     # --- positions
 
     def state(self, settings: Settings) -> dict[str, Any]:
@@ -138,17 +169,17 @@ class Epochs:
         if self._clock.generator is not None and settings.ranks()[1] == 1:
             self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
         epoch, reached = self._position()
-        cuts = self._resolved.rows.cuts
+        cuts = self._reading.rows.cuts
         pieces = {} if cuts is None else {"pieces": cuts.state(epoch, position.rows_before(reached))}
-        return state_to_dict(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
+        return position.to_state(epoch, reached, self._clock.seed, {**self._identity(settings), **pieces})
 
     def load(self, saved: dict[str, Any], settings: Settings, seed: int | None) -> None:
         """See `Loader.load_state_dict`; ``seed`` is the one that the loader was given."""
         saved = self._of_this_conversion(saved)
         identity = self._identity(settings) if seed is None else {**self._identity(settings), "seed": seed}
         last_row = self.shards(settings).rows if settings.has_own_order else None
-        epoch, found = state_from_dict(saved, identity, last_row)
-        cuts, rows_before = self._resolved.rows.cuts, position.rows_before(found)
+        epoch, found = position.from_state(saved, identity, last_row)
+        cuts, rows_before = self._reading.rows.cuts, position.rows_before(found)
         if cuts is not None:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
@@ -188,12 +219,12 @@ class Epochs:
 
     def _identity(self, settings: Settings) -> dict[str, Any]:
         """Return the settings that a saved state must share with the loader that restores it."""
-        store = self._resolved.store
+        store = self._reading.store
         return {"store": store._view.source_digest(), "rows": len(store), "order": self.order_name(settings)}
 
     def _of_this_conversion(self, saved: Any) -> Any:
         """Return a state as one of the dataset, that names its store by the ``digest`` of this conversion."""
-        store = self._resolved.store
+        store = self._reading.store
         named, own = saved.get("store") if isinstance(saved, dict) else None, store._view.source_digest()
         if named == store.digest:
             return {**saved, "store": own}
@@ -216,85 +247,5 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
 
 
-def _next_epoch(
-    reader: EpochReader, seed: int, shards: RankShards, settings: Settings, number: int
-) -> NextEpoch | None:
-    """Return the epoch of this number, to be begun early; None where that would not be right. Keeps no plan alive."""
-    if not reader.begins_early():
-        return None
-    key = (number, seed, shards, settings, True, _state_of(settings.transform))
-    after = partial(_next_epoch, reader, seed, shards, settings, number + 1)
-    groups = reader.groups(number, seed, shards, None)
-    return NextEpoch(key, groups, reader.prepare().maker.gather.bytes, after)
-
-
-def _state_of(transform: Any) -> Any:
-    """Return what differs after somebody has changed a transform: all its modules and their attributes."""
-    modules = list(transform.modules()) if isinstance(transform, torch.nn.Module) else []
-    return [Identity(value) for module in modules for value in (module, *vars(module).values())]
-
-
 def _is_own(sampler: Any) -> bool:
     return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))
-
-
-VERSION = 1
-FINISHED = "_iterator_finished"
-"""torchdata's name for a state whose epoch is over. Accelerate sets it in a state that it saves."""
-
-
-def state_to_dict(epoch: int, position: Position | None, seed: int | None, identity: dict[str, Any]) -> dict[str, Any]:
-    """Return a position in an epoch as a state. ``identity`` is what must be the same where the state is loaded.
-
-    A seed that is not drawn yet is an empty string.
-    """
-    sampler = ""
-    if isinstance(position, SamplerPosition):
-        sampler = json.dumps({"start": position.generators, "hash": position.drawn_hash})
-    row = rows_before(position)
-    known = "" if seed is None else seed
-    return {
-        "version": VERSION,
-        "epoch": epoch,
-        "row": row,
-        "sampler": sampler,
-        "seed": known,
-        FINISHED: False,
-        **identity,
-    }
-
-
-def state_from_dict(state: Any, identity: dict[str, Any], last_row: int | None) -> tuple[int, Position | None]:
-    """Return the epoch and the position of a state.
-
-    Raises LoaderError for a state of something else, and says what differs. ``last_row`` is the end of an epoch where
-    that is known.
-    """
-    wanted = {"version", "epoch", "row", "sampler", "seed", *identity}
-    if not isinstance(state, dict) or not wanted <= set(state):
-        found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise LoaderError(f"found a state of {found}; expected the dict that state_dict() gave, with {sorted(wanted)}")
-    if state["version"] != VERSION:
-        raise LoaderError(f"found a state of version {state['version']!r}; expected {VERSION}")
-    for name, value in identity.items():
-        if state[name] != value:
-            raise LoaderError(
-                f"found a state with {name} {state[name]!r}; this loader has {name} {value!r}; expected a state of the "
-                "same store, view, order and seed: make the loader as it was made then"
-            )
-    epoch, row = state["epoch"], state["row"]
-    if not _is_count(epoch) or not _is_count(row) or (last_row is not None and row > last_row):
-        raise LoaderError(f"found a state at epoch {epoch!r}, row {row!r}; expected whole numbers within the epoch")
-    if state.get(FINISHED):
-        return epoch + 1, None
-    if not state["sampler"]:
-        return epoch, row or None
-    try:
-        kept = json.loads(state["sampler"])
-        return epoch, SamplerPosition(row, str(kept["start"]), str(kept["hash"])) if row else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise LoaderError(f"found a state whose sampler cannot be read ({error}); expected state_dict()'s") from error
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

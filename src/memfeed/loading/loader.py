@@ -12,17 +12,17 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
-from memfeed.loading.arguments import resolve
+from memfeed.loading.arguments import Arguments, resolve
 from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.drawn_seed import joined_world_size
-from memfeed.loading.epoch import Begun, EpochProgress
+from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
-from memfeed.loading.stats import stats
+from memfeed.loading.sources import Caching, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
@@ -40,9 +40,9 @@ class Loader(DataLoader[T_co]):
     """Batches of a store, as `torch.utils.data.DataLoader` would give them, at the speed of memory.
 
     A batch is what `default_collate` makes of its samples. Leaves of varying length are one jagged nested tensor,
-    leaves of varying shape a list of tensors; with ``batch_size=1`` both are tensors [1, *shape]. str, bytes and JSON
-    values are a list. The memory of a batch belongs to the caller for as long as any tensor shares it; after that it
-    is used for another batch.
+    leaves of varying shape a list of tensors; in a batch of one row both are tensors [1, *shape], except with
+    ``bucket_by``. str, bytes and JSON values are a list. The memory of a batch belongs to the caller for as long as any
+    tensor shares it; after that it is used for another batch.
 
     It is a DataLoader, with its arguments and attributes, but needs no worker processes. Trainers may take it, replace
     its sampler, or make a DataLoader of its parts: order, transform, device and seed stay.
@@ -152,8 +152,7 @@ class Loader(DataLoader[T_co]):
     Example::
 
         loader = memfeed.Loader(torch.arange(300_000), 300, shuffle=True)
-        for batch in loader:  # int64 [300]
-            ...
+        first = next(iter(loader))  # int64 [300]
     """
 
     def __init__(
@@ -192,14 +191,23 @@ class Loader(DataLoader[T_co]):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        reading = resolve(dict(locals()))
-        store, batches, clock = reading.store, reading.batches, reading.clock
-        shown_batches = batch_sampler if batches is None else LengthBatchSampler(batches, clock)
-        has_rows = shown_batches is None and sampler is None
+        source = open_source(dataset, Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context))
+        given = Arguments(
+            as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
+            timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
+            transform=transform, placement=placement, batch_size=batch_size, collate_fn=collate_fn,
+            pin_memory=pin_memory, return_rows=return_rows, num_workers=num_workers, follow_batch=follow_batch,
+            exclude_keys=exclude_keys, batch_sampler=batch_sampler, worker_init_fn=worker_init_fn,
+            prefetch_factor=prefetch_factor, pin_memory_device=pin_memory_device, persistent_workers=persistent_workers,
+            multiprocessing_context=multiprocessing_context,
+        )  # fmt: skip
+        reading = resolve(source, given)
+        store, clock = reading.store, reading.clock
+        shown_batches = batch_sampler if reading.batches is None else LengthBatchSampler(reading.batches, clock)
         super().__init__(
             store,
             1 if shown_batches is not None else reading.settings.batch_size,
-            sampler=make_sampler(store, reading.rows, clock) if has_rows else sampler,
+            sampler=make_sampler(store, reading.rows, clock) if shown_batches is None and sampler is None else sampler,
             batch_sampler=shown_batches,  # type: ignore[arg-type]
             collate_fn=LoaderCollate(reading.settings, clock),
             drop_last=reading.settings.last == "drop" and shown_batches is None,
@@ -248,8 +256,6 @@ class Loader(DataLoader[T_co]):
         same_batches = batches.batch_size == self.batch_size and batches.drop_last == self.drop_last
         return batches.sampler is self.sampler and same_batches
 
-    # --- describe
-
     @property
     def store(self) -> Store:
         """The rows of the loader as one store; the same object as ``dataset``."""
@@ -286,15 +292,12 @@ class Loader(DataLoader[T_co]):
 
         ``epoch``; ``batches`` and ``samples`` given, ``bytes`` gathered; ``seconds`` since the first batch, and from it
         ``samples_per_second`` and ``bytes_per_second``; ``wait_share``, the part of that time the caller waited for
-        data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory", "files"), and ``placement``, why
+        data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory"), and ``placement``, why
         there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
         made: when asked for or ahead in a thread, how many small batches by one gather, whether rows are read ahead,
         and ``threads``: the ``most`` there may be, and how many gather and transform at present.
         """
-        epochs = self._epochs
-        return stats(epochs.progress, epochs.gathered_before, self.store, epochs.reader, epochs.policy)
-
-    # --- epochs
+        return self._epochs.stats()
 
     @property
     def epoch(self) -> int:
@@ -304,7 +307,7 @@ class Loader(DataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._epochs.iterate(self._begin, self.__len__)
 
-    def _begin(self, progress: EpochProgress) -> Begun:
+    def _begin(self, progress: EpochProgress) -> Start:
         """Start an epoch at its first batch; return what makes its batches."""
         self.store._view.check_dataset()
         self._compare_ranks()
@@ -329,8 +332,6 @@ class Loader(DataLoader[T_co]):
                 loss = step(static_batch)
         """
         return self._epochs.pause.paused()
-
-    # --- resume and edit
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the newest iterator, after the last batch that ``next`` returned. Ints and strings.

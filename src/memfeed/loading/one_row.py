@@ -1,4 +1,4 @@
-"""Batches of ``batch_size=1``: tensors of varying shape as [1, *shape], as DataLoader gives them."""
+"""Batches of one row: tensors of varying shape as [1, *shape], as DataLoader gives them."""
 
 from __future__ import annotations
 
@@ -8,59 +8,67 @@ from typing import Any
 import torch
 
 from memfeed.loading.bind import Bound, UserTransform, is_keyed
-from memfeed.loading.settings import Settings
 from memfeed.schema.fields import Schema
 
 
-def one_row_batches(schema: Schema, settings: Settings) -> Callable[[Any], Any] | None:
-    """Return what makes the tensors of a batch of one row plain; None where batches have more rows, or are plain.
+class OneRow:
+    """Makes the tensors of a batch of one row plain. Batches of more rows stay as they are.
 
-    It is for a loader whose every batch has one row. Where only the last batch has, that is a list or a nested tensor
-    as the others are.
+    A transform of fields sees a field of images as it does in larger batches: one by one if they differ in size. So
+    its batch is made plain after it. A function of the batch gets one that is plain.
+
+    Args:
+        schema: of the samples; that of a transform counts instead, if it makes samples of another structure.
+        transform: what the batches go through.
+        is_wanted: False for a loader whose batches of one row stay as they are.
     """
-    is_single = settings.batch_size == 1 and settings.batch_sampler is None and not settings.by_length
-    schema = getattr(settings.transform, "schema", None) or schema
-    if not is_single or settings.collates_samples or not any(field.kind in ("list", "jagged") for field in schema):
+
+    def __init__(self, schema: Schema, transform: UserTransform, is_wanted: bool) -> None:
+        made = getattr(transform, "schema", None) or schema
+        is_ragged = any(field.kind in ("list", "jagged") for field in made)
+        is_after = is_keyed(transform) or (isinstance(transform, Mapping) and bool(transform))
+        self._paths = made.list_paths()
+        self.is_before, self.is_after = (is_wanted and is_ragged and at for at in (not is_after, is_after))
+
+    def before(self, assemble: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function of the leaves of a batch that calls ``assemble``, and makes the batch plain if due."""
+        if not self.is_before:
+            return assemble
+
+        def assemble_plain(leaves: Any) -> Any:
+            batch = assemble(leaves)
+            return self.plain(batch) if len(leaves[0]) == 1 else batch
+
+        return assemble_plain
+
+    def after(self, bound: Bound | None) -> Bound | None:
+        """Return a transform that makes plain what ``bound`` returns, if that is due."""
+        if bound is None or not self.is_after:
+            return bound
+        transform = bound
+        return lambda batch, keys: self.plain(transform(batch, keys))
+
+    def plain(self, batch: Any) -> Any:
+        """Return a batch with the tensors of its one row as [1, *shape]; one of more rows as it is."""
+        from memfeed.transforms.batch_fields import mark_ragged, own_ragged, replace, tensors
+
+        marked = mark_ragged(batch, 1, self._paths)
+        rows = [field.tensor for field in tensors(marked)]
+        if any(len(one) != 1 for one in rows if not isinstance(one, torch.Tensor) or one.is_nested):
+            return batch
+        for field in list(tensors(marked)):
+            if (row := _only_row(field.tensor)) is not None:
+                marked = replace(marked, field, row.unsqueeze(0))
+        return own_ragged(marked)
+
+
+def _only_row(rows: Any) -> torch.Tensor | None:
+    """Return the row of a ragged field; None for a dense one, and for a row without a value, which stays [None]."""
+    if isinstance(rows, list):
+        row: torch.Tensor | None = rows[0]
+        return row
+    if not rows.is_nested:
         return None
-    from memfeed.transforms.batch_fields import mark_ragged, replace, tensors
-
-    paths = schema.list_paths()
-
-    def plain(batch: Any) -> Any:
-        batch = mark_ragged(batch, 1, paths)
-        for field in list(tensors(batch)):
-            rows = field.tensor
-            if isinstance(rows, torch.Tensor):
-                if not rows.is_nested:
-                    continue
-                # of a jagged tensor without a look at its offsets, for which a GPU would wait
-                row = rows.values() if rows.layout is torch.jagged else rows.unbind()[0]
-            elif len(rows) == 1 and rows[0] is not None:
-                row = rows[0]
-            else:
-                row = None  # a row without a value stays [None]
-            batch = replace(batch, field, list(rows) if row is None else row.unsqueeze(0))
-        return batch
-
-    return plain
-
-
-def plain_before_or_after(
-    plain: Callable[[Any], Any] | None, bound: Bound | None, transform: UserTransform
-) -> tuple[Callable[[Any], Any], Bound | None]:
-    """Return what makes the gathered batch plain, and the transform ``bound``, of which one calls ``plain``.
-
-    A transform of fields is called before it, because it sees a field of images as it does in larger batches: one by
-    one if they differ in size. A function of the batch is called after it.
-    """
-    if plain is None:
-        return same, bound
-    if bound is None or not (is_keyed(transform) or isinstance(transform, Mapping)):
-        return plain, bound
-    made = bound
-    return same, lambda batch, keys: plain(made(batch, keys))
-
-
-def same(batch: Any) -> Any:
-    """Return the batch."""
-    return batch
+    # of a jagged tensor without a look at its offsets, for which a GPU would wait
+    found: torch.Tensor = rows.values() if rows.layout is torch.jagged else rows.unbind()[0]
+    return found

@@ -14,7 +14,7 @@ from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import Bound, bind, is_keyed
 from memfeed.loading.host_labels import host_labels
-from memfeed.loading.one_row import one_row_batches, plain_before_or_after, same
+from memfeed.loading.one_row import OneRow
 from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
@@ -189,7 +189,7 @@ def _user_stages(store: Store, settings: Settings, threads: Threads, views: bool
     transform = giving_samples(settings.transform) if is_finishing else settings.transform
     keyed = transform if is_keyed(transform) else None
     bound = bind(transform, store.schema, Pool(), store._view.window_paths, views)
-    _, bound = plain_before_or_after(one_row_batches(store.schema, settings), bound, transform)
+    bound = _one_row(store, settings).after(bound)
     return UserStages(
         keyed=_with_threads(bound if keyed is not None else None, threads),
         runs_anywhere=keyed is None or keyed.runs_anywhere,
@@ -236,9 +236,13 @@ def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], An
     assemble: Callable[[Sequence[Any]], Any] = store._view.assemble_batch
     if settings.padded:
         assemble = masked_assembler(store.schema.structure, store._view.types, settings.padded)
-    transform = settings.transform
-    plain, _ = plain_before_or_after(one_row_batches(store.schema, settings), bind(transform), transform)
-    return assemble if plain is same else lambda leaves: plain(assemble(leaves))
+    return _one_row(store, settings).before(assemble)
+
+
+def _one_row(store: Store, settings: Settings) -> OneRow:
+    """Return what makes batches of one row plain. Batches that are drawn by length are nested, whatever their rows."""
+    is_wanted = not (settings.by_length or settings.collates_samples or settings.takes_lists)
+    return OneRow(store.schema, settings.transform, is_wanted)
 
 
 def _batches_a_copy(gather: Gather, placement: Placement, batch_size: int, streams: Streams) -> int:

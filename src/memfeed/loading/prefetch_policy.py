@@ -5,7 +5,7 @@ from __future__ import annotations
 MEASURED_BATCHES = 12
 LEAST_SECONDS = 0.03  # of a measurement: shorter ones are noise
 LEAST_GAIN = 0.1  # a thread is tried if it could save at least this share of the time
-KEPT_EPOCHS = 8  # measured again after so many epochs that followed one another
+KEPT_EPOCHS = 8  # that begin before it is measured again, because the loop around a loader may change
 MOST_TIME = 0.95  # a thread is kept if a batch takes at most this share of the time without one
 
 
@@ -27,14 +27,13 @@ class PrefetchPolicy:
             return "measuring"
         return "made ahead in a thread" if self.threaded else "made when asked for"
 
-    def begin(self, goes_on: bool = False) -> None:
-        """Measure again in a new epoch, because a validation loop differs from a training loop.
+    def begin(self) -> None:
+        """Keep what was found for some epochs, then measure again.
 
-        An epoch that ``goes_on`` has batches that a thread made before it began: most of these keep the thread. A
-        measurement that an epoch was too short for continues in the next.
+        A measurement that an epoch was too short for continues in the next.
         """
-        self._kept = self._kept + 1 if goes_on else 0
-        if not self._measured or 0 < self._kept < KEPT_EPOCHS:
+        self._kept += self._measured
+        if self._kept < KEPT_EPOCHS:
             return
         self.threaded, self.settled, self._measured, self._kept = False, False, False, 0
         self._batches, self._wait, self._busy = 0, 0.0, 0.0

@@ -13,11 +13,14 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from memfeed.loading.background import Background
+from memfeed.loading.gather_tasks import GatherTask
 from memfeed.schema.codec import Int64Array
 from memfeed.store.column import Column, FileRows
 from memfeed.system import machine
@@ -32,6 +35,7 @@ DROP_ROWS_ABOVE = 32 * 1024  # bytes a row: such rows fill pages of their own
 SWEEP_BELOW = 32 * 1024  # bytes a row: smaller ones are read faster file by file than row by row
 SWEEP_BYTES = 16 << 20  # of a file, announced at once
 FIRST_SWEEP, NEXT_SWEEP = 16, 4  # how often before the first batch, and before each of the others
+SAMPLER_AHEAD = 16  # batches of a user's sampler that are drawn ahead where rows are read from the disk
 LEAST_AHEAD, MOST_AHEAD = 128 << 20, 512 << 20  # bytes announced and not yet read
 
 
@@ -95,8 +99,7 @@ class ReadAhead:
         try:
             fd = self._open(part.column.path)
             for at in (int(start), int(start + length) - 1):
-                place = part.column.offset + at
-                if not in_page_cache(address + at) or os.preadv(fd, [byte], place, os.RWF_NOWAIT) != 1:
+                if not in_page_cache(address + at) or os.preadv(fd, [byte], at, os.RWF_NOWAIT) != 1:
                     return False
         except BlockingIOError:
             return False
@@ -113,7 +116,7 @@ class ReadAhead:
         for part in self._by_row:
             starts, lengths = part.places(part.within(ids))
             total += int(np.maximum(lengths, 0).sum())
-            self._advise(part.column.path, merged(part.column.offset + starts, lengths))
+            self._advise(part.column.path, merged(starts, lengths))
         return total
 
     def _advise(self, path: Path, places: Iterable[tuple[int, int]]) -> None:
@@ -136,7 +139,7 @@ class ReadAhead:
         self._by_row = [part for part in self._columns if part not in swept]
         self._sweeps = FIRST_SWEEP
         self._sweep = (
-            (part.column.path, part.column.offset + start, min(SWEEP_BYTES, part.column.nbytes - start))
+            (part.column.path, start, min(SWEEP_BYTES, part.column.nbytes - start))
             for part in swept
             for start in range(0, part.column.nbytes, SWEEP_BYTES)
         )
@@ -176,3 +179,49 @@ def merged(starts: Int64Array, lengths: Int64Array) -> Iterator[tuple[int, int]]
     begins = first[np.concatenate([[0], breaks])]
     ends = last[np.concatenate([breaks - 1, [len(last) - 1]])]
     yield from zip(begins.tolist(), ends.tolist(), strict=True)
+
+
+Passed = Callable[[int, int], Sequence[tuple[int, int]]]
+
+
+def announce_in_thread(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterator[GatherTask]:
+    """Yield ``tasks``. A thread announces their rows to the kernel, as far ahead as the disk needs."""
+
+    def announced() -> Iterator[tuple[GatherTask, int]]:
+        for task in tasks:
+            yield task, reader.announce(task.ids)
+
+    thread = Background(announced(), min(LEAST_AHEAD, reader.most_ahead), weight=lambda item: item[1])
+    try:
+        for task, _ in thread:
+            if thread.limit < reader.most_ahead and not reader.has_arrived(task.ids):
+                thread.limit = min(2 * thread.limit, reader.most_ahead)
+            yield task
+    finally:
+        thread.stop()
+
+
+def announce_in_caller(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterator[GatherTask]:
+    """Yield ``tasks``, their rows announced from the caller's thread, where a user's sampler must run."""
+    held: deque[GatherTask] = deque()
+    for task in tasks:
+        reader.announce(task.ids)
+        held.append(task)
+        if len(held) > SAMPLER_AHEAD:
+            yield held.popleft()
+    yield from held
+
+
+def drop_after_use(
+    tasks: Iterator[GatherTask], reader: ReadAhead, begin: int, passed: Passed | None
+) -> Iterator[GatherTask]:
+    """Yield ``tasks``. After each, rows that the epoch will not visit again leave the page cache.
+
+    ``passed`` returns the runs of rows that have no visit left between two positions; None where that is not known.
+    """
+    for task in tasks:
+        yield task
+        end = task.positions[-1]
+        runs = passed(begin, end) if passed is not None and isinstance(end, int) else ()
+        reader.drop(task.ids, runs)
+        begin = end if isinstance(end, int) else 0

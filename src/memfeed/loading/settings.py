@@ -6,39 +6,21 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.distributed
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError, brief
-from memfeed.loading.batch_order import Tokens
 from memfeed.loading.bind import UserTransform
-from memfeed.loading.index_samplers import wraps_own_sampler
 from memfeed.loading.padding import PaddedField, padding_beside_collate
 from memfeed.loading.placement import PlacementRequest
-from memfeed.order.choice import Blocks
 from memfeed.order.shards import LastRows, RankShards
-from memfeed.schema.fields import Node
-from memfeed.store.store import Store
 from memfeed.system.messages import say_once, warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
 LARGEST = 2**31 - 1  # batch size, world size
-MOST_WORKERS = 4096  # that read a dataset
-LARGEST_BLOCK = 1 << 24  # its order is in memory
-WITHOUT_EFFECT: dict[str, Any] = {
-    "num_workers": 0,
-    "pin_memory": False,
-    "timeout": 0,
-    "worker_init_fn": None,
-    "multiprocessing_context": None,
-    "persistent_workers": False,
-    "pin_memory_device": "",
-    "in_order": True,
-}
-"""DataLoader's arguments that change nothing here, with their defaults."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,120 +130,6 @@ def _launched_ranks() -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
-def check_arguments(
-    *,
-    batch_size: int | None,
-    shuffle: Any,
-    drop_last: Any,
-    last: Any,
-    sampler: Any,
-    batch_sampler: Any,
-    weights: Any,
-    as_: str,
-    bucket_by: Any,
-) -> None:
-    """Raise LoaderError for arguments that do not fit together."""
-    if drop_last not in (False, True):
-        raise LoaderError(f"found drop_last={drop_last!r}; expected True or False")
-    if last not in (None, *get_args(LastRows)):
-        raise LoaderError(f'found last={last!r}; expected "repeat", "pad", "uneven" or "drop"')
-    if drop_last and last not in (None, "drop"):
-        raise LoaderError(f"found drop_last=True and last={last!r}; expected one of them")
-    if not isinstance(shuffle, Blocks) and shuffle not in (None, False, True):
-        raise LoaderError(f"found shuffle={shuffle!r}; expected False, True or memfeed.Blocks()")
-    if batch_size is not None and batch_size > LARGEST:
-        raise LoaderError(
-            f"found batch_size={batch_size}; expected at most {LARGEST:,}: for all rows use batch_size=len(store)"
-        )
-    # who makes a loader of the attributes of another one hands on shuffle, beside a sampler that has that order
-    shuffles = bool(shuffle) and not wraps_own_sampler(batch_sampler)
-    # a trainer that puts a batch sampler in drops the last rows there, and hands on last="drop"
-    batch_size_alone = batch_size in (1, None) and not shuffles and not drop_last and last != "pad"
-    if batch_sampler is not None and not (batch_size_alone and sampler is None):
-        raise LoaderError(
-            "found a batch_sampler; expected no batch_size, shuffle, sampler, drop_last or last= beside it"
-        )
-    if batch_size is None and (drop_last or last in ("drop", "pad")) and batch_sampler is None:
-        raise LoaderError("found batch_size=None, which gives single samples; expected no drop_last or last= with it")
-    given = sampler if batch_sampler is None else batch_sampler
-    if sampler is not None and shuffle:
-        raise LoaderError("found a sampler and shuffle=True; a sampler has its own order: leave one of them out")
-    if given is not None and weights is not None and not wraps_own_sampler(given):
-        raise LoaderError("found a sampler and weights; a sampler has its own order: leave one of them out")
-    if bucket_by is not None and given is not None and not wraps_own_sampler(given):
-        raise LoaderError(
-            f"found a sampler ({type(given).__name__}) and bucket_by; expected batches in the loader's own order: "
-            "leave the sampler out (Lightning and Fabric: use_distributed_sampler=False)"
-        )
-    if bucket_by is not None and batch_size is None:
-        raise LoaderError(
-            f"found bucket_by={bucket_by!r} and batch_size=None, which gives single samples; expected batches: pass "
-            "batch_size=, or bucket_by=memfeed.Tokens(4096)"
-        )
-    if isinstance(bucket_by, Tokens):
-        as_int("Tokens.per_batch", bucket_by.per_batch, 1)
-    if isinstance(bucket_by, Tokens) and given is None:
-        if batch_size != 1:
-            raise LoaderError(
-                f"found batch_size={batch_size} and bucket_by={bucket_by}; expected one of them: leave batch_size out"
-            )
-        if weights is not None:
-            raise LoaderError(
-                f"found bucket_by={bucket_by} and weights, whose epochs have other tokens each time, and so other "
-                "numbers of batches; expected the name of a field as bucket_by, and batch_size=, beside weights"
-            )
-    if as_ not in get_args(ArrayKind):
-        raise LoaderError(f'found as_={as_!r}; expected "torch", "numpy" or "jax"')
-
-
-def check_without_effect(given: dict[str, Any], used: Sequence[str] = ()) -> None:
-    """Check DataLoader's arguments that change nothing here, and name those that were given, once.
-
-    Those in ``used`` have an effect.
-    Raises LoaderError, a ValueError, where DataLoader does.
-    """
-    if given["num_workers"] < 0 or given["timeout"] < 0:
-        raise LoaderError(
-            f"found num_workers={given['num_workers']} and timeout={given['timeout']}; expected none below 0: each "
-            "option should be non-negative"
-        )
-    if not given["num_workers"] and given["persistent_workers"]:
-        raise LoaderError(
-            "found persistent_workers without num_workers; expected num_workers above 0 beside it (here neither "
-            "changes anything: leave them out)"
-        )
-    named = [name for name, default in WITHOUT_EFFECT.items() if given[name] != default and name not in used]
-    if named:
-        reads = "the rows of the store that it fills" if used else "worker processes"
-        needs = "reads" if used else "needs no"
-        say_once(
-            f"memfeed: Loader {needs} {reads}; without effect: {', '.join(named)} (it reads in this process, "
-            "and device= moves batches)"
-        )
-
-
-def check_filling(stores: Sequence[Store], *, by_length: bool) -> None:
-    """Raise LoaderError for what needs all rows of a store that is being filled."""
-    filling = [store for store in stores if store._view.supply is not None]
-    if filling and (by_length or len(stores) > 1):
-        what = "bucket_by, which needs the length of every row" if by_length else "a list of stores"
-        raise LoaderError(
-            f"found {what}, and {filling[0].path}, which is being filled; expected finished stores: call "
-            "store.finish() first, or make it without lazily=True"
-        )
-
-
-def check_names(structure: Node, *, masks_rows: bool, return_rows: bool) -> None:
-    """Raise LoaderError for a field whose name ``last="pad"`` (or a packed store) or ``return_rows`` needs."""
-    if structure.kind not in ("dict", "tensordict"):
-        return
-    for name, option, needed in (("valid", 'last="pad"', masks_rows), ("rows", "return_rows", return_rows)):
-        if needed and name in structure.keys:
-            raise LoaderError(
-                f'found a field "{name}" and {option}, which adds one; expected another name for the field'
-            )
-
-
 def check_sharded(
     sampler: object, *, has_weights: bool = False, by_length: bool = False, is_filling: bool = False
 ) -> None:
@@ -318,20 +186,6 @@ def warn_about_ranks(shards: RankShards, world_size_before: int | None, unit: st
             "the order are repeated at the end of an epoch, so that every rank gets the same number of batches; "
             "drop_last=True leaves them out, last='pad' says which rows count, last='uneven' gives each row once"
         )
-
-
-def check_ranks(ranks: Any, sampler: object) -> tuple[int | None, int | None]:
-    """Return the rank and world size of ``ranks``, checked; both are None where the loader finds them itself."""
-    if ranks is None:
-        return None, None
-    if sampler is not None:
-        raise LoaderError("found a sampler and ranks; a sampler decides itself what its rank reads: leave ranks out")
-    if not isinstance(ranks, tuple | list) or len(ranks) != 2:
-        raise LoaderError(f"found ranks={ranks!r}; expected (rank, world_size), for example ranks=(0, 2)")
-    size, own = as_int("ranks[1]", ranks[1], 1, LARGEST), as_int("ranks[0]", ranks[0])
-    if not 0 <= own < size:
-        raise LoaderError(f"found ranks=({own}, {size}); expected a rank of 0 to {size - 1} for this world size")
-    return own, size
 
 
 def row_and_list_samplers(batch_size: int | None, sampler: Any, batch_sampler: Any) -> tuple[Any, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from msgspec import UNSET
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError, SchemaError
-from memfeed.loading.settings import present_ranks
+from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
 from memfeed.order.mixture import check_weights
 from memfeed.schema.codec import Int64Array
@@ -32,8 +33,41 @@ from memfeed.system.messages import say_once
 if TYPE_CHECKING:
     from memfeed.transforms import Transform
 
-CACHING = ("num_workers", "worker_init_fn", "persistent_workers", "prefetch_factor", "multiprocessing_context")
-"""DataLoader's arguments that mean something, or nothing worth a line, where a loader fills a store."""
+MOST_WORKERS = 4096  # that read a dataset
+
+
+class Source(NamedTuple):
+    """What a loader reads.
+
+    Args:
+        store: all its rows.
+        device: of a TensorDict that is read in place, which its batches have too; None for others.
+        is_filled: the store was made of a map-style dataset, for this loader.
+    """
+
+    store: Store
+    device: torch.device | None = None
+    is_filled: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Caching:
+    """How a loader makes a store of a dataset; see `Loader`."""
+
+    path: str | os.PathLike[str] | None
+    keep: Keep | None
+    worker_count: int
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+
+
+def open_source(dataset: Any, caching: Caching) -> Source:
+    """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
+    if is_dataset(dataset):
+        return Source(_fill_store(dataset, caching), is_filled=True)
+    _check_keep(dataset, caching.keep)
+    source = dataset if caching.path is None else _beside_cache(dataset, caching.path, caching)
+    return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
 
 
 def is_dataset(source: Any) -> bool:
@@ -56,24 +90,12 @@ def is_dataset(source: Any) -> bool:
     return in_memory.as_columns(source) is None
 
 
-def own_device(source: Any) -> torch.device | None:
-    """Return the device of a TensorDict that is read in place, which its batches have too; None for other sources."""
-    device: torch.device | None = source.device if is_tensordict(source) else None
-    return device
-
-
-def filled_store(
-    dataset: Any,
-    path: str | os.PathLike[str] | None,
-    worker_count: int,
-    worker_init_fn: Callable[[int], None] | None,
-    multiprocessing_context: Any = None,
-    keep: Keep | None = None,
-) -> Store:
+def _fill_store(dataset: Any, caching: Caching) -> Store:
     """Return a store of a dataset that is filled while it is read; see `memfeed.cache`.
 
     Its processes start as all of `torch.multiprocessing` do. Another ``multiprocessing_context`` gets a message.
     """
+    worker_count = as_int("num_workers", caching.worker_count, 0, MOST_WORKERS)
     if not len(dataset):  # as in DataLoader, no batch comes of it
         say_once(
             f"memfeed: found an empty dataset (0 samples) of {type(dataset).__name__}: its loader has no batches; "
@@ -82,16 +104,23 @@ def filled_store(
         return as_stores(torch.empty(0, device="cpu"))[0]
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
 
-    if path is None and present_ranks()[1] > 1:
+    if caching.path is None and present_ranks()[1] > 1:
         say_once(
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
     store = cache(
-        dataset, path, split="auto", keep=keep, lazily=True, workers=worker_count, worker_init_fn=worker_init_fn
+        dataset,
+        caching.path,
+        split="auto",
+        keep=caching.keep,
+        lazily=True,
+        workers=worker_count,
+        worker_init_fn=caching.worker_init_fn,
     )
-    if multiprocessing_context is not None and worker_count and store._view.supply is not None:
-        method = getattr(multiprocessing_context, "get_start_method", lambda: multiprocessing_context)()
+    context = caching.multiprocessing_context
+    if context is not None and worker_count and store._view.supply is not None:
+        method = getattr(context, "get_start_method", lambda: context)()
         used = torch.multiprocessing.get_start_method()
         if method != used:
             say_once(
@@ -101,7 +130,7 @@ def filled_store(
     return store
 
 
-def check_keep(source: Any, keep: Keep | None) -> None:
+def _check_keep(source: Any, keep: Keep | None) -> None:
     """Raise LoaderError for ``keep=`` beside a source that does not become a store.
 
     A trainer that makes a loader of the attributes of another one hands on the ``keep`` of its store.
@@ -114,7 +143,7 @@ def check_keep(source: Any, keep: Keep | None) -> None:
         )
 
 
-def beside_cache(source: Any, path: str | os.PathLike[str], worker_count: int, worker_init_fn: Any) -> Any:
+def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -> Any:
     """Return what is read in place of a source that is not filled, beside ``cache=``.
 
     A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
@@ -127,7 +156,7 @@ def beside_cache(source: Any, path: str | os.PathLike[str], worker_count: int, w
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
             f"{path} before the first batch"
         )
-        return cache(source, path, workers=worker_count, worker_init_fn=worker_init_fn)
+        return cache(source, path, workers=caching.worker_count, worker_init_fn=caching.worker_init_fn)
     as_stores(source)  # raises for what no loader reads
     is_on_disk = isinstance(source, Store) and source.path.is_absolute()
     if not is_on_disk:

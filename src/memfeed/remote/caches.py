@@ -22,7 +22,7 @@ from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
-from memfeed.store.tensordict_layout import METADATA
+from memfeed.store.tensordict_dir import METADATA
 from memfeed.system import files, trust
 from memfeed.system.units import format_bytes
 

@@ -156,15 +156,17 @@ def open_backing(root: Path, owner: object = None) -> Backing:
         return _memfeed_backing(root.absolute(), *found, owner)
     from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
 
-    is_directory = (root / "meta.json").exists() or any(root.glob("*meta.pt"))
-    if is_directory or foreign.is_archive(root):
-        contents, digest = tensordict_dir.read(root)
+    is_archive = foreign.is_archive(root)
+    if is_archive or (root / "meta.json").exists() or any(root.glob("*meta.pt")):
+        unpacked = tensordict_dir.unpack(root) if is_archive else None
+        contents, digest = tensordict_dir.read(root if unpacked is None else unpacked.path)
         return Backing(
             root.absolute(),
             contents.schema,
             contents.row_count,
             digest,
             contents.columns.__getitem__,
+            owner=unpacked,
             left_out=contents.left_out,
         )
     if not root.exists():

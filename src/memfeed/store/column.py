@@ -124,11 +124,10 @@ class Column:
 
 
 class FileColumn(Column):
-    """A column whose rows lie in one file, from byte ``offset``, and are mapped together."""
+    """A column whose rows lie in one file, and are mapped together."""
 
     gives_views = True
     path: Path
-    offset = 0
 
     @property
     def address(self) -> int:
@@ -136,7 +135,7 @@ class FileColumn(Column):
         raise NotImplementedError
 
     def places(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return where rows start after ``offset``, and how long they are, both in bytes."""
+        """Return where rows start in the file, and how long they are, both in bytes."""
         raise NotImplementedError
 
     def files(self, begin: int = 0) -> Iterator[FileRows]:

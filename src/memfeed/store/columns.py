@@ -28,8 +28,7 @@ from memfeed.system.buffers import Allocator
 class FixedColumn(FileColumn):
     """A column whose rows all have one shape: ``data`` is [n, *shape], a view of the map.
 
-    If ``row_count`` is None the column has no rows (a model's weights): ``data`` is one tensor, [*shape]. The rows
-    begin at byte ``offset`` of the file.
+    If ``row_count`` is None the column has no rows (a model's weights): ``data`` is one tensor, [*shape].
     """
 
     layout = "dense"
@@ -40,9 +39,8 @@ class FixedColumn(FileColumn):
         path: Path,
         row_count: int | None,
         check: Callable[[], None] = lambda: None,
-        offset: int = 0,
     ) -> None:
-        self.field, self.path, self.row_count, self.offset = field, path, row_count, offset
+        self.field, self.path, self.row_count = field, path, row_count
         self._check = check
 
     @cached_property
@@ -50,7 +48,7 @@ class FixedColumn(FileColumn):
     def data(self) -> torch.Tensor:
         """The whole column, [n, *shape]."""
         shape = self.field.row_shape if self.row_count is None else (self.row_count, *self.field.row_shape)
-        raw = map_checked(self.path, math.prod(shape) * self.field.itemsize, self._check, self.offset)
+        raw = map_checked(self.path, math.prod(shape) * self.field.itemsize, self._check)
         return raw.view(self.field.torch_dtype).view(shape)
 
     def read(self, first: int, out: torch.Tensor) -> bool:
@@ -65,7 +63,7 @@ class FixedColumn(FileColumn):
             return False
         torch.autograd.graph.increment_version(out)  # as copy_ does
         try:
-            read_file(self.path, bytes_of(out.detach()), self.offset + first * self.field.row_bytes)
+            read_file(self.path, bytes_of(out.detach()), first * self.field.row_bytes)
         finally:
             self._check()
         return True

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,6 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 ORDINARY = torch.inference_mode(False)  # decorates what outlives the caller's block
 
 
-class FilePosition(NamedTuple):
-    """A position in a file: the path, and the byte in it, which is more than 0 in an archive."""
-
-    path: Path
-    offset: int = 0
-
-
 def _open(path: Path) -> int:
     try:
         return open_read(path)
@@ -41,47 +34,37 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def map_file(path: Path, size: int, offset: int = 0) -> torch.Tensor:
-    """Map ``size`` bytes of a file, from byte ``offset``, as a uint8 tensor [size] over a private, writable map.
+def map_file(path: Path, size: int) -> torch.Tensor:
+    """Map the first ``size`` bytes of a file as a uint8 tensor [size] over a private, writable map.
 
     MAP_NORESERVE, because without it the system refuses a private map larger than memory and swap. The tensor keeps the
-    map alive; nothing else has to be closed. Raises CorruptStoreError if the file ends before these bytes.
+    map alive; nothing else has to be closed. Raises CorruptStoreError if the file is shorter.
     """
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     fd = _open(path)
     try:
-        return map_descriptor(fd, path, size, offset)
+        return map_descriptor(fd, path, size)
     finally:
         os.close(fd)
 
 
-def map_descriptor(fd: int, path: Path, size: int, offset: int = 0) -> torch.Tensor:
+def map_descriptor(fd: int, path: Path, size: int) -> torch.Tensor:
     """Map bytes of an open file as `map_file` does; ``path`` names it in errors."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    skipped = offset % mmap.ALLOCATIONGRANULARITY
-    _require_bytes(fd, path, offset + size)
+    _require_bytes(fd, path, size)
     try:
-        flags = mmap.MAP_PRIVATE | _NORESERVE
-        mapped = with_descriptors(
-            lambda: mmap.mmap(
-                fd,
-                skipped + size,
-                flags=flags,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=offset - skipped,
-                **_UNTRACKED,
-            )
-        )
+        flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        mapped = with_descriptors(lambda: mmap.mmap(fd, size, flags=flags, prot=prot, **_UNTRACKED))
     except ValueError:
-        _require_bytes(fd, path, offset + size)  # it was cut since
+        _require_bytes(fd, path, size)  # it was cut since
         raise
     except (OverflowError, OSError) as error:  # a sparse file can be larger than the address space
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         raise StoreError(f"{path}: found {size:,} bytes, more than this process can map ({error})") from None
-    return torch.frombuffer(mapped, dtype=torch.uint8, offset=skipped)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
 def _require_bytes(fd: int, path: Path, size: int) -> None:
@@ -111,9 +94,9 @@ def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
         os.close(fd)
 
 
-def map_checked(path: Path, size: int, check: Callable[[], None], offset: int = 0) -> torch.Tensor:
+def map_checked(path: Path, size: int, check: Callable[[], None]) -> torch.Tensor:
     """Map a file, then call ``check``, which raises if the store was replaced meanwhile."""
     try:
-        return map_file(path, size, offset)
+        return map_file(path, size)
     finally:
         check()  # also after an error: the file may be that of another store

@@ -28,7 +28,7 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
     store = Store(View(backing, as_types(types)))
     if backing.manifest is not None:
         return store
-    from memfeed.store.torchrl_dir import filled_rows  # only the dump of a replay buffer needs it
+    from memfeed.store.tensordict_dir import filled_rows  # a store of memfeed needs none of this
 
     filled = filled_rows(path)
     if filled is None or backing.row_count is None or filled >= backing.row_count:

@@ -20,7 +20,7 @@ from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.column import Column, ConcatColumn, FileColumn
 from memfeed.store.copied_ranges import copy_ranges
-from memfeed.store.mapping import ORDINARY, FilePosition, map_checked, map_file
+from memfeed.store.mapping import ORDINARY, map_checked, read_file
 from memfeed.store.ragged import INT64_BYTES, Located, RaggedFiles, consecutive_starts, dims_width, element_counts
 
 LARGEST_HIDDEN = 1 << 32  # the product of the other dims of a row that has a dim of 0
@@ -106,7 +106,7 @@ class RaggedColumn(FileColumn, RaggedRows):
     @ORDINARY
     def heap(self) -> torch.Tensor:
         """The bytes of all rows, in no particular order, perhaps with gaps: uint8 [heap_bytes]."""
-        return map_checked(self.path, self.heap_bytes, self._check, self.offset)
+        return map_checked(self.path, self.heap_bytes, self._check)
 
     @cached_property
     def _arrays(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.uint8]]:
@@ -188,9 +188,9 @@ class RaggedColumn(FileColumn, RaggedRows):
 class NestedColumn(RaggedColumn):
     """The rows of a nested tensor, one after another in one file or in one flat tensor in memory."""
 
-    def __init__(self, field: Field, data: FilePosition | torch.Tensor, dims: Int64Array) -> None:
+    def __init__(self, field: Field, data: Path | torch.Tensor, dims: Int64Array) -> None:
         counts = element_counts(dims)
-        path, self.offset = (Path(), 0) if isinstance(data, torch.Tensor) else data
+        path = Path() if isinstance(data, torch.Tensor) else data
         # start and dims are set here, so only the path of the heap is used
         super().__init__(field, RaggedFiles(path, path, path), len(dims), int(counts.sum()) * field.itemsize)
         self.start, self.dims = torch.from_numpy(consecutive_starts(counts, 0)), torch.from_numpy(dims)
@@ -200,15 +200,28 @@ class NestedColumn(RaggedColumn):
 
 
 class SeparateRowsColumn(RaggedRows):
-    """Rows that are separate tensors, as in tensordict's lazy stacks; each column type says how one is read.
+    """Rows that are separate tensors in memory, as in tensordict's lazy stacks.
 
     The field's kind is "fixed" if all rows have one shape.
+
+    Args:
+        field: of the rows.
+        rows: their tensors, or the files that begin with them, which are read into memory when the first row is.
+        shapes: of the rows.
     """
 
-    def __init__(self, field: Field, shapes: Sequence[tuple[int, ...]]) -> None:
-        self.field, self.row_count = field, len(shapes)
+    in_memory = True
+
+    def __init__(self, field: Field, rows: Sequence[torch.Tensor | Path], shapes: Sequence[tuple[int, ...]]) -> None:
+        self.field, self.row_count, self._rows = field, len(shapes), rows
         dims = torch.tensor([shape or (1,) for shape in shapes], dtype=torch.int64, device="cpu")
         self.dims = dims.view(self.row_count, dims_width(field))
+
+    @cached_property
+    def data(self) -> list[torch.Tensor]:
+        """The bytes of each row. Raises CorruptStoreError for a file that was cut."""
+        lengths = self.locate(np.arange(self.row_count)).lengths.tolist()
+        return [_row_bytes(row, length) for row, length in zip(self._rows, lengths, strict=True)]
 
     def locate(self, rows: Int64Array) -> Located:
         """See ``RaggedRows.locate``; here the start is the row's number."""
@@ -219,12 +232,12 @@ class SeparateRowsColumn(RaggedRows):
         """See ``RaggedRows.copy``."""
         done = 0
         for row, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-            if length:  # tensordict writes no file for a row without elements
-                out[done : done + length] = self._read(row, length)
-                done += length
+            out[done : done + length] = self.data[row].numpy()
+            done += length
 
-    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
-        raise NotImplementedError
+    def view(self, start: int, length: int) -> torch.Tensor:
+        """See ``RaggedRows.view``."""
+        return self.data[start]
 
     @property
     def nbytes(self) -> int:
@@ -232,44 +245,13 @@ class SeparateRowsColumn(RaggedRows):
         return self.locate(np.arange(self.row_count)).nbytes
 
 
-class FilePerRowColumn(SeparateRowsColumn):
-    """Rows that each have a file of their own, as tensordict writes lazy stacks; read, not mapped."""
-
-    kept_in = "files"
-
-    def __init__(self, field: Field, places: Sequence[FilePosition], shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__(field, shapes)
-        self.places = places
-
-    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
-        path, offset = self.places[row]
-        read = np.fromfile(path, np.uint8, length, offset=offset)
-        if len(read) < length:
-            raise CorruptStoreError(
-                f"{path}: found {len(read):,} bytes; expected {length:,}: the file was cut after opening"
-            )
-        return read
-
-    def view(self, start: int, length: int) -> torch.Tensor:
-        """See ``RaggedRows.view``; a private map of the row's own file."""
-        return map_file(self.places[start].path, length, self.places[start].offset)
-
-
-class InMemoryRowsColumn(SeparateRowsColumn):
-    """Rows that are tensors in memory, each by itself: those of a lazy stack."""
-
-    in_memory = True
-
-    def __init__(self, field: Field, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(field, [tuple(tensor.shape) for tensor in tensors])
-        self.tensors = tensors
-
-    def _read(self, row: int, length: int) -> npt.NDArray[np.uint8]:
-        return bytes_of(self.tensors[row])
-
-    def view(self, start: int, length: int) -> torch.Tensor:
-        """See ``RaggedRows.view``."""
-        return torch.from_numpy(bytes_of(self.tensors[start]))
+def _row_bytes(row: torch.Tensor | Path, length: int) -> torch.Tensor:
+    if isinstance(row, torch.Tensor) and length:
+        return torch.from_numpy(bytes_of(row))
+    found = torch.empty(length, dtype=torch.uint8, device="cpu")
+    if length and isinstance(row, Path):  # tensordict writes no file for a row without elements
+        read_file(row, found.numpy())
+    return found
 
 
 class ConcatRaggedColumn(ConcatColumn, RaggedRows):

@@ -16,8 +16,7 @@ from memfeed.schema.fields import Path as FieldPath
 from memfeed.store import tensordict_entries as entries
 from memfeed.store.column import Column
 from memfeed.store.columns import FixedColumn, InMemoryColumn, JsonColumn
-from memfeed.store.mapping import FilePosition
-from memfeed.store.ragged_columns import FilePerRowColumn, InMemoryRowsColumn, NestedColumn
+from memfeed.store.ragged_columns import NestedColumn, SeparateRowsColumn
 
 
 class Contents(NamedTuple):
@@ -88,16 +87,13 @@ class _Planner:
             fixed = field("fixed", entry.dtype, shape)
             if isinstance(entry.data, torch.Tensor):
                 return InMemoryColumn(fixed, entry.data)
-            return FixedColumn(fixed, entry.data.path, self._row_count, offset=entry.data.offset)
+            return FixedColumn(fixed, entry.data, self._row_count)
         if isinstance(entry, entries.Nested):
             return NestedColumn(self._ragged(field, entry.dtype, entry.dims, True), entry.data, entry.dims)
         shapes = [tensor.shape for tensor in entry.tensors]
         dims = np.array(shapes, np.int64).reshape(len(shapes), len(shapes[0]))
         ragged = self._ragged(field, entry.tensors[0].dtype, dims, False)
-        places = [tensor.data for tensor in entry.tensors if isinstance(tensor.data, FilePosition)]
-        if places:
-            return FilePerRowColumn(ragged, places, shapes)
-        return InMemoryRowsColumn(ragged, [torch.as_tensor(tensor.data, device="cpu") for tensor in entry.tensors])
+        return SeparateRowsColumn(ragged, [tensor.data for tensor in entry.tensors], shapes)
 
     def _ragged(self, field: Callable[..., Field], dtype: str, dims: Int64Array, nested: bool) -> Field:
         """Choose the kind as for a dataset's leaf: fixed, jagged if one dim varies, a list if several do."""

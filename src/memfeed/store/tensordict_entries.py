@@ -1,12 +1,13 @@
 """The entries of a TensorDict, on disk or in memory, and how the pieces of a lazy stack are merged.
 
-`memfeed.store.tensordict_layout` finds them in a directory or archive, `memfeed.store.tensordict_memory` in memory, and
+`memfeed.store.tensordict_dir` finds them in a directory, `memfeed.store.tensordict_memory` in memory, and
 `memfeed.store.tensordict_columns` makes columns of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,13 +16,12 @@ from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import NodeKind, display
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.store.mapping import FilePosition
 
 
 class Tensor(NamedTuple):
-    """A dense tensor: a place in a file, or memory."""
+    """A dense tensor: the file that begins with it, or memory."""
 
-    data: FilePosition | torch.Tensor
+    data: Path | torch.Tensor
     dtype: str
     shape: tuple[int, ...]
 
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 class Nested(NamedTuple):
     """A nested tensor: its rows one after another, in a file or as one flat tensor; ``dims`` int64 [n, rank]."""
 
-    data: FilePosition | torch.Tensor
+    data: Path | torch.Tensor
     dtype: str
     dims: Int64Array
 
