@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from threading import Thread
 
@@ -303,6 +304,7 @@ def test_samples_are_not_read_again_after_a_kill(path):
     def make(i):
         if i == 70 and len(read) < 200:
             raise Dead
+        time.sleep(0.002)  # samples that are read faster are written many at once
         read.append(i)
         return simple(20 + i)
 

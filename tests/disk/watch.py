@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memfeed.system import files, libc
+from memfeed.system import file_copies, files, libc
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ only so many bytes: ``do(limit)``."""
 
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Within the block `memfeed.system.files` does its operations through ``watch``."""
+    """Within the block `memfeed.system.files` and ``file_copies`` do their operations through ``watch``."""
     lock = threading.Lock()
 
     def each(operation: Operation, do: Callable[..., Any]) -> Any:
         with lock:
             return watch(operation, do)
 
-    names: Any = files
+    names: list[Any] = [files, file_copies]
     calls: Any = libc
     fallocate, punch_hole, swap = libc.fallocate, libc.punch_hole, libc.exchange
 
@@ -62,11 +62,15 @@ def watched(watch: Watch) -> Iterator[None]:
     def punch(fd: int, offset: int, size: int) -> None:
         each(Operation("punch", _path(fd), offset=offset, size=size), lambda: punch_hole(fd, offset, size))
 
-    names.os, calls.fallocate, calls.punch_hole, calls.exchange = _System(each), reserve, punch, exchange
+    calls.fallocate, calls.punch_hole, calls.exchange = reserve, punch, exchange
+    for one in names:
+        one.os = _System(each)
     try:
         yield
     finally:
-        names.os, calls.fallocate, calls.punch_hole, calls.exchange = os, fallocate, punch_hole, swap
+        calls.fallocate, calls.punch_hole, calls.exchange = fallocate, punch_hole, swap
+        for one in names:
+            one.os = os
 
 
 def _path(fd: int) -> str:

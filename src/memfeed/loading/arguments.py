@@ -302,10 +302,11 @@ def _require_no_other_transform(transform: Any, store: Store) -> None:
 def _collate(given: Arguments) -> Callable[[Any], Any] | None:
     """Return what makes a batch of a list of samples, if the arguments ask for it."""
     follow_batch, exclude_keys = given.follow_batch, given.exclude_keys
-    if follow_batch is None and exclude_keys is None:
-        own: Callable[[Any], Any] | None = user_collate(given.collate_fn)
+    own: Callable[[Any], Any] | None = user_collate(given.collate_fn)
+    # a loader that is made of the parts of another one gets its collate_fn, which has both in it
+    if (follow_batch is None and exclude_keys is None) or isinstance(given.collate_fn, LoaderCollate):
         return own
-    if given.collate_fn is not None:
+    if own is not None:
         raise LoaderError(
             "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "
             "leave collate_fn out, or pass them on in it"

@@ -217,6 +217,7 @@ class Loader(DataLoader[T_co]):
         self.device, self.transform, self.placement, self.ranks = device, transform, placement, ranks
         self.return_rows, self.as_, self.pad, self.cache, self.keep = return_rows, as_, pad, cache, keep
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._epochs = Epochs(reading, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))

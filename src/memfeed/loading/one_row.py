@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfeed.loading.bind import Bound, UserTransform, is_keyed
+from memfeed.loading.sample_lists import finished_schema
 from memfeed.schema.fields import Schema
 
 
@@ -24,7 +25,7 @@ class OneRow:
     """
 
     def __init__(self, schema: Schema, transform: UserTransform, is_wanted: bool) -> None:
-        made = getattr(transform, "schema", None) or schema
+        made = finished_schema(transform, schema)
         is_ragged = any(field.kind in ("list", "jagged") for field in made)
         is_after = is_keyed(transform) or (isinstance(transform, Mapping) and bool(transform))
         self._paths = made.list_paths()
