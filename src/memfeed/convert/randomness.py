@@ -42,7 +42,7 @@ def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool
     repeats = REPEATS_OF_DRAWS if has_drawn else int(repeat)
     for attempt in range(repeats):
         random_state.seed(_seed(index, attempt + 1))
-        differs = _difference(sample, read())
+        differs = _difference(sample, map_leaves(values.copy_value, read()))  # a copy of a Parameter is a tensor
         if differs is not None:
             if has_drawn:
                 raise _random(dataset, _differs(index, differs.path))
