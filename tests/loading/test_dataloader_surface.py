@@ -64,7 +64,8 @@ def test_the_signature_begins_as_dataloaders():
 def test_every_argument_is_an_attribute_as_it_was_given(store):
     loader = Loader(store, 4, True, seed=3, transform=T.RandomHorizontalFlip(), return_rows=True)
     missing = [name for name in inspect.signature(Loader.__init__).parameters if name not in ("self", *vars(loader))]
-    assert missing == ["multiprocessing_context"], "which DataLoader keeps under another name"
+    # DataLoader keeps the first one under another name; the others are in the collate_fn
+    assert missing == ["multiprocessing_context", "follow_batch", "exclude_keys"]
     assert (loader.batch_size, loader.shuffle, loader.seed, loader.ranks) == (4, True, 3, None)
     assert (loader.num_workers, loader.prefetch_factor, loader.pin_memory) == (0, None, False)
     assert isinstance(loader, DataLoader)
