@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from memfeed.system.page_cache import in_page_cache
+from memfeed.system.mapped_memory import in_page_cache
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "torchvision", "pillow", "tensordict", "numpy", "numba", "memfeed")  # whose versions are kept

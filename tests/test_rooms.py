@@ -16,7 +16,7 @@ def test_the_picture_is_up_to_date():
 
 def test_a_use_of_a_public_name_is_an_arrow_to_its_room():
     arrows = ROOMS["find_arrows"](ROOMS["find_rooms"]())
-    assert arrows["demo", "loading"] == 1  # memfeed.Loader
+    assert arrows["testing", "loading"] > 1  # memfeed.Loader
     assert arrows["convert", "building"] > 1
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memfeed.loading.collate import Collate
     from memfeed.loading.loader import Loader
     from memfeed.order.choice import Blocks
+    from memfeed.random import Keys
     from memfeed.remote.pull import pull
     from memfeed.remote.push import push
     from memfeed.schema.names import Names
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Blocks",
     "Collate",
+    "Keys",
     "Loader",
     "Store",
     "Tokens",
@@ -55,6 +57,7 @@ __all__ = [
 _MODULES = {
     "Blocks": "memfeed.order.choice",
     "Collate": "memfeed.loading.collate",
+    "Keys": "memfeed.random",
     "Loader": "memfeed.loading.loader",
     "Store": "memfeed.store.store",
     "Tokens": "memfeed.loading.batch_order",

@@ -38,7 +38,7 @@ _TO_DOUBLE = np.uint64(11)  # a double in [0, 1) holds 53 of the 64 bits
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys of the random numbers of one batch.
+    """The keys of the random numbers of one batch, for `Transform.apply` outside a loader.
 
     Args:
         seed: any int, negative and huge ones included.

@@ -28,7 +28,7 @@ from memfeed.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from memfeed.system import files, libc
+from memfeed.system import file_copies, files, libc
 from support import Counting, Made, cache, equal, rich_sample
 from torture.works import no_syncs
 
@@ -149,7 +149,7 @@ def test_a_store_that_was_open_and_not_read_keeps_its_rows(path, monkeypatch, wa
     types = cache(some(0, 23), path)._view.types
     old = memfeed.open(path, types=types)
     if way == "copies":
-        monkeypatch.setattr(files, "link", lambda one, other: False)
+        monkeypatch.setattr(file_copies, "link", lambda one, other: False)
     append(path, some(23, 40))
     middle = memfeed.open(path, types=types)
     append(path, some(40, 60))
@@ -319,7 +319,7 @@ def test_samples_are_not_read_again_after_a_kill(path):
 def test_a_file_system_without_links_copies_and_says_so(path, monkeypatch, capfd):
     cache(some(0, 20, simple), path)
     before = inodes(path)
-    monkeypatch.setattr(files, "link", lambda one, other: False)
+    monkeypatch.setattr(file_copies, "link", lambda one, other: False)
     assert holds(append(path, some(20, 30, simple), progress=True), range(30))
     assert "are copied, because they cannot be shared here" in capfd.readouterr().err
     assert inodes(path)["x.memmap"] != before["x.memmap"]

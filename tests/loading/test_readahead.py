@@ -16,7 +16,7 @@ from memfeed import Blocks, Loader
 from memfeed.loading import readahead
 from memfeed.loading.readahead import ReadAhead, merged
 from memfeed.order.orders import BlockOrder
-from memfeed.system import machine, page_cache
+from memfeed.system import machine, mapped_memory
 from support import Made, skip_without_disk
 
 PAGE = mmap.PAGESIZE
@@ -60,12 +60,12 @@ def never_cached(monkeypatch):
 def test_cold_rows_are_found_and_warm_ones_too(images):
     every, store = np.arange(300), chill(images)
     address = store.column(0).data_ptr()
-    assert not page_cache.in_page_cache(address)
+    assert not mapped_memory.in_page_cache(address)
     reader = ReadAhead(store._view.columns, order_covers=False)
     assert reader.begin(every)
     assert reader.announce(every) == 300 * (3 * 64 * 64 + 8)
     assert len(store[:][1]) == 300
-    assert page_cache.in_page_cache(address)
+    assert mapped_memory.in_page_cache(address)
     assert not reader.begin(every)
     assert reader.has_arrived(every)
 
@@ -174,7 +174,7 @@ def test_a_damaged_row_met_while_reading_ahead_reaches_the_caller(path):
 def test_what_an_order_has_passed_leaves_the_page_cache(images, monkeypatch):
     monkeypatch.setattr(machine, "memory_limit", lambda: 1000)
     dropped = []
-    page_out = page_cache.page_out
+    page_out = mapped_memory.page_out
     monkeypatch.setattr(readahead, "page_out", lambda address, size: (dropped.append(size), page_out(address, size)))
     for options in ({}, {"shuffle": Blocks(8), "seed": 0}):
         dropped.clear()
@@ -192,7 +192,7 @@ def test_pages_really_leave_and_private_changes_stay(images):
     column[5] = 7
     column.sum()
     for _ in range(8):
-        page_cache.page_out(column.data_ptr(), column.nbytes)
+        mapped_memory.page_out(column.data_ptr(), column.nbytes)
         if ReadAhead(store.select(0)._view.columns, order_covers=False).begin(np.arange(100, 300)):
             break
     else:

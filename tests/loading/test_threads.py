@@ -7,7 +7,7 @@ import torch
 
 import memfeed
 from memfeed.loading.background import Background
-from memfeed.store import copied_rows
+from memfeed.store import copied_ranges
 from memfeed.system import openmp
 
 
@@ -32,7 +32,7 @@ def test_one_thread_where_torch_may_use_one(images, torch_threads, monkeypatch):
         used.add((threading.get_ident(), torch.get_num_threads()))
         return select(*arguments, **options)
 
-    monkeypatch.setattr(copied_rows.torch, "index_select", watched)
+    monkeypatch.setattr(copied_ranges.torch, "index_select", watched)
     torch_threads(1)
     loader = memfeed.Loader(images, 32, shuffle=True, seed=0)
     for _ in range(4):

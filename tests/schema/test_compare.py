@@ -1,8 +1,9 @@
-"""Values are compared class by class and bit by bit, and the text says which leaf differs, and how."""
+"""Values are compared class by class and bit by bit, and the text says which part differs, and how."""
 
 import copy
 import math
 import re
+from collections import UserDict, deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tensordict import TensorDict
 
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
@@ -19,9 +21,8 @@ from memfeed.schema.compare import (
     common_schema,
     describe_difference,
     describe_value,
-    differing,
-    differing_leaf,
-    leaves_equal,
+    difference,
+    equal,
     leaves_like,
     rows_equal,
     schema_difference,
@@ -50,17 +51,16 @@ def test_tensors_of_every_dtype(name):
     assert not tensors_equal(one, other)
     assert not tensors_equal(one, one[None])
     assert not tensors_equal(one, torch.zeros(3, dtype=torch.int64 if name == "int32" else torch.int32))
-    assert differing(one, other).tolist() == [False, False, True]
+    assert equal(one, one.clone())
+    assert not equal(one, other)
 
 
 def test_nan_equals_nan_and_zero_does_not_equal_minus_zero():
     zero, nan = torch.tensor([0.0]), torch.tensor([NAN])
     assert tensors_equal(nan, nan.clone())
     assert not tensors_equal(zero, -zero)
-    assert not differing(nan, nan.clone()).any()
-    assert not differing(zero, -zero).any()
-    assert leaves_equal([NAN, complex(NAN, 1)], [NAN, complex(NAN, 1)])
-    assert not leaves_equal([0.0], [-0.0])
+    assert equal([NAN, complex(NAN, 1)], [NAN, complex(NAN, 1)])
+    assert not equal([0.0], [-0.0])
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_json_values_are_equal_if_they_print_alike_in_one_order(one, other):
             return {key: in_order(value[key]) for key in sorted(value)}
         return [in_order(item) for item in value] if isinstance(value, list) else value
 
-    assert leaves_equal(one, copy.deepcopy(one))
-    assert leaves_equal(one, other) == (repr(in_order(one)) == repr(in_order(other)))
+    assert equal(one, copy.deepcopy(one))
+    assert equal(one, other) == (repr(in_order(one)) == repr(in_order(other)))
 
 
 class Word(str):
@@ -125,52 +125,132 @@ def image(level, mode="L"):
     return Image.new(mode, (3, 2), level)
 
 
+Point, Pixel = namedtuple("Point", "x y"), namedtuple("Pixel", "x y")
+OTHER_POINT = namedtuple("Point", "x y")
+QUIET, PAYLOAD = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+ODD = torch.tensor([255, 0, 1], dtype=torch.uint8).view(torch.bool)
+
+
+def jagged(*rows):
+    return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+
+
+def palette(colour):
+    found = image(0, "P")
+    found.putpalette([colour, 0, 0])
+    return found
+
+
 @pytest.mark.parametrize(
-    ("one", "other", "is_equal"),
+    ("one", "other", "is_equal", "as_stored"),
     [
-        (np.ones(2), torch.ones(2, dtype=torch.float64), True),
-        (np.ones(2), np.ones(2, np.float32), False),
-        (np.float64(1), np.float64(1), True),
-        (image(3), image(3), True),
-        (image(3), image(4), False),
-        (image(3), image(3, "I"), False),
-        (torch.ones(2), None, False),
-        (torch.ones(2), [1.0, 1.0], False),
-        (1, True, False),
-        (1, 1.0, False),
-        ([1, 2], [1, 2.0], False),
-        ([1, 2], (1, 2), False),
-        ([1, 2], [1, 2, 3], False),
-        ({"a": 1}, {"a": True}, False),
-        ({"a": 1}, {"a": 1, "b": 2}, False),
-        (b"a", bytearray(b"a"), False),
-        (Word("a"), Word("a"), True),
-        (Word("a"), Word("b"), False),
+        (np.ones(2), torch.ones(2, dtype=torch.float64), False, True),
+        (np.ones(2), np.ones(2, np.float32), False, False),
+        (np.ones(2), np.ones((1, 2)), False, False),
+        (np.float64(1), np.float64(1), True, True),
+        (np.float64(1), 1.0, False, False),
+        (np.array(["a", None], object), np.array(["a", None], object), True, True),
+        (np.array(["a", None], object), np.array(["a", 0], object), False, False),
+        (image(3), image(3), True, True),
+        (image(3), image(4), False, False),
+        (image(3), image(3, "I"), False, False),
+        (image(3), torch.full((1, 2, 3), 3, dtype=torch.uint8), False, True),
+        (palette(1), palette(2), False, True),
+        (torch.ones(2), None, False, False),
+        (torch.ones(2), [1.0, 1.0], False, False),
+        (torch.ones(2), torch.nn.Parameter(torch.ones(2)), False, True),
+        (torch.ones(2, 3), torch.ones(3, 2), False, False),
+        (torch.ones(2).to_sparse(), torch.ones(2).to_sparse(), False, False),
+        (torch.ones(2, device="meta"), torch.ones(2, device="meta"), False, False),
+        (jagged(torch.ones(2)), jagged(torch.ones(2)), True, True),
+        (jagged(torch.ones(2)), jagged(torch.ones(3)), False, False),
+        (QUIET, QUIET.clone(), True, True),
+        (QUIET, PAYLOAD, False, False),
+        (QUIET.numpy(), PAYLOAD.numpy(), False, False),
+        (ODD, torch.tensor([True, False, True]), True, True),
+        (ODD, torch.tensor([True, False, False]), False, False),
+        (1, True, False, False),
+        (1, 1.0, False, False),
+        (0.0, -0.0, False, False),
+        (NAN, -NAN, True, True),
+        ([1, 2], [1, 2.0], False, False),
+        ([1, 2], (1, 2), False, False),
+        ([1, 2], [1, 2, 3], False, False),
+        ([(1, 2)], [[1, 2]], False, False),
+        ([0.0], [-0.0], False, False),
+        ([], [], True, True),
+        ([], [1], False, False),
+        ({"a": 1}, {"a": True}, False, False),
+        ({"a": 1}, {"a": 1, "b": 2}, False, False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True, True),
+        ({"a": 1}, UserDict(a=1), False, False),
+        (UserDict(a=1), UserDict(a=1), True, True),
+        (deque([1, "a"]), deque([1, "a"]), True, True),
+        (deque([1, "a"]), deque([1, "b"]), False, False),
+        (Point(1, 2), Point(1, 2), True, True),
+        (Point(1, 2), OTHER_POINT(1, 2), False, True),
+        (Point(1, 2), Pixel(1, 2), False, False),
+        (Pair(1, [2]), Pair(1, [2]), True, True),
+        (Pair(1, [2]), Pair(1, [3]), False, False),
+        (TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"a": torch.ones(2)}, [2]), True, True),
+        (TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"a": torch.ones(2)}, []), False, False),
+        (TensorDict({"a": torch.ones(2)}, [2]), {"a": torch.ones(2)}, False, False),
+        (TensorDict({"a": "x"}), TensorDict({"a": "x"}), True, True),
+        (TensorDict({"a": "x"}), TensorDict({"a": "y"}), False, False),
+        (torch.stack([TensorDict({"a": one}) for one in "xy"]), TensorDict({"a": "x"}, [2]), False, False),
+        (b"a", bytearray(b"a"), False, False),
+        (b"1", "1", False, False),
+        (Word("a"), Word("a"), True, True),
+        (Word("a"), Word("b"), False, False),
     ],
 )
-def test_leaves_are_equal_in_class_and_content(one, other, is_equal):
-    assert leaves_equal(one, other) == leaves_equal(other, one) == is_equal
+def test_values_are_equal_in_class_and_content(one, other, is_equal, as_stored):
+    assert equal(one, other) == equal(other, one) == is_equal
+    assert equal(one, other, as_stored=True) == equal(other, one, as_stored=True) == as_stored
+    assert equal(one, one)
+
+
+def test_the_attributes_of_a_tensor_count():
+    tv = pytest.importorskip("torchvision.tv_tensors")
+    numbers = torch.rand(3, 4)
+    one, again, other = (
+        tv.BoundingBoxes(numbers, format=form, canvas_size=(9, 8)) for form in ("XYXY", "XYXY", "XYWH")
+    )
+    assert equal(one, again)
+    assert not equal(one, other)
+    assert not equal(one, numbers)
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         ({}, None),
-        ({"image": image(4)}, "image"),
-        ({"boxes": (torch.tensor([1.0, NAN]), [1, 3])}, "boxes.1"),
-        ({"boxes": (torch.tensor([NAN, 1.0]), [1, 2])}, "boxes.0"),
-        ({"boxes": [torch.tensor([1.0, NAN]), [1, 2]]}, "(its structure)"),
-        ({"more": 1}, "(its structure)"),
-        ({"label": 1.0}, "(its structure)"),
+        ({"image": image(4)}, ("image",)),
+        ({"boxes": (torch.tensor([1.0, NAN]), [1, 3])}, ("boxes", 1)),
+        ({"boxes": (torch.tensor([NAN, 1.0]), [1, 2])}, ("boxes", 0)),
+        ({"boxes": [torch.tensor([1.0, NAN]), [1, 2]]}, ("boxes",)),
+        ({"more": 1}, ()),
+        ({"label": 1.0}, ("label",)),
+        ({"pair": Pair(1, {"x": Point(0, 2)})}, ("pair", "b", "x", "x")),
+        ({"pair": Pair(1, None)}, ("pair", "b")),
     ],
 )
-def test_the_leaf_that_differs_is_named(change, expected):
-    sample = {"image": image(3), "boxes": (torch.tensor([1.0, NAN]), [1, 2]), "label": 1}
-    assert differing_leaf(sample, {**copy.deepcopy(sample), **change}) == expected
+def test_the_first_part_that_differs_is_named(change, expected):
+    sample = {
+        "image": image(3),
+        "boxes": (torch.tensor([1.0, NAN]), [1, 2]),
+        "label": 1,
+        "pair": Pair(1, {"x": Point(1, 2)}),
+    }
+    found = difference(sample, {**copy.deepcopy(sample), **change})
+    assert (None if found is None else found.path) == expected
 
 
-def test_samples_that_no_store_can_hold_do_not_differ():
-    assert differing_leaf({"a": object()}, {"a": 1}) is None
+def test_a_difference_says_where_and_what():
+    assert str(difference({"a": [{"b": 1}]}, {"a": [{"b": 2}]})) == "field a.0.b: found 1, expected 2"
+    assert str(difference((1, "a"), [1, "a"])) == "the sample: found (1, 'a'), expected [1, 'a']"
+    sparse = torch.ones(2).to_sparse()
+    assert str(difference({"a": sparse}, {"a": 1.0})).startswith("field a: found tensor(indices=")
 
 
 @pytest.mark.parametrize(

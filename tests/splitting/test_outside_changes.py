@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from memfeed.splitting.outside_changes import StepAttributes
+from memfeed.splitting.tracer import StepAttributes
 
 
 class Step:

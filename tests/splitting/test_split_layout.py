@@ -6,7 +6,7 @@ from idiom import Rows, Tensors
 from PIL import Image
 from torchvision.transforms import v2
 
-from memfeed.splitting.leaves import difference, same_leaf
+from memfeed.schema.compare import equal
 from memfeed.splitting.proof import prove
 from memfeed.splitting.stored_layout import PATTERN, InPlace, in_place, named
 
@@ -84,6 +84,6 @@ def test_loaded_is_the_inverse_of_stored(cls):
         number = cut.known(read)
         pattern, leaves = layout.loaded(layout.stored(number, read.leaves))
         assert pattern is cut.patterns[number]
-        assert all(map(same_leaf, leaves, read.leaves))
+        assert all(map(equal, leaves, read.leaves))
         assert len(leaves) == len(read.leaves)
-        assert difference(cut.rebuild(pattern, leaves, read.states), read.sample) is None
+        assert equal(cut.rebuild(pattern, leaves, read.states), read.sample)

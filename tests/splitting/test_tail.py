@@ -9,9 +9,9 @@ from torchvision.transforms import v2
 from memfeed.random import Keys
 from memfeed.splitting.leaves import kind_of, take_apart
 from memfeed.splitting.proof import prove
+from memfeed.splitting.recording import Entry
 from memfeed.splitting.rest import rest_of
 from memfeed.splitting.tail import Tail
-from memfeed.splitting.traced import Entry
 
 N = 5
 KEYS = Keys(0, 0, torch.arange(N))

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.store.copied_rows import PART_BYTES, copy_run, select_rows
+from memfeed.store.copied_ranges import PART_BYTES, copy_run, select_rows
 from memfeed.system import share
 from memfeed.system.share import Threads
 
@@ -23,7 +23,9 @@ def test_rows_in_parts_are_those_of_one_call(index, threads):
 
 def test_large_rows_are_shared_and_small_ones_are_not(monkeypatch):
     shared = []
-    monkeypatch.setattr("memfeed.store.copied_rows.share", lambda *a, **k: (shared.append(a[0]), share.share(*a, **k)))
+    monkeypatch.setattr(
+        "memfeed.store.copied_ranges.share", lambda *a, **k: (shared.append(a[0]), share.share(*a, **k))
+    )
     data = torch.zeros(64, ROW, dtype=torch.uint8)
     select_rows(data, torch.arange(4), torch.empty(4, ROW, dtype=torch.uint8))
     assert shared == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memfeed.errors import BuildError, SpaceError
-from memfeed.system import files
+from memfeed.system import file_copies, files
 
 
 @pytest.mark.parametrize("sizes", [[5], [0], [3, 0, 4], [1] * 3000, [4096, 1, 70_000]])
@@ -104,7 +104,7 @@ def test_a_link_is_never_written(tmp_path):
         lambda path: files.open_write(path, os.O_CREAT | os.O_TRUNC),
         lambda path: files.truncate(path, 0),
         lambda path: files.chmod(path, 0o644),
-        lambda path: files.copy(tmp_path / "f", path),
+        lambda path: file_copies.copy(tmp_path / "f", path),
     ):
         with pytest.raises(BuildError, match="symbolic link"):
             write(tmp_path / "link")

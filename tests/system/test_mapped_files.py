@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from memfeed.system.mapped_files import file_lookup
+from memfeed.system.mapped_memory import file_lookup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 

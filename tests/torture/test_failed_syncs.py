@@ -21,7 +21,7 @@ from memfeed.convert.dataset_supply import DatasetSupply
 from memfeed.errors import BuildError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
-from memfeed.system import files
+from memfeed.system import file_copies, files
 from memfeed.system.signals import Terminated
 from memfeed.system.threads import end_all
 from support import Made
@@ -424,7 +424,7 @@ def test_a_repair_that_cannot_link_syncs_its_copies(tmp_path, monkeypatch):
     (base := tmp_path / "base").mkdir()
     path, work = base / "a.mf", WORKS["repair"]
     work.before(path)
-    monkeypatch.setattr(files, "link", lambda *_: False)
+    monkeypatch.setattr(file_copies, "link", lambda *_: False)
     with Recorder(base) as recorder:
         work.do(path)
     recorder.lose(tmp_path / "left")

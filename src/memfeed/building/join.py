@@ -32,7 +32,7 @@ from memfeed.store import format, ragged
 from memfeed.store.checksums import ChunkHasher, compute_checksums, read_checksums
 from memfeed.store.dataset_attributes import TARGETS_FILE
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
-from memfeed.system import files
+from memfeed.system import file_copies, files
 from memfeed.system.progress import write_line
 from memfeed.system.units import format_bytes
 
@@ -143,12 +143,12 @@ def _begin(piece: FilePart, path: Path, *, grow: bool) -> str:
     files.make_directory(path.parent)
     if piece.size:
         with files.opened(path, os.O_CREAT) as fd:
-            if files.clone(piece.path, fd):
+            if file_copies.clone(piece.path, fd):
                 if os.fstat(fd).st_size > piece.size:
                     files.truncate(path, piece.size)
                 return "cloned"
         files.remove(path)
-        if grow and _is_ours_alone(piece.path) and files.link(piece.path, path):
+        if grow and _is_ours_alone(piece.path) and file_copies.link(piece.path, path):
             return "linked"
     return ""
 
@@ -226,7 +226,7 @@ def _fill(fd: int, pieces: Sequence[FilePart], hasher: ChunkHasher, end: int) ->
             continue
         end = _put(fd, bytes(piece.at - end), end, hasher)
         can_clone = _may_clone(piece) and os.fstat(fd).st_size == end and piece.path.stat().st_size == piece.size
-        is_cloned = can_clone and files.clone(piece.path, fd, piece.at)  # what is there is compared below
+        is_cloned = can_clone and file_copies.clone(piece.path, fd, piece.at)  # what is there is compared below
         for block in _blocks(piece):
             shifted = (np.frombuffer(block, "<i8") + piece.shift).tobytes() if piece.shift else block
             end = _put(fd, shifted, end, hasher, is_cloned=is_cloned)

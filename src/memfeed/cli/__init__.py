@@ -1,4 +1,4 @@
-"""The command line: ``memfeed cache``, ``inspect``, ``verify``, ``demo``. One module per command, and ``app``."""
+"""The command line: ``memfeed cache``, ``inspect``, ``verify``, ``demo``. ``app`` knows them all."""
 
 from memfeed.cli.app import main
 

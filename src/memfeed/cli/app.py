@@ -11,13 +11,9 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli.append_command import append, concat
 from memfeed.cli.cache_command import cache
-from memfeed.cli.demo_command import demo
+from memfeed.cli.commands import append, concat, demo, inspect, pull, push, verify
 from memfeed.cli.error_lines import print_error, print_warning
-from memfeed.cli.inspect_command import inspect
-from memfeed.cli.push_command import pull, push
-from memfeed.cli.verify_command import verify
 
 
 @dataclass

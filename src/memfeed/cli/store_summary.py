@@ -56,7 +56,7 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
     if augment is not None:
         if not shown:
             raise UsageError(f"found --augment and no rows to show of {store}; expected at least one row: see --rows")
-        from memfeed.cli.contact_sheet import write_contact_sheet
+        from memfeed.cli.pictures import write_contact_sheet
 
         path = (pictures or Path()) / f"{store.stem}-augmented.png"
         write_contact_sheet(opened, shown, transform, epochs, path)

@@ -21,7 +21,7 @@ from memfeed.schema.tensordicts import is_tensordict
 from memfeed.store import in_memory
 from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
-from memfeed.system.mapped_files import file_lookup
+from memfeed.system.mapped_memory import file_lookup
 from memfeed.tables.table_column import TableColumn, is_a
 
 

@@ -11,9 +11,10 @@ from memfeed.convert.changes import Watched
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
 from memfeed.schema import values
-from memfeed.schema.compare import differing_leaf, leaves_equal
+from memfeed.schema.compare import Difference, difference, equal
 from memfeed.schema.containers import map_leaves
-from memfeed.schema.fields import display
+from memfeed.schema.fields import Path, display
+from memfeed.schema.infer import infer
 from memfeed.system import random_state
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
@@ -41,11 +42,11 @@ def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool
     repeats = REPEATS_OF_DRAWS if has_drawn else int(repeat)
     for attempt in range(repeats):
         random_state.seed(_seed(index, attempt + 1))
-        difference = differing_leaf(sample, read())
-        if difference is not None:
+        differs = _difference(sample, read())
+        if differs is not None:
             if has_drawn:
-                raise _random(dataset, _differs(index, difference))
-            raise _own(dataset, _differs(index, difference), watched.changed_by_reading() if watched else [])
+                raise _random(dataset, _differs(index, differs.path))
+            raise _own(dataset, _differs(index, differs.path), watched.changed_by_reading() if watched else [])
         if _is_loose(before, end, random_state.save()):
             raise _draws(dataset, index)
     return sample
@@ -83,9 +84,10 @@ def check_iterable(dataset: Any) -> None:
                 "expected each iter() to start from the beginning: make __iter__ open its source itself"
             )
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            leaf = differing_leaf(one, other)
-            if leaf is not None:
-                raise _random(dataset, f"iterating twice gave different values in field {leaf} of sample {index}")
+            differs = _difference(one, other)
+            if differs is not None:
+                where = f"in field {display(differs.path)} of sample {index}"
+                raise _random(dataset, f"iterating twice gave different values {where}")
 
 
 class Draws:
@@ -123,8 +125,8 @@ class Draws:
                 except SampleError:  # a sample that raises now and then is not random
                     continue
                 for path, one, other in zip(self._paths, leaves, again, strict=True):
-                    if not leaves_equal(one, other):
-                        raise _random(self._dataset, _differs(index, display(path)))
+                    if not equal(one, other):
+                        raise _random(self._dataset, _differs(index, path))
             else:
                 if _is_loose(self._before, end, random_state.save()):
                     raise _draws(self._dataset, index)
@@ -136,8 +138,17 @@ def _seed(index: int, attempt: int) -> int:
     return (20_011 + 104_729 * index + 7_919 * attempt) % (1 << 32)
 
 
-def _differs(index: int, field: str) -> str:
-    return f"reading sample {index} twice gave different values in field {field}"
+def _difference(sample: Any, again: Any) -> Difference | None:
+    """Return where two reads of a sample differ. None too if no store can hold it: the conversion says so later."""
+    try:
+        infer([sample])
+    except SchemaError:
+        return None
+    return difference(sample, again)
+
+
+def _differs(index: int, path: Path) -> str:
+    return f"reading sample {index} twice gave different values in field {display(path)}"
 
 
 def _is_loose(before: random_state.RandomState, end: random_state.RandomState, other: random_state.RandomState) -> bool:

@@ -31,7 +31,7 @@ from memfeed.store.dataset_attributes import TARGETS_FILE
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
-from memfeed.system import files
+from memfeed.system import file_copies, files
 from memfeed.system.progress import Progress
 from memfeed.system.signals import sigterm_unwinds
 
@@ -216,9 +216,9 @@ def _copy(path: Path, to: Path, size: int, *, link: bool) -> None:
     """Copy the first ``size`` bytes of a file; with `link`, make it a second name of the same file if possible."""
     files.make_directory(to.parent)
     is_longer = path.stat().st_size > size  # another generation of the store has more rows
-    if link and not is_longer and files.link(path, to):
+    if link and not is_longer and file_copies.link(path, to):
         return
-    files.copy(path, to)
+    file_copies.copy(path, to)
     if is_longer:
         files.truncate(to, size)
     if link:

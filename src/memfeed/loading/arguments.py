@@ -34,7 +34,7 @@ from memfeed.schema.fields import Node
 from memfeed.schema.graphs import graph_collater
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
-from memfeed.transfer.devices import check_device
+from memfeed.transfer.to_device import check_device
 
 PREFETCH = 2  # batches
 LARGEST_BLOCK = 1 << 24  # its order is in memory

@@ -17,8 +17,7 @@ from memfeed.loading.position import Position
 from memfeed.loading.stages import Arrival, Draft, Stages
 from memfeed.random import Keys
 from memfeed.store.gather import Gather, split
-from memfeed.transfer.lag import Lag
-from memfeed.transfer.transfer import Transfer
+from memfeed.transfer.transfer import Lag, Transfer
 
 
 class BatchGroup(NamedTuple):

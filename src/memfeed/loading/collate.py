@@ -23,8 +23,7 @@ from memfeed.store.read_samples import ReadSamples
 from memfeed.store.store import Store
 from memfeed.system.buffers import shared_number
 from memfeed.system.messages import say_once
-from memfeed.transfer.devices import check_device
-from memfeed.transfer.to_device import to_device
+from memfeed.transfer.to_device import check_device, to_device
 
 
 class Collate:

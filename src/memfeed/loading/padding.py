@@ -12,7 +12,7 @@ from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Node, Path, Schema
 from memfeed.schema.jagged import ragged_dim_of
 from memfeed.store.lengths import fill_value, is_jagged
-from memfeed.store.pad_rows import pad_rows
+from memfeed.store.ragged_gather import pad_rows
 from memfeed.system.buffers import Fresh
 
 

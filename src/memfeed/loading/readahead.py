@@ -25,7 +25,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.store.column import Column, FileRows
 from memfeed.system import machine
 from memfeed.system.descriptors import FileHandles
-from memfeed.system.page_cache import in_page_cache, page_out
+from memfeed.system.mapped_memory import in_page_cache, page_out
 
 SUPPORTED = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 PROBES = 24  # rows that are looked for in the page cache: if a tenth is missing, this finds it 92 times of 100

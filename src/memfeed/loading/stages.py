@@ -59,7 +59,7 @@ class Draft:
         valid: which rows count, bool [k]; None where all do.
         rows: the row numbers, int64 [k]; None where the batch does not give them.
         arrival: the transfer that brings it; None where there is none.
-        note_taken: called when the caller takes it; see `memfeed.transfer.lag`. None where there is no transfer.
+        note_taken: called when the caller takes it; see `memfeed.transfer.transfer`. None where there is no transfer.
         labels: its labels as the CPU has them; None where no transform asks for them.
         canvases: the leaves that its samples have and the batch has not, where it is taken apart.
     """

@@ -1,29 +1,188 @@
-"""Compare two values: leaves, samples, and rows as bytes. Say which leaf differs, and how."""
+"""Compare values, packed rows and schemas: the one place that says what is equal, and how two things differ.
+
+Two values are equal if they are nested in containers of the same classes, keys and lengths, and if each leaf has the
+same class, dtype and shape and the same bits. In detail:
+
+- The order of the keys of a dict does not count. A TensorDict counts its batch size.
+- Tensors count the bits of every element: NaN equals a NaN of the same bits, and 0.0 does not equal -0.0. The bits of a
+  bool are its truth. Those of other classes than torch.Tensor count their attributes too (the format of boxes). Tensors
+  that are neither dense nor nested equal only themselves.
+- Arrays count bits as tensors do, images of Pillow their mode, size, pixels and palette.
+- Numbers of Python count their class: 1, 1.0 and True all differ, and so do 0.0 and -0.0. Any NaN equals any other.
+- All other leaves are equal if ``==`` says so.
+
+With ``as_stored`` a value equals what a store returns for it: arrays and images equal the tensor of their numbers,
+devices and classes of tensors do not count, and classes of namedtuples, TensorDicts and graphs count by their names.
+`tensors_equal` and `rows_equal` can also allow for rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import optree
 import torch
 
 from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema.codec import Packed
-from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema, display
-from memfeed.schema.infer import Inferred, infer
-from memfeed.schema.tree import Flattener
-from memfeed.schema.values import as_tensor, bytes_of
+from memfeed.schema.containers import NAMESPACE, open_any
+from memfeed.schema.fields import HEAP_OF_BYTES, Field, Path, Schema, display
+from memfeed.schema.graphs import is_graph
+from memfeed.schema.infer import Inferred
+from memfeed.schema.tensordicts import is_a, is_tensor_collection
+from memfeed.schema.tree import Flattener, open_container
+from memfeed.schema.values import SCALAR_DTYPES, as_tensor, bytes_of, class_of, is_pil
+
+
+class Difference(NamedTuple):
+    """The first place where two values differ.
+
+    Args:
+        path: of keys, positions and field names; () for the values as a whole.
+        found: what the one has there.
+        expected: what the other has there.
+    """
+
+    path: Path
+    found: Any
+    expected: Any
+
+    def __str__(self) -> str:
+        where = f"field {display(self.path)}" if self.path else "the sample"
+        return f"{where}: {describe_difference(self.found, self.expected)}"
+
+
+def equal(one: Any, other: Any, *, as_stored: bool = False) -> bool:
+    """Return True if two values are equal; see the rule of this module."""
+    return difference(one, other, as_stored=as_stored) is None
+
+
+def difference(found: Any, expected: Any, *, as_stored: bool = False) -> Difference | None:
+    """Return the first place where two values differ, None if they are equal; see the rule of this module.
+
+    A list of numbers is one leaf.
+    """
+    if found is expected:
+        return None
+    one, other = (_as_returned(found), _as_returned(expected)) if as_stored else (found, expected)
+    if _kind(one, as_stored) != _kind(other, as_stored):
+        return Difference((), found, expected)
+    mine = _content(one)
+    theirs = None if mine is None else _content(other)
+    if mine is None or theirs is None:
+        is_same = mine is theirs and _same_leaf(one, other, as_stored)
+        return None if is_same else Difference((), found, expected)
+    if mine.keys() != theirs.keys():
+        return Difference((), found, expected)
+    for key, part in mine.items():
+        inner = difference(part, theirs[key], as_stored=as_stored)
+        if inner is not None:
+            return inner._replace(path=(key, *inner.path))
+    return None
+
+
+def _kind(value: Any, as_stored: bool) -> Any:
+    """Return what two values have in common if their contents are to be compared: the class, or its name."""
+    cls: Any = class_of(value)
+    if issubclass(cls, torch.Tensor):
+        return torch.Tensor if as_stored else cls
+    if cls in SCALAR_DTYPES or cls in (str, list, dict):
+        return cls
+    if is_tensor_collection(value):
+        return cls.__name__ if as_stored else cls, value.batch_size
+    return cls.__name__ if as_stored and (hasattr(cls, "_fields") or is_graph(value)) else cls
+
+
+def _content(value: Any) -> Mapping[Any, Any] | None:
+    """Return the content of a container by key, position or field name; None for a leaf."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic | str | bytes | int | float | complex) or value is None:
+        return None
+    if isinstance(value, tuple):
+        return dict(zip(getattr(type(value), "_fields", range(len(value))), value, strict=True))
+    if class_of(value) is list:
+        return None if value and SCALAR_DTYPES.keys() >= set(map(type, value)) else dict(enumerate(value))
+    if is_tensor_collection(value):  # a TensorDict is a Mapping too
+        return _content_of_tensordict(value)
+    if isinstance(value, Mapping):
+        return value
+    if is_pil(value):
+        return None
+    opened = open_any(value)
+    if opened is not None:
+        return opened[0] if isinstance(opened[0], dict) else dict(enumerate(opened[0]))
+    if optree.tree_is_leaf(value, none_is_leaf=True, namespace=NAMESPACE):
+        return None
+    return dict(enumerate(optree.tree_flatten_one_level(value, none_is_leaf=True, namespace=NAMESPACE)[0]))
+
+
+def _content_of_tensordict(value: Any) -> Mapping[Any, Any]:
+    if is_a(value, "NonTensorStack"):
+        return dict(enumerate(value.tolist()))
+    opened = open_container(value)
+    assert opened is not None
+    return dict(zip(opened[0].keys, opened[1], strict=True))
+
+
+def _as_returned(value: Any) -> Any:
+    """Return an array or image as the tensor that a store returns for it; all else as it is."""
+    if isinstance(value, np.ndarray | np.generic) or is_pil(value):
+        tensor = _numbers(value)
+        return value if tensor is None else tensor
+    return value
+
+
+def _same_leaf(one: Any, other: Any, as_stored: bool) -> bool:
+    if isinstance(one, torch.Tensor):
+        return _same_tensors(one, other, as_stored)
+    if isinstance(one, np.ndarray | np.generic):
+        left, right = np.asarray(one), np.asarray(other)
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        if left.dtype.hasobject:
+            return equal(left.ravel().tolist(), right.ravel().tolist(), as_stored=as_stored)
+        return left.tobytes() == right.tobytes()
+    if is_pil(one):
+        mine, theirs = ((image.mode, image.size, image.tobytes(), image.getpalette()) for image in (one, other))
+        return mine == theirs
+    if isinstance(one, float):
+        return float.__repr__(one) == float.__repr__(other)
+    if isinstance(one, complex):
+        return complex.__repr__(one) == complex.__repr__(other)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(
+            type(a) is type(b) and _same_leaf(a, b, as_stored) for a, b in zip(one, other, strict=True)
+        )
+    return bool(one == other)
+
+
+def _same_tensors(one: torch.Tensor, other: torch.Tensor, as_stored: bool) -> bool:
+    if one.is_nested or other.is_nested:
+        is_alike = one.is_nested and other.is_nested and len(one) == len(other)
+        return is_alike and all(_same_tensors(*pair, as_stored) for pair in zip(one.unbind(), other.unbind()))  # noqa: B905
+    if any(part.layout != torch.strided or part.is_quantized or part.is_meta for part in (one, other)):
+        return False
+    if not as_stored and (one.device != other.device or not equal(vars(one), vars(other))):
+        return False
+    return tensors_equal(_dense(one), _dense(other))
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+    return plain.detach().cpu().resolve_conj().resolve_neg()
 
 
 def tensors_equal(one: torch.Tensor, other: torch.Tensor, rounding: float = 0.0) -> bool:
-    """Return True if two dense CPU tensors have one dtype, one shape and the same bits: NaN equals NaN, 0.0 not -0.0.
+    """Return True if two dense CPU tensors have one dtype, one shape and the same bits.
 
     Floats may differ by `rounding`, a fraction of the largest finite value.
     """
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
+    if one.dtype is torch.bool:  # some libraries write 255 for True
+        one, other = (part.contiguous().view(torch.uint8) != 0 for part in (one, other))
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
         return torch.equal(one, other)  # of any strides: images are often channels last, slow to copy
     same_bytes = np.array_equal(bytes_of(one), bytes_of(other))
@@ -32,13 +191,6 @@ def tensors_equal(one: torch.Tensor, other: torch.Tensor, rounding: float = 0.0)
     one, other = one.to(torch.complex128), other.to(torch.complex128)
     largest = float(one.abs().nan_to_num(0.0, posinf=0.0).max())
     return torch.allclose(one, other, rtol=rounding, atol=rounding * largest, equal_nan=True)
-
-
-def differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return which elements of two tensors of one dtype and shape differ, bool [*shape]; NaN does not from NaN."""
-    if one.dtype.is_floating_point and one.itemsize == 1:  # float8 has no comparison
-        one, other = one.float(), other.float()
-    return (one != other) & ~((one != one) & (other != other))
 
 
 def rows_equal(field: Field, one: Packed, other: Packed, rounding: float = 0.0) -> bool:
@@ -52,47 +204,15 @@ def rows_equal(field: Field, one: Packed, other: Packed, rounding: float = 0.0) 
     return tensors_equal(left, right, rounding)
 
 
-def leaves_equal(one: Any, other: Any) -> bool:
-    """Return True if two leaves are equal: floats, tensors, arrays and images bit by bit, other values of one class."""
-    if isinstance(one, int | str):  # before others: a list may have many
-        return type(one) is type(other) and bool(one == other)
-    if isinstance(one, float | complex):
-        return type(one) is type(other) and np.array(one).tobytes() == np.array(other).tobytes()
-    left, right = as_tensor(one), as_tensor(other)
-    if left is not None and right is not None:
-        return tensors_equal(left, right)
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(leaves_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(leaves_equal(value, other[key]) for key, value in one.items())
-    return bool(one == other)
-
-
-def differing_leaf(one: Any, other: Any) -> str | None:
-    """Return the displayed path of the first leaf in which two samples differ, None if they are equal."""
-    try:
-        structure = infer([one]).structure
-    except SchemaError:
-        return None  # no store can hold this sample: the conversion says so later, with more detail
-    try:
-        structure = infer([one, other]).structure
-    except SchemaError:
-        return "(its structure)"
-    flattener = Flattener(structure)
-    for path, a, b in zip(structure.leaves(), flattener(one), flattener(other), strict=True):
-        if not leaves_equal(a, b):
-            return display(path)
-    return None
-
-
 def describe_difference(found: Any, expected: Any) -> str:
     """Return a phrase with two leaves that differ in short form; of tensors, the first elements that differ."""
-    one, other = as_tensor(found), as_tensor(expected)
+    one, other = _numbers(found), _numbers(expected)
     if one is None or other is None or one.shape != other.shape:
         return f"found {describe_value(found)}, expected {describe_value(expected)}"
-    differs = differing(one.to(other.dtype), other)
+    one = one.to(other.dtype)
+    if one.dtype.is_floating_point and one.itemsize == 1:  # float8 has no comparison
+        one, other = one.float(), other.float()
+    differs = (one != other) & ~((one != one) & (other != other))
     if not bool(differs.any()):
         return f"found other bytes in a value that is equal ({describe_value(found)})"
     at = tuple(int(i) for i in torch.nonzero(differs)[0])
@@ -101,10 +221,21 @@ def describe_difference(found: Any, expected: Any) -> str:
 
 def describe_value(value: Any) -> str:
     """Return dtype and shape of a tensor, an array or an image; of other values, and of one number, the value."""
-    tensor = as_tensor(value)
+    tensor = _numbers(value)
     if tensor is not None and tensor.ndim:
         return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"
     return brief(value if tensor is None else tensor.item())
+
+
+def _numbers(value: Any) -> torch.Tensor | None:
+    """Return a tensor, array or image as a tensor of its numbers; None for other values, and where no column has it."""
+    try:
+        return as_tensor(value)
+    except SchemaError:
+        return None
+
+
+# --- schemas
 
 
 def leaves_like(samples: Sequence[Any], found: Inferred, stored: Schema) -> list[list[Any]]:

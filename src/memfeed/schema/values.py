@@ -38,7 +38,19 @@ class ValueSpec(NamedTuple):
         return f"{self.dtype} {list(self.shape)}" if self.kind == "array" else self.kind
 
 
-def _is_pil(value: Any) -> bool:
+def class_of(value: Any) -> type:
+    """Return the class of a value as its dataset knows it.
+
+    A class that takes the place of another one, to notice what is done with its values, names that as ``_stands_for``.
+    A row of a mapped file is an array like any other.
+    """
+    kind = type(value)
+    found: type = np.ndarray if kind is np.memmap else getattr(kind, "_stands_for", kind)
+    return found
+
+
+def is_pil(value: Any) -> bool:
+    """Return True for an image of Pillow."""
     image = sys.modules.get("PIL.Image")  # never imported here: a value can be an image only if it is loaded
     return image is not None and isinstance(value, image.Image)
 
@@ -116,7 +128,7 @@ def as_tensor(value: Any) -> torch.Tensor | None:
         with warnings.catch_warnings():  # nothing here writes to it, and it may be a map larger than memory
             warnings.simplefilter("ignore")
             return torch.from_numpy(array)
-    if _is_pil(value):
+    if is_pil(value):
         return torch.from_numpy(np.array(_pil_array(value), order="C"))
     return None
 
@@ -222,7 +234,7 @@ def copy_value(leaf: Any) -> Any:
         return leaf.copy()
     if type(leaf) is list and SCALAR_DTYPES.keys() >= set(map(type, leaf)):
         return list(leaf)
-    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or _is_pil(leaf) else leaf
+    return copy.deepcopy(leaf) if isinstance(leaf, list | dict | bytearray) or is_pil(leaf) else leaf
 
 
 def _has_numpy_memory(tensor: torch.Tensor) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,24 +12,21 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
-from memfeed.schema.fields import dtype_name
 from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.recipe_arguments import TRANSFORMS
-from memfeed.splitting.generators import Generators, is_installed
+from memfeed.splitting.generators import Generators
 from memfeed.splitting.leaves import from_stored, kind_of, to_stored
+from memfeed.splitting.library_steps import Asked, fill_of, transforms_for
 from memfeed.splitting.step_values import Value, as_field, have_same_others, largest_difference
 from memfeed.transforms import Erased, Gray, Jitter, Resampled, Transform, Warped, Window
 from memfeed.transforms.from_recipe import make_transform
 
-_IMAGES, _MASKS = "images", "masks"
 _SEEDS = 16  # of a step that changes several images
 _ROWS = 4  # keys whose parameters are compared
 _LEVELS = 1.0  # of 8 bits, by which integer images may differ: resampling rounds
 _MEAN_LEVELS = 0.5  # by which a tensor and a PIL image may differ on average after a resize
 _FLOAT_LEVELS = 0.05
 _MOVED = 1e-4  # of the pixels: a nearest one may be its neighbour where a coordinate lies between two
-Made = list[tuple[str, dict[str, Any], str]]
-"""(class, its arguments as JSON, what it is for) of the transforms that together do what a step does."""
 
 
 def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | int, ...]]) -> list[RecipeStep] | None:
@@ -43,13 +38,11 @@ def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | 
             the transforms must make the same of these: integers may differ by one, because resampling rounds.
         paths: the fields of the images in `inputs`.
     """
-    made = _made(step)
-    if made is None or not all(value.images() for value in inputs):
+    asked = transforms_for(step)
+    if asked is None or not all(value.images() for value in inputs):
         return None
     recipe = [
-        RecipeStep(name=name, arguments=arguments, on=on)
-        for name, arguments, role in made
-        for on in _fields(name, role, paths)
+        RecipeStep(name=one.name, arguments=dict(one.arguments), on=on) for one in asked for on in _fields(one, paths)
     ]
     local = [tuple((str(paths.index(path)),) for path in one.on) for one in recipe]
     try:
@@ -64,10 +57,10 @@ def counterpart(step: Any, inputs: Sequence[Value], paths: Sequence[tuple[str | 
     return recipe if is_same else None
 
 
-def _fields(name: str, role: str, paths: Sequence[tuple[str | int, ...]]) -> list[tuple[tuple[str | int, ...], ...]]:
-    if role == _MASKS:
+def _fields(asked: Asked, paths: Sequence[tuple[str | int, ...]]) -> list[tuple[tuple[str | int, ...], ...]]:
+    if asked.of_masks:
         return [(path,) for path in paths[1:]]
-    return [tuple(paths) if TRANSFORMS[name].moves else (paths[0],)]
+    return [tuple(paths) if TRANSFORMS[asked.name].moves else (paths[0],)]
 
 
 def _draws(transform: Transform) -> bool:
@@ -215,7 +208,7 @@ def _affine_arguments(params: Warped, center: Any) -> tuple[float, list[int], fl
 def _fills_alike(step: Any, fill: Any, images: Sequence[Any]) -> bool:
     """Return True if a crop that pads fills images with `fill` and masks with 0: a drawn window may show no padding."""
     pads = getattr(step, "padding", None) or getattr(step, "pad_if_needed", False)
-    return not pads or all(_fill(step.fill, leaf) == (0 if at else fill) for at, leaf in enumerate(images))
+    return not pads or all(fill_of(step.fill, leaf) == (0 if at else fill) for at, leaf in enumerate(images))
 
 
 def _windowed(functions: Any, leaf: Any, params: Window) -> Any:
@@ -242,172 +235,3 @@ def _cut_array(leaf: Any, params: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return np.ascontiguousarray(np.flip(piece, tuple(flips))) if flips else piece
     return piece.flip(flips) if flips else piece
-
-
-# --- what the transforms of other libraries are called here
-
-
-def _made(step: Any) -> Made | None:
-    """Return the transforms for a step, which `counterpart` compares; None if none is known."""
-    table = next((table for module, table in _TABLES if _is_class_of(step, module)), {})
-    make = table.get(type(step).__name__)
-    try:
-        return None if make is None else make(step)
-    except (AttributeError, TypeError, ValueError):  # another version of the library, with other attributes
-        return None
-
-
-def _is_class_of(step: Any, module: str) -> bool:
-    """Return True if the class of a step is that of a library, and nobody has changed what it does.
-
-    A method may have another one in its place, in the object or in a class.
-    """
-    library, cls = sys.modules.get(module), type(step)
-    own = vars(step) if hasattr(step, "__dict__") else {}
-    hooks = any(own.get(name) for name in own if name.endswith("_hooks"))
-    methods = {
-        name: getattr(value, "__func__", value)
-        for base in reversed(cls.__mro__)
-        for name, value in vars(base).items()
-        if isinstance(getattr(value, "__func__", value), types.FunctionType)
-    }
-    is_own_code = not methods.keys() & own.keys() and all(map(is_installed, methods.values()))
-    return getattr(library, cls.__name__, None) is cls and not hooks and is_own_code
-
-
-def _one(name: str, **arguments: Any) -> Made:
-    return [(name, arguments, _IMAGES)]
-
-
-def _interpolation(step: Any) -> str:
-    return str(getattr(step.interpolation, "value", step.interpolation))
-
-
-def _fill(fill: Any, image: Any = None) -> Any:
-    """Return a fill as a number or numbers: of an image, or of the first type; of v2 it is a dict by type."""
-    if isinstance(fill, dict):
-        fill = next(iter(fill.values()), 0) if image is None else fill.get(type(image), fill.get("others"))
-    return 0 if fill is None else list(fill) if isinstance(fill, list | tuple) else fill
-
-
-def _random_crop(step: Any) -> Made | None:
-    if step.padding_mode != "constant":
-        return None
-    padding = list(step.padding) if isinstance(step.padding, list | tuple) else step.padding
-    if ".v2" in type(step).__module__ and padding:  # kept as left, right, top, bottom, but given in another order
-        padding = [padding[0], padding[2], padding[1], padding[3]]
-    return _one(
-        "RandomCrop", size=list(step.size), padding=padding, pad_if_needed=bool(step.pad_if_needed),
-        fill=_fill(step.fill),
-    )  # fmt: skip
-
-
-def _jitter(step: Any) -> Made:
-    factors = {name: getattr(step, name) for name in ("brightness", "contrast", "saturation", "hue")}
-    return _one("ColorJitter", **{name: list(pair) if pair is not None else 0 for name, pair in factors.items()})
-
-
-def _erasing(step: Any) -> Made | None:
-    value = list(step.value) if isinstance(step.value, list | tuple) else step.value
-    if isinstance(value, str) or value is None:
-        return None  # other noise
-    return _one("RandomErasing", p=step.p, scale=list(step.scale), ratio=list(step.ratio), value=value)
-
-
-def _resize(step: Any) -> Made:
-    size = list(step.size) if isinstance(step.size, list | tuple) else step.size
-    size = size[0] if isinstance(size, list) and len(size) == 1 else size
-    antialias = step.antialias is not False
-    return _one("Resize", size=size, interpolation=_interpolation(step), max_size=step.max_size, antialias=antialias)
-
-
-def _resized_crop(step: Any) -> Made:
-    return _one(
-        "RandomResizedCrop", size=list(step.size), scale=list(step.scale), ratio=list(step.ratio),
-        interpolation=_interpolation(step), antialias=step.antialias is not False,
-    )  # fmt: skip
-
-
-def _to_dtype(step: Any) -> Made | None:
-    if not isinstance(step.dtype, dict):
-        return _one("ToDtype", dtype=dtype_name(step.dtype), scale=bool(getattr(step, "scale", False)))
-    made: Made = []
-    for kind, dtype in step.dtype.items():
-        name = kind if isinstance(kind, str) else kind.__name__
-        if dtype is None:
-            continue
-        if name == "Image":
-            scale = bool(step.scale) and dtype.is_floating_point
-            made.append(("ToDtype", {"dtype": dtype_name(dtype), "scale": scale}, _IMAGES))
-        elif name == "Mask":
-            made.append(("ToDtype", {"dtype": dtype_name(dtype)}, _MASKS))
-        else:
-            return None
-    return made
-
-
-def _rotation(step: Any) -> Made | None:
-    if step.expand:
-        return None
-    center = None if step.center is None else list(step.center)
-    return _one(
-        "RandomRotation", degrees=list(step.degrees), interpolation=_interpolation(step), center=center,
-        fill=_fill(step.fill),
-    )  # fmt: skip
-
-
-def _affine(step: Any) -> Made:
-    lists = {name: getattr(step, name) for name in ("degrees", "translate", "scale", "shear", "center")}
-    lists = {name: None if values is None else list(values) for name, values in lists.items()}
-    return _one("RandomAffine", **lists, interpolation=_interpolation(step), fill=_fill(step.fill))
-
-
-def _normalized_arrays(step: Any) -> Made | None:
-    if getattr(step, "normalization", "standard") != "standard" or step.max_pixel_value != 255.0 or step.p < 1:
-        return None
-    return _one("Normalize", mean=list(step.mean), std=list(step.std))
-
-
-def _cropped_arrays(name: str) -> Callable[[Any], Made | None]:
-    def make(step: Any) -> Made | None:
-        if getattr(step, "pad_if_needed", False) or step.p < 1:
-            return None
-        return _one(name, size=[step.height, step.width])
-
-    return make
-
-
-_TORCHVISION: dict[str, Callable[[Any], Made | None]] = {
-    "CenterCrop": lambda step: _one("CenterCrop", size=list(step.size)),
-    "ColorJitter": _jitter,
-    "ConvertImageDtype": lambda step: _one("ToDtype", dtype=dtype_name(step.dtype), scale=True),
-    "Normalize": lambda step: _one("Normalize", mean=list(step.mean), std=list(step.std)),
-    "PILToTensor": lambda step: [],
-    "RandomAffine": _affine,
-    "RandomCrop": _random_crop,
-    "RandomErasing": _erasing,
-    "RandomGrayscale": lambda step: _one("RandomGrayscale", p=step.p),
-    "RandomHorizontalFlip": lambda step: _one("RandomHorizontalFlip", p=step.p),
-    "RandomResizedCrop": _resized_crop,
-    "RandomRotation": _rotation,
-    "RandomVerticalFlip": lambda step: _one("RandomVerticalFlip", p=step.p),
-    "Resize": _resize,
-    "ToDtype": _to_dtype,
-    "ToImage": lambda step: [],
-    "ToPureTensor": lambda step: [],
-    "ToTensor": lambda step: _one("ToDtype", dtype="float32", scale=True),
-}
-_ALBUMENTATIONS: dict[str, Callable[[Any], Made | None]] = {
-    "CenterCrop": _cropped_arrays("CenterCrop"),
-    "HorizontalFlip": lambda step: _one("RandomHorizontalFlip", p=step.p),
-    "Normalize": _normalized_arrays,
-    "RandomCrop": _cropped_arrays("RandomCrop"),
-    "ToTensorV2": lambda step: [],
-    "VerticalFlip": lambda step: _one("RandomVerticalFlip", p=step.p),
-}
-_TABLES = (
-    ("torchvision.transforms", _TORCHVISION),
-    ("torchvision.transforms.v2", _TORCHVISION),
-    ("albumentations", _ALBUMENTATIONS),
-    ("albumentations.pytorch", _ALBUMENTATIONS),
-)

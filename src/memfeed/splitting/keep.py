@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from memfeed.errors import SplitError, brief
+from memfeed.schema.compare import equal
 from memfeed.schema.recipe import RecipeStep
-from memfeed.splitting.cut import Pattern
-from memfeed.splitting.leaves import ORIENTATION, Kind, copied, from_stored, kind_of, same_leaf
+from memfeed.splitting.leaves import ORIENTATION, Kind, copied, from_stored, kind_of
+from memfeed.splitting.pattern import Pattern
 from memfeed.splitting.step_values import to_tensor
 from memfeed.splitting.stored_layout import InPlace, Layout
 
@@ -102,7 +103,7 @@ class OpenedFiles:
         found = list(leaves)
         for i in images_of(pattern):
             path = next(
-                (path for path, image in reversed(self._opened) if image is not None and same_leaf(image, leaves[i])),
+                (path for path, image in reversed(self._opened) if image is not None and equal(image, leaves[i])),
                 None,
             )
             if path is None:
@@ -113,7 +114,7 @@ class OpenedFiles:
             with open(path, "rb") as file:
                 data = file.read()
             is_plain = not is_checked and _is_plain(data, leaves[i].size)
-            if not is_plain and not same_leaf(from_stored([decode(data)], Kind("PIL RGB")), leaves[i]):
+            if not is_plain and not equal(from_stored([decode(data)], Kind("PIL RGB")), leaves[i]):
                 raise SplitError(
                     f"found that {brief(path, 80)} decodes to another image than the dataset gives (it may be turned "
                     "as its Exif data say); expected the same: choose keep=256 or keep='full'"

@@ -1,4 +1,4 @@
-"""Values that go through a pipeline: trees and their leaves, equality of whole trees, leaves as a store keeps them."""
+"""Values that go through a pipeline: trees and their leaves, and leaves as a store keeps them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 from memfeed.errors import SplitError, brief
 from memfeed.schema import tv_tensors, values
 from memfeed.schema.containers import NAMESPACE, open_any
-from memfeed.schema.names import Path, display
+from memfeed.schema.names import Path
 from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.splitting.traced import TracedArray, plain_type
+from memfeed.schema.values import class_of, is_pil
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Form]:
 
 def is_numbers(value: Any) -> bool:
     """Return True for a list of numbers, or of lists or tuples of as many numbers each: one leaf of any length."""
-    if not isinstance(value, list) or not (type(value) is list or plain_type(value) is list):
+    if not isinstance(value, list) or class_of(value) is not list:
         return False
     first = type(value[0]) if value else float
     if first in (list, tuple):
@@ -113,53 +113,6 @@ def _with_entries(value: Any, entries: dict[str, Any]) -> Any:
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of a tree."""
     return take_apart(tree)[0]
-
-
-# --- equality
-
-
-def fingerprint(leaf: Any) -> Any:
-    """Return what two leaves have in common if and only if they are the same: class, dtype, shape and every bit."""
-    kind = plain_type(leaf)
-    if isinstance(leaf, torch.Tensor):
-        if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
-            return kind, id(leaf)  # cannot be stored either
-        plain = leaf.detach().as_subclass(torch.Tensor)
-        options = _options(leaf)
-        if plain.dtype is torch.bool:
-            plain = plain.contiguous().view(torch.uint8) != 0  # some libraries write 255 for True
-        return kind, plain.dtype, tuple(plain.shape), plain.device.type, options, values.bytes_of(plain.cpu()).tobytes()
-    if isinstance(leaf, np.ndarray):
-        plain_array = leaf.view(np.ndarray)
-        if plain_array.dtype.hasobject:
-            return kind, plain_array.shape, tuple(map(fingerprint, plain_array.ravel().tolist()))
-        return kind, plain_array.dtype, plain_array.shape, plain_array.tobytes()
-    if isinstance(leaf, np.generic):
-        return kind, leaf.dtype, leaf.tobytes()
-    if is_pil(leaf):
-        return kind, leaf.mode, leaf.size, leaf.tobytes(), leaf.getpalette()
-    if is_numbers(leaf):
-        return kind, repr(list(leaf))
-    return (kind, repr(leaf)) if isinstance(leaf, float | complex) else (kind, leaf)
-
-
-def same_leaf(one: Any, other: Any) -> bool:
-    """Return True if two leaves are the same, see `fingerprint`."""
-    return one is other or bool(fingerprint(one) == fingerprint(other))
-
-
-def difference(one: Any, other: Any) -> int | None:
-    """Return the index of the first leaf in which two trees differ, -1 if their containers do; None if neither."""
-    (left, form), (right, other_form) = take_apart(one), take_apart(other)
-    if form != other_form:
-        return -1
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if not same_leaf(a, b)), None)
-
-
-def path_of(tree: Any, index: int) -> str:
-    """Return the path of a leaf, for messages."""
-    paths = take_apart(tree)[1].paths()
-    return display(paths[index]) if 0 <= index < len(paths) and paths[index] else "(the sample)"
 
 
 # --- kinds, and leaves as a store keeps them
@@ -226,7 +179,7 @@ def kind_of(leaf: Any) -> Kind:
         is_rows = isinstance(first, list | tuple)
         numbers = type(first) if not isinstance(first, list | tuple) else type(first[0]) if first else float
         return Kind(f"rows of {type(first).__name__}" if is_rows else "numbers", numbers.__name__, 2 if is_rows else 1)
-    kind = plain_type(leaf)
+    kind = class_of(leaf)
     if kind not in (int, float, bool, str, bytes, type(None)):
         raise SplitError(
             f"found {brief(leaf, 60)} of the class {type(leaf).__name__} in what is stored of a sample; expected "
@@ -308,11 +261,6 @@ def from_stored(parts: Sequence[Any], kind: Kind) -> Any:
     return first if wrap is None else wrap(first)
 
 
-def is_pil(leaf: Any) -> bool:
-    """Return True for an image of Pillow."""
-    return hasattr(leaf, "getbands") and hasattr(leaf, "tobytes")
-
-
 def is_sized(leaf: Any) -> bool:
     """Return True for boxes or key points of torchvision, which have the size of their image."""
     return isinstance(leaf, torch.Tensor) and tv_tensors.class_name(leaf) in tv_tensors.SIZED
@@ -321,7 +269,7 @@ def is_sized(leaf: Any) -> bool:
 def copied(leaf: Any) -> Any:
     """Return a copy of a leaf that a step may write to."""
     if isinstance(leaf, np.ndarray):
-        return leaf.view(np.ndarray).copy() if isinstance(leaf, TracedArray) else leaf.copy()
+        return leaf.view(np.ndarray).copy() if class_of(leaf) is np.ndarray else leaf.copy()
     if is_pil(leaf):
         return leaf.copy()
     if isinstance(leaf, torch.Tensor):

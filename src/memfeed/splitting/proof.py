@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memfeed.errors import SplitError
-from memfeed.schema.compare import describe_difference
-from memfeed.splitting.cut import Cut, DrawsOutsideError, Read, difference_of, from_parts, to_parts
+from memfeed.schema.compare import describe_difference, difference, equal
+from memfeed.schema.names import display
+from memfeed.schema.values import is_pil
+from memfeed.splitting.cut import Cut, DrawsOutsideError
 from memfeed.splitting.draws import drawing_line
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import ORIENTATION, copied_tree, difference, fingerprint, is_pil, leaves_of, path_of
+from memfeed.splitting.leaves import ORIENTATION, copied_tree
+from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import find_places
-from memfeed.splitting.traced import Entry
+from memfeed.splitting.recording import Entry
 
 ROWS = 16
 WATCHED = 64  # one row in so many is proven whole when it is stored
@@ -94,7 +97,7 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
             if seed == 0:
                 first, first_end = sample, end
                 continue
-            is_random = is_random or difference(first, sample) is not None
+            is_random = is_random or not equal(first, sample)
             # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
             loose |= generators.moved(begin, end) & generators.moved(first_end, end)
         done.append(index)
@@ -228,17 +231,11 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
                 "what depends on random numbers into the pipeline"
             )
         calls.append([entry for _, entry in read.pattern.calls])
-        at = next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(read.leaves, first.leaves, strict=True))
-                if fingerprint(a) != fingerprint(b)
-            ),
-            None,
-        )
+        pairs = enumerate(zip(read.leaves, first.leaves, strict=True))
+        at = next((i for i, (one, other) in pairs if not equal(one, other)), None)
         if at is not None:
             raise SplitError(
-                f"found that {_named(pattern, at, sample)} of sample {index}, which would be stored, depends on the "
+                f"found that {_named(pattern, at)} of sample {index}, which would be stored, depends on the "
                 f"seed: under seed {seed} {describe_difference(read.leaves[at], first.leaves[at])} as under seed "
                 f"{first_seed}. The dataset draws for it, or takes numbers out of a result of its pipeline one by one; "
                 "let the pipeline return it, or compute it with operations of torch and NumPy on the whole result, as "
@@ -248,8 +245,8 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
             # what steps remember of a sample is now of another one; its neighbour may have the same class or size
             dataset[(index + random.Random(index).randrange(1, len(dataset))) % len(dataset)]
         again = cut.rebuild(pattern, leaves, read.states)
-        if difference(sample, again) is not None:
-            is_same = difference(again, cut.rebuild(pattern, leaves, read.states)) is None
+        if not equal(sample, again):
+            is_same = equal(again, cut.rebuild(pattern, leaves, read.states))
             _require_same(
                 again,
                 sample,
@@ -258,9 +255,9 @@ def prove_row(cut: Cut, index: int, seeds: int, *, scanned: int = 0, learns: boo
             )
         generators.seed(index, seed)
         plain = copied_tree(dataset[index])
-        if difference(sample, plain) is not None:
+        if not equal(sample, plain):
             generators.seed(index, seed)
-            is_same = difference(plain, dataset[index]) is None
+            is_same = equal(plain, dataset[index])
             found = "while its steps are watched" if is_same else "when it is read again"
             _require_same(
                 sample,
@@ -341,8 +338,8 @@ def _seeds_to_prove(cut: Cut, index: int, rebuild: Callable[[], Any], seeds: int
         if len(chosen) == seeds:
             break
         cut.generators.seed(index, seed)
-        made = [fingerprint(leaf) for leaf in leaves_of(rebuild())]
-        if made not in seen:
+        made = rebuild()
+        if not any(equal(made, one) for one in seen):
             seen.append(made)
             chosen += [seed] if seed else []
     spare = (seed for seed in range(_FIRST_SPARE_SEED, _FIRST_SPARE_SEED + seeds))
@@ -350,17 +347,17 @@ def _seeds_to_prove(cut: Cut, index: int, rebuild: Callable[[], Any], seeds: int
 
 
 def _require_same(sample: Any, expected: Any, found: str, hint: str) -> None:
-    at = difference(sample, expected)
-    if at is not None:
-        raise SplitError(f"found that {found}: {difference_of(sample, expected, at)}; {hint}")
+    differs = difference(sample, expected)
+    if differs is not None:
+        raise SplitError(f"found that {found}: {differs}; {hint}")
 
 
-def _named(pattern: Any, at: int, sample: Any) -> str:
+def _named(pattern: Pattern, at: int) -> str:
     given = sum(entry.links.count(None) for _, entry in pattern.calls)
     if at < given:
         return "what its pipeline gets"
     others = [i for i, link in enumerate(pattern.links) if link is None]
-    return f"field {path_of(sample, others[at - given])}"
+    return f"field {display(pattern.form.paths()[others[at - given]])}"
 
 
 def _not_drawn(dataset: Any, generators: Generators, rows: Sequence[int]) -> SplitError:

@@ -17,22 +17,25 @@ import numpy as np
 import torch
 
 from memfeed.errors import MemfeedError, TransformError, listed
+from memfeed.schema.compare import equal
 from memfeed.schema.fields import Schema
 from memfeed.schema.infer import infer
 from memfeed.schema.names import Path
 from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
 from memfeed.schema.tree import Flattener, types_of
+from memfeed.schema.values import is_pil
 from memfeed.splitting.counterparts import counterpart
-from memfeed.splitting.cut import Cut, Pattern, Read, name_of
+from memfeed.splitting.cut import Cut, name_of
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.keep import decoding_steps, encoded
-from memfeed.splitting.leaves import Kind, fingerprint, from_stored, is_pil, kind_of, same_leaf
+from memfeed.splitting.leaves import Kind, copied, from_stored, kind_of
+from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.proof import Proof
+from memfeed.splitting.recording import Entry, Node
 from memfeed.splitting.remake import Remake
 from memfeed.splitting.step_values import Value, as_field
 from memfeed.splitting.stored_layout import InPlace, Layout, Named, in_place, named
 from memfeed.splitting.tail import Tail
-from memfeed.splitting.traced import Entry, Node
 from memfeed.splitting.tracer import Callee
 from memfeed.transforms import Compose, PerSample, Transform
 from memfeed.transforms.arrange import Arrange, Assemble
@@ -203,9 +206,7 @@ class _Program:
             node = (number, index)
             self.paths[node] = path
             pairs = zip(self.made, given, strict=True)
-            if not kind_of(leaf).is_image and not all(
-                same_leaf(one[node], value.leaves()[index]) for one, value in pairs
-            ):
+            if not kind_of(leaf).is_image and not all(equal(one[node], value.leaves()[index]) for one, value in pairs):
                 raise _NotBatched("it changes values that are no images")
 
     def _renamed(self, number: int, sources: list[Path]) -> list[Path]:
@@ -262,7 +263,7 @@ class _Program:
                 steps, values = self._own_inputs[segment]
                 generators.seed(seed, segment, sample)
                 value = values[sample].through(steps.steps)
-                made += [fingerprint(leaf) for leaf in value.leaves()] if sample == 0 else []
+                made += [copied(leaf) for leaf in value.leaves()] if sample == 0 else []
             return made
 
         if len(self._own_inputs[0][1]) < 2:
@@ -270,7 +271,7 @@ class _Program:
         generators, segments = self.cut.generators, range(len(self._own_inputs))
         alone = [(segment, 0) for segment in segments]
         mixed = [(segment, sample) for segment in segments for sample in (0, 1)]
-        return any(of_first(alone, seed) != of_first(mixed, seed) for seed in range(_ORDERS))
+        return any(not equal(of_first(alone, seed), of_first(mixed, seed)) for seed in range(_ORDERS))
 
     def add_operations(self, numbers: Sequence[int]) -> None:
         """Add operations of torch and NumPy that the dataset makes with results of its pipeline."""

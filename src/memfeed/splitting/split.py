@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 from memfeed.errors import SchemaError, SplitError, listed
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
-from memfeed.splitting.cut import Cut, Read
+from memfeed.splitting.cut import Cut
 from memfeed.splitting.keep import OpenedFiles, ShortSide, images_of
+from memfeed.splitting.pattern import Read
 from memfeed.splitting.places import replaced
 from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
 from memfeed.splitting.rest import Rest, rest_of

@@ -10,7 +10,8 @@ import torch
 
 from memfeed.errors import SplitError, brief
 from memfeed.schema import values
-from memfeed.splitting.leaves import copied_tree, kind_of, same_leaf, take_apart
+from memfeed.schema.compare import equal
+from memfeed.splitting.leaves import copied_tree, kind_of, take_apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,7 @@ class Value:
 
 def have_same_others(one: Value, other: Value) -> bool:
     """Return True if the leaves of two values that are no images are the same."""
-    mine, theirs = one.others(), other.others()
-    return len(mine) == len(theirs) and all(map(same_leaf, mine, theirs))
+    return equal(one.others(), other.others())
 
 
 def to_tensor(leaf: Any) -> torch.Tensor:

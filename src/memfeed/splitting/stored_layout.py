@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from memfeed.schema.names import Path, display
-from memfeed.splitting.cut import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.leaves import is_numbers, is_sized, kind_of, stored_count, take_apart, to_stored
+from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 
 PATTERN = "pattern"
 """The field with the number of a sample's pattern, where there are several."""

@@ -10,10 +10,11 @@ import torch
 
 from memfeed.random import Keys
 from memfeed.schema import values
+from memfeed.schema.compare import equal
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.row_views import RowViews
-from memfeed.splitting.leaves import Kind, copied, from_stored, leaves_of, same_leaf, to_stored
-from memfeed.splitting.traced import Entry, Node
+from memfeed.splitting.leaves import Kind, copied, from_stored, leaves_of, to_stored
+from memfeed.splitting.recording import Entry, Node
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.transform import Transform
 
@@ -95,7 +96,7 @@ class Tail(Transform):
         except (RuntimeError, TypeError, ValueError, AttributeError):  # of several shapes, or no operation of batches
             return False
         results = [(made[node][j], row[node]) for j, row in enumerate(rows) for node in self.results]
-        return all(type(other) is torch.Tensor and same_leaf(one.contiguous(), other) for one, other in results)
+        return all(type(other) is torch.Tensor and equal(one.contiguous(), other) for one, other in results)
 
 
 def _owned(column: Any) -> Any:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import types
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from memfeed.splitting.generators import Generators
-from memfeed.splitting.leaves import copied_tree, fingerprint, take_apart
-from memfeed.splitting.outside_changes import StepAttributes
+from memfeed.schema.compare import equal
+from memfeed.splitting.generators import Generators, is_generator, names_used
+from memfeed.splitting.leaves import copied, copied_tree, take_apart
 from memfeed.splitting.places import Key
-from memfeed.splitting.traced import Entry, Node, Recording, plain
+from memfeed.splitting.recording import Entry, Node, Recording
+from memfeed.splitting.traced import plain
 
 Path = tuple[Key, ...]
 Name = tuple[int, Path]
@@ -175,11 +179,11 @@ class Tracer:
         run.is_inside, self._running = True, (name, entry) if is_cut else None
         linked = [plain(leaf) for leaf, link in zip(leaves, links, strict=True) if link is not None]
         try:
-            values = [fingerprint(leaf) for leaf in linked]
+            before = [copied(leaf) for leaf in linked]
             if not is_cut:
                 self._note_cut(entry, args, kwargs)
             result = (marked._target if is_cut else marked._original)(*args, **kwargs)
-            entry.writes = values != [fingerprint(leaf) for leaf in linked]
+            entry.writes = not equal(before, linked)
         finally:
             run.is_inside, self._running = False, None
         entry.after = self.generators.save()
@@ -283,3 +287,65 @@ def _is_same_object(one: Any, other: Any) -> bool:
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_is_same_object, left, right))
     return False
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class StepAttributes:
+    """The attributes of some steps, as they were when `note` was called. Both calls are made for each sample.
+
+    For a method: the attributes of its object that its code names, or the code of the methods that it calls.
+
+    Args:
+        steps: callables.
+    """
+
+    def __init__(self, steps: Iterable[Any]) -> None:
+        self._owners: dict[int, tuple[dict[str, Any], set[str] | None]] = {}
+        for step in steps:
+            is_method = isinstance(step, types.MethodType)
+            owner = step.__self__ if is_method else step
+            inner = getattr(owner, "__dict__", None)
+            if isinstance(inner, dict):
+                names = _names_of(step.__func__, type(owner)) if is_method else None
+                _, others = self._owners.get(id(inner), (inner, set()))
+                self._owners[id(inner)] = inner, None if names is None or others is None else names | others
+        self.note()
+
+    def note(self) -> None:
+        """Remember the attributes as they are now."""
+        self._noted = [inner.copy() for inner, _ in self._owners.values()]
+
+    def changed(self) -> str:
+        """Return the name of an attribute that has another value now, or an empty string. Generators do not count."""
+        for (inner, names), noted in zip(self._owners.values(), self._noted, strict=True):
+            if len(inner) == len(noted) and all(map(is_, inner.values(), noted.values())):
+                continue
+            for key in {**noted, **inner}:
+                one, other = noted.get(key, _MISSING), inner.get(key, _MISSING)
+                if (names is None or key in names) and not is_generator(other) and not _is_same(one, other):
+                    return key
+        return ""
+
+
+_MISSING = object()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other))
+
+
+def _names_of(function: Any, owner: type) -> set[str]:
+    """Return the names in the code of a method, and of the methods of its class that it names."""
+    seen, left = set[str](), list(_code_names(function))
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += _code_names(getattr(owner, name, None))
+    return seen
+
+
+def _code_names(function: Any) -> Iterator[str]:
+    return names_used(function.__code__) if isinstance(function, types.FunctionType) else iter(())

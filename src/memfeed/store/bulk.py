@@ -24,10 +24,9 @@ from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
 from memfeed.system.progress import SLOW_SECONDS, Progress
 from memfeed.system.units import format_bytes
-from memfeed.transfer.devices import check_device
 from memfeed.transfer.double_buffer import Copy, copies_to
 from memfeed.transfer.streams import memory_info
-from memfeed.transfer.to_device import to_device
+from memfeed.transfer.to_device import check_device, to_device
 
 CHUNK_BYTES = 64 << 20
 

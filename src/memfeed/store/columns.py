@@ -19,7 +19,7 @@ from memfeed.schema.codec import Int64Array, unpack
 from memfeed.schema.fields import Field
 from memfeed.schema.values import bytes_of
 from memfeed.store.column import Column, ConcatColumn, FileColumn
-from memfeed.store.copied_rows import select_rows
+from memfeed.store.copied_ranges import select_rows
 from memfeed.store.mapping import ORDINARY, map_checked, read_file
 from memfeed.store.ragged import fixed_file
 from memfeed.system.buffers import Allocator

@@ -1,4 +1,4 @@
-"""Copy ranges of bytes of any length, one after another, into the memory of a batch.
+"""Copy rows of one size, and ranges of bytes of any length, into the memory of a batch: many bytes on several threads.
 
 A loop in Python over short ranges takes longer than the copy, and no second thread can help. So many ranges are copied
 by torch, as blocks of one size: the output is a grid of blocks, and each is somewhere in the heap. Blocks may begin at
@@ -8,6 +8,7 @@ that it compiles copies the ranges one by one, in half of the time and less.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 
 from memfeed.errors import CorruptStoreError
 from memfeed.schema.codec import Int64Array
-from memfeed.store.copied_rows import PART_BYTES, select_rows
 from memfeed.system.compiled import Loops
 from memfeed.system.share import share
 
@@ -128,3 +128,37 @@ def _copy_blocks(heap: torch.Tensor, starts: Int64Array, lengths: Int64Array, ou
     source = heap.numpy()
     for begin, end, start in ranges:
         out[begin:end] = source[start : start + end - begin]
+
+
+PART_BYTES = 128 * 1024  # a part of a batch that a thread takes is at least this large
+
+
+def select_rows(data: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy the rows ``index`` (int [k]) of ``data`` into ``out``, [k, *shape] and contiguous, and return it."""
+    size, count = out.nbytes, len(index)
+    if size < 2 * PART_BYTES or count < 2:
+        return torch.index_select(data, 0, index, out=out)
+
+    def select(begin: int, end: int) -> None:
+        torch.index_select(data, 0, index[begin:end], out=out[begin:end])
+
+    _share(select, count, size)
+    return out
+
+
+def copy_run(data: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copy ``data``, consecutive rows, into ``out``, of the same shape, and return it."""
+    size, count = out.nbytes, len(out)
+    if size < 2 * PART_BYTES or count < 2:
+        return out.copy_(data)
+
+    def copy(begin: int, end: int) -> None:
+        out[begin:end].copy_(data[begin:end])
+
+    _share(copy, count, size)
+    return out
+
+
+def _share(copy: Callable[[int, int], object], count: int, size: int) -> None:
+    least = -(-PART_BYTES * count // size)
+    share(count, copy, least=least, kind="gather", work=size, by_torch=True)

@@ -20,7 +20,7 @@ from memfeed.schema.jagged import SharedOffsets
 from memfeed.schema.row_views import RowViews
 from memfeed.store.column import Column
 from memfeed.store.columns import FixedColumn
-from memfeed.store.copied_rows import copy_run, select_rows
+from memfeed.store.copied_ranges import copy_run, select_rows
 from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedRows
 from memfeed.store.ragged_gather import gather_jagged, gather_list, gather_padded, view_rows

@@ -24,8 +24,8 @@ from memfeed.store.columns import ComputedColumn
 from memfeed.store.copied_ranges import LOOPS, must_fit
 from memfeed.store.document_blocks import DocumentPieces, Packing
 from memfeed.store.lengths import fill_value, jagged_field, same_lengths
-from memfeed.store.pad_rows import raw
 from memfeed.store.ragged_columns import RaggedRows
+from memfeed.store.ragged_gather import raw
 from memfeed.store.view import View
 
 Fill = float | Mapping[str, float] | None

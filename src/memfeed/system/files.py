@@ -21,11 +21,9 @@ from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
 from memfeed.system import libc
 
 IOV_MAX = 1024
-COPY_BYTES = 16 << 20
-BLOCK_BYTES = 4096  # of most file systems
+COPY_BYTES, BLOCK_BYTES = 16 << 20, 4096  # the latter of most file systems
 _TRIES = 100  # to make a directory that others remove meanwhile
-_NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-_NO_LINKS = _NO_SUPPORT | {errno.EPERM, errno.EXDEV, errno.EMLINK}
+NO_SUPPORT = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -44,10 +42,9 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
     """Return the error to raise if the disk refused ``action``: SpaceError if it is full, else BuildError."""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
-        try:
+        found = None
+        with contextlib.suppress(OSError):
             found = free_bytes(Path(os.path.dirname(str(path))))
-        except OSError:
-            found = None
         free = "" if found is None else f", {found:,} bytes free"
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
@@ -150,7 +147,7 @@ def preallocate(fd: int, size: int, offset: int = 0) -> None:
         try:
             libc.fallocate(fd, offset, size)
         except OSError as error:
-            if error.errno not in _NO_SUPPORT:
+            if error.errno not in NO_SUPPORT:
                 raise
             if os.fstat(fd).st_size < offset + size:
                 os.ftruncate(fd, offset + size)
@@ -180,7 +177,7 @@ def write_again(fd: int, first: int, last: int) -> None:
         except OSError as error:
             if error.errno == errno.ENXIO:  # there are only holes
                 return
-            if error.errno not in _NO_SUPPORT:
+            if error.errno not in NO_SUPPORT:
                 raise refused(error, _name_of(fd), "looking for data") from error
         if first < last:
             first += write_at(fd, os.pread(fd, min(COPY_BYTES, last - first), first), first)
@@ -277,51 +274,12 @@ def lock(fd: int, path: Path, *, wait: bool = False, shared: bool = False) -> No
         raise refused(error, path, "locking it: some network file systems have no locks") from error
 
 
-def link(path: Path, to: Path) -> bool:
-    """Give a file a second name; return False if the file system does not support it."""
-    try:
-        os.link(path, to)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            return False
-        raise refused(error, to, f"linking it to {path}") from error
-    return True
-
-
-def copy(path: Path, to: Path) -> None:
-    """Create a file with the bytes of another; not synced."""
-    with open(path, "rb") as source:
-        size, done = os.fstat(source.fileno()).st_size, 0
-        check_room(to, size, f"a copy of {path}")
-        with opened(to, os.O_CREAT | os.O_TRUNC) as fd:
-            while block := source.read(COPY_BYTES):
-                done += write_at(fd, block, done)
-
-
-def clone(path: Path, fd: int, offset: int = 0) -> bool:
-    """Let an open file share the bytes of the file at ``path``, from byte ``offset`` on (a reflink).
-
-    Returns False, and does nothing, if the file system cannot, or not at this offset: it must be a multiple of
-    `BLOCK_BYTES`.
-    """
-    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        libc.clone_range(source, fd, offset)
-    except OSError as error:
-        if error.errno in _NO_LINKS | {errno.ENOTTY, errno.EBADF, errno.ETXTBSY}:
-            return False
-        raise refused(error, _name_of(fd), f"sharing the bytes of {path}") from error
-    finally:
-        os.close(source)
-    return True
-
-
 def exchange(one: Path, other: Path) -> bool:
     """Exchange two directories in one step (renameat2, RENAME_EXCHANGE); return False if the system cannot."""
     try:
         libc.exchange(one, other)
     except OSError as error:
-        if error.errno in _NO_SUPPORT:
+        if error.errno in NO_SUPPORT:
             return False
         raise refused(error, one, f"exchanging it with {other}") from error
     return True
@@ -401,9 +359,14 @@ def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
 
 def _remove_all(path: Path, keep: Sequence[Path]) -> None:
     """Remove names by the descriptor of their directory: a link that another user puts into a path leads nowhere."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
     unless_missing = contextlib.suppress(FileNotFoundError)
     with unless_missing:
-        for top, directories, names, fd in os.fwalk(path, topdown=False, onerror=_raise_unless_missing):
+        for top, directories, names, fd in os.fwalk(path, topdown=False, onerror=refuse):
             for name in names:
                 if Path(top, name) not in keep:
                     with unless_missing:
@@ -419,19 +382,13 @@ def _remove_all(path: Path, keep: Sequence[Path]) -> None:
             os.rmdir(path)
 
 
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
 def free_bytes(path: Path) -> int | None:
     """Return the bytes that this user may still write on the file system of ``path``, which need not exist.
 
     None if the file system does not tell: ramfs and some network and FUSE file systems report a size of 0.
     """
-    existing = path.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    whole = path.absolute()
+    existing = next(one for one in (whole, *whole.parents) if one.exists())
     found = shutil.disk_usage(existing)
     return found.free if found.total else None
 

@@ -1,4 +1,4 @@
-"""Move a batch, or any nesting of tensors, to a device."""
+"""Move a batch, or any nesting of tensors, to a device that is named as torch names them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
+from memfeed.errors import LoaderError
 from memfeed.schema.containers import flatten, leaves_with_paths
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.transfer.packing import Allocate, allocate_page_locked, can_pack, copy_packed
@@ -113,3 +115,39 @@ def _takes_non_blocking(method: Any) -> bool:
         return "non_blocking" in inspect.signature(method).parameters
     except (TypeError, ValueError):  # written in C, and without a signature
         return False
+
+
+def check_device(device: torch.device | str | None) -> torch.device | None:
+    """Return ``device`` as a torch.device; None stays None.
+
+    Raises:
+        LoaderError: torch does not know the device, this machine does not have it, or it is a CUDA device and this
+            process is a DataLoader worker.
+    """
+    if device is None:
+        return None
+    try:
+        checked = torch.device(device)
+    except RuntimeError as error:
+        raise LoaderError(
+            f"found device {device!r}; expected one that torch knows, as cpu or cuda:0 ({error})"
+        ) from None
+    if checked.type == "cuda":
+        if get_worker_info() is not None:
+            raise LoaderError(
+                "found a CUDA device inside a DataLoader worker; CUDA cannot be used after a fork: collate on the CPU "
+                "and move each batch in the training loop with memfeed.to_device(batch, device)"
+            )
+        count = torch.cuda.device_count()
+        if (checked.index or 0) >= count:
+            raise LoaderError(
+                f"found device {checked}; this machine has {count} CUDA devices: use cpu, or one that is there"
+            )
+    elif checked.type not in ("cpu", "meta"):
+        module = getattr(torch, checked.type, None)  # torch.mps, torch.xpu, or that of a privately used backend
+        if module is None or not module.is_available():
+            raise LoaderError(
+                f"found device {checked}, which this machine or this build of torch does not have; expected one that "
+                'is there: device="cpu"'
+            )
+    return checked

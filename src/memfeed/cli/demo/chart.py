@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.demo.result import EpochTiming, Result
+from memfeed.cli.demo.result import EpochTiming, Result
 from memfeed.system.units import format_seconds
 
 DATALOADER, MEMFEED, GRID, INK, PALE_INK = "#8d99ae", "#e4572e", "#d9dee7", "#22283a", "#5b647a"

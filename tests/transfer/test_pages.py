@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from memfeed.system import pages
+from memfeed.transfer import page_locked as pages
 
 DONTFORK, HUGEPAGE = getattr(mmap, "MADV_DONTFORK", None), getattr(mmap, "MADV_HUGEPAGE", None)
 

@@ -15,9 +15,9 @@ from PIL import Image
 from rich.console import Console
 
 from memfeed.cli import main
-from memfeed.demo import EpochTiming, Result, run
-from memfeed.demo.chart import last_crossing, repeated, save_chart
-from memfeed.demo.photos import CLASSES, make_photos
+from memfeed.cli.demo import EpochTiming, Result, run
+from memfeed.cli.demo.chart import last_crossing, repeated, save_chart
+from memfeed.cli.demo.photos import CLASSES, make_photos
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/hymenoptera_data/train"
 

@@ -6,7 +6,7 @@ import pytest
 
 from measure import drop_pages
 from memfeed.store.mapping import map_file
-from memfeed.system import page_cache
+from memfeed.system import mapped_memory
 from support import skip_without_disk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs mincore and MADV_PAGEOUT")
@@ -25,17 +25,17 @@ def file(tmp_path):
 def test_a_page_is_in_the_cache_once_it_was_read(file):
     drop_pages(file.parent)
     mapped = map_file(file, file.stat().st_size)
-    assert not page_cache.in_page_cache(mapped.data_ptr()), "to ask reads nothing"
-    assert not page_cache.in_page_cache(mapped.data_ptr())
+    assert not mapped_memory.in_page_cache(mapped.data_ptr()), "to ask reads nothing"
+    assert not mapped_memory.in_page_cache(mapped.data_ptr())
     assert int(mapped[0]) >= 0
-    assert page_cache.in_page_cache(mapped.data_ptr())
+    assert mapped_memory.in_page_cache(mapped.data_ptr())
 
 
 def test_pages_that_the_process_changed_are_kept(file):
     mapped = map_file(file, file.stat().st_size)
     mapped[5] = 7
     mapped.sum()
-    page_cache.page_out(mapped.data_ptr(), mapped.nbytes)
+    mapped_memory.page_out(mapped.data_ptr(), mapped.nbytes)
     assert int(mapped[5]) == 7
     assert mapped[mmap.PAGESIZE :].numpy().tobytes() == file.read_bytes()[mmap.PAGESIZE :]
 
@@ -43,5 +43,5 @@ def test_pages_that_the_process_changed_are_kept(file):
 def test_parts_of_a_page_are_left_alone(file):
     mapped = map_file(file, file.stat().st_size)
     before = mapped.clone()
-    page_cache.page_out(mapped.data_ptr() + 10, mmap.PAGESIZE - 20)
+    mapped_memory.page_out(mapped.data_ptr() + 10, mmap.PAGESIZE - 20)
     assert (mapped == before).all()

@@ -11,8 +11,11 @@ from torchvision import tv_tensors
 from torchvision.transforms import functional
 
 from memfeed.errors import SplitError
-from memfeed.splitting.leaves import same_leaf, take_apart
-from memfeed.splitting.traced import Recording, plain, plain_type
+from memfeed.schema.compare import equal
+from memfeed.schema.values import class_of
+from memfeed.splitting.leaves import take_apart
+from memfeed.splitting.recording import Recording
+from memfeed.splitting.traced import plain
 
 START = (0, 0)
 
@@ -74,8 +77,8 @@ def test_operations_of_numpy_are_made_again(name):
 
 def check(work, first, second):
     run, result = record(work, copy.deepcopy(first))
-    assert same_leaf(plain(result), work(copy.deepcopy(first)))
-    assert same_leaf(plain(replay(run, copy.deepcopy(second), result)), work(copy.deepcopy(second)))
+    assert equal(plain(result), work(copy.deepcopy(first)))
+    assert equal(plain(replay(run, copy.deepcopy(second), result)), work(copy.deepcopy(second)))
 
 
 VALUES = {
@@ -114,8 +117,8 @@ def test_pixels_of_an_image_are_refused(work):
 def test_an_array_of_an_image_is_made_again(work):
     first, second = (Image.effect_noise((4, 3), sigma).convert("RGB") for sigma in (20, 90))
     run, result = record(work, first)
-    assert same_leaf(plain(result), work(first))
-    assert same_leaf(plain(replay(run, second, result)), work(second))
+    assert equal(plain(result), work(first))
+    assert equal(plain(replay(run, second, result)), work(second))
 
 
 @pytest.mark.parametrize("work", [tv_tensors.Image, lambda x: tv_tensors.Mask(x[0]), lambda x: x.as_subclass(Labels)])
@@ -123,7 +126,7 @@ def test_a_tensor_of_a_derived_class_is_made_again(work):
     first, second = torch.rand(2, 3, 4, 4)
     run, result = record(work, first.clone())
     assert type(result) is type(work(first))
-    assert same_leaf(replay(run, second, result), work(second))
+    assert equal(replay(run, second, result), work(second))
     assert torch.Tensor.as_subclass(second, Labels).__class__ is Labels
     assert run.node_of(result) != START
 
@@ -134,14 +137,14 @@ def test_equal_values_of_other_origin_are_not_known(leaf):
     assert run.node_of(marked) == START
     assert run.node_of(type(leaf)(leaf)) is None
     assert marked == leaf
-    assert type(plain(marked)) is plain_type(marked) is type(leaf)
+    assert type(plain(marked)) is class_of(marked) is type(leaf)
     image = Image.new("L", (4, 3), 5)
     run, marked = record(lambda x: x, image)
-    assert (run.node_of(marked), type(plain(marked)), plain_type(marked)) == (START, Image.Image, Image.Image)
-    assert same_leaf(plain(marked), image)
+    assert (run.node_of(marked), type(plain(marked)), class_of(marked)) == (START, Image.Image, Image.Image)
+    assert equal(plain(marked), image)
 
 
 @pytest.mark.parametrize("work", [np.array, np.asarray, lambda x: np.array(x, np.float32), torch.tensor])
 def test_an_array_of_a_marked_list_is_made_again(work):
     run, result = record(work, [1.0, 2.0])
-    assert same_leaf(plain(replay(run, [3.0, 4.0], result)), work([3.0, 4.0]))
+    assert equal(plain(replay(run, [3.0, 4.0], result)), work([3.0, 4.0]))

@@ -1,0 +1,170 @@
+"""The commands of ``memfeed`` beside ``cache``: each calls a function of the same name and prints what it returned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import memfeed
+from memfeed.cli.cache_command import ALLOW_HELP, Allow, OnError, parse_dtype
+from memfeed.cli.error_lines import UsageError
+from memfeed.system.units import format_bytes, printable
+
+
+def append(
+    store: Annotated[Path, typer.Argument(help="The directory of the store.")],
+    dataset: Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="The dataset of the new samples.")],
+    length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take N samples of an iterable.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes. Default: as measured.")] = None,
+    on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
+    ] = None,
+    allow: Annotated[list[Allow] | None, typer.Option(help=ALLOW_HELP)] = None,
+    split: Annotated[bool, typer.Option("--split", help="For a store that was made with --split.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
+) -> None:
+    """Add every sample of a dataset to a store, after its rows, which are not copied.
+
+    Each call adds its samples; after a kill the same call goes on.
+    """
+    from memfeed.cli.user_code import load_dataset
+
+    made = memfeed.append(
+        store,
+        load_dataset(dataset),
+        dtypes=dict(parse_dtype(text) for text in dtype) if dtype else None,
+        length=length,
+        workers=workers,
+        on_error=on_error.value,
+        allow=[one.value for one in allow or ()],
+        split=split,
+        progress=progress,
+    )
+    typer.echo(repr(made))
+
+
+def concat(
+    places: Annotated[list[Path], typer.Argument(metavar="STORE... OUT", help="The stores, and the one to write.")],
+    progress: Annotated[bool, typer.Option(help="Say what is written.")] = True,
+) -> None:
+    """Write the rows of several stores into a new one, sharing their bytes where the file system can."""
+    if len(places) < 2:
+        raise UsageError(f"found {places[0]}; expected one or more stores and the new one: memfeed concat A B OUT")
+    typer.echo(repr(memfeed.concat(places[:-1], places[-1], progress=progress)))
+
+
+def inspect(
+    store: Annotated[
+        str, typer.Argument(help="The directory of a store, or one that TensorDict.memmap() wrote, or an address.")
+    ],
+    rows: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N rows.")] = 3,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the images of these rows there, as small PNG files.")
+    ] = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:TRANSFORM", help="Draw the images before and after this transform, in one PNG."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, metavar="N", help="With --augment: the epochs to draw.")] = 5,
+) -> None:
+    """Show the fields of a store, their size on disk, and the first rows.
+
+    --augment writes to the directory of --pictures, or to the current one. Of a store at an address only the manifest
+    is read: no rows are shown.
+    """
+    from memfeed.cli.store_summary import summarise, summarise_address  # they import torch, which takes seconds
+    from memfeed.remote.address import is_address
+
+    if not is_address(store):
+        summarise(Path(store), rows, pictures, augment, epochs)
+        return
+    if pictures is not None or augment is not None:
+        raise UsageError("found --pictures or --augment with an address; expected a store on this machine: pull it")
+    summarise_address(store)
+
+
+def verify(
+    store: Annotated[str, typer.Argument(help="The directory of the store, or its address.")],
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
+    from memfeed.remote.address import is_address
+    from memfeed.system.progress import Progress
+
+    if is_address(store):
+        _verify_address(store, progress)
+        return
+    opened = memfeed.open(store)
+    total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else 0
+    started = time.perf_counter()
+    with Progress(Path(store).name, total_bytes, unit="B", shown=progress and total_bytes > 0) as bar:
+        opened.verify(bar.advance_to)
+    _report(store, total_bytes, started)
+
+
+def _verify_address(text: str, progress: bool) -> None:
+    from memfeed.remote.address import parse_address
+    from memfeed.remote.chunks import verify as verify_address
+    from memfeed.system.progress import Progress
+
+    address, started = parse_address(text), time.perf_counter()
+    with Progress(address.name, None, unit="B", shown=progress) as bar:
+        store = verify_address(text, bar.advance_to)
+    _report(str(address), sum(store.manifest.files.values()), started)
+
+
+def _report(name: str, total_bytes: int, started: float) -> None:
+    seconds = max(time.perf_counter() - started, 1e-9)
+    typer.echo(f"{printable(name)}: ok, {format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")
+
+
+def push(
+    store: Annotated[Path, typer.Argument(help="The directory of the store.")],
+    address: Annotated[str, typer.Argument(help="Where to: s3://bucket/name, gs://, az://, file://.")],
+    remove_old: Annotated[
+        bool, typer.Option("--remove-old", help="Afterwards remove the objects of older and interrupted pushes.")
+    ] = False,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Write a store to an address. The same command resumes an interrupted push.
+
+    Readers of the address see the store when all of it is there. Credentials come from the environment.
+    """
+    from memfeed.remote.address import parse_address
+
+    shown, started = parse_address(address), time.perf_counter()
+    sent = memfeed.push(store, address, remove_old=remove_old, progress=progress)
+    seconds = max(time.perf_counter() - started, 1e-9)
+    typer.echo(f"{printable(shown)}: ok, sent {format_bytes(sent)} at {format_bytes(sent / seconds)}/s")
+
+
+def pull(
+    address: Annotated[str, typer.Argument(help="The store's address: s3://bucket/name, gs://, az://, https://.")],
+    store: Annotated[Path, typer.Argument(help="The directory to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+) -> None:
+    """Copy a store from an address to this machine. The same command resumes an interrupted pull."""
+    pulled = memfeed.pull(address, store, overwrite=overwrite, progress=progress)
+    typer.echo(repr(pulled))
+
+
+def demo(
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images, one directory per class. Default: generated photos.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="Use at most N images.")] = 1000,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The PNG file to write.")] = Path("memfeed-demo.png"),
+    workers: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes of DataLoader. Default: one per core.")
+    ] = None,
+    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+) -> None:
+    """Train one epoch from DataLoader and one from memfeed; print the times and draw them."""
+    from memfeed.cli.demo import run
+
+    run(images, count=count, out=out, workers=workers, progress=progress)
