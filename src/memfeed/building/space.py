@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -111,10 +112,25 @@ def rewrite_gaps(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> 
     for field in schema:
         if field.kind != "fixed":
             used = used_heap_ranges(root, field, row_count, present[:row_count])
-            with files.opened(ragged_files(root, field).heap) as fd:
+            heap = ragged_files(root, field).heap
+            with files.opened(heap) as fd:
                 size = os.fstat(fd).st_size
                 for first, last in _gaps(np.concatenate([used, [[size, size]]])).tolist():
-                    files.write_again(fd, first, last)
+                    _write_again(fd, heap, first, last)
+
+
+def _write_again(fd: int, heap: Path, first: int, last: int) -> None:
+    """Write what bytes ``first`` to ``last`` of an open heap are in memory; holes stay."""
+    while first < last:
+        try:
+            first = os.lseek(fd, first, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # there are only holes
+                return
+            if error.errno not in files.NO_SUPPORT:
+                raise files.refused(error, heap, "looking for data") from error
+        if first < last:
+            first += files.write_at(fd, os.pread(fd, min(files.COPY_BYTES, last - first), first), first)
 
 
 def _gaps(used: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

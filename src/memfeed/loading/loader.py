@@ -213,11 +213,11 @@ class Loader(DataLoader[T_co]):
             drop_last=reading.settings.last == "drop" and shown_batches is None,
             generator=generator,
         )
-        self.shuffle, self.seed, self.last, self.bucket_by = shuffle, seed, last, bucket_by
-        self.device, self.transform, self.placement, self.ranks = device, transform, placement, ranks
-        self.return_rows, self.as_, self.pad, self.cache, self.keep = return_rows, as_, pad, cache, keep
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
+        self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
+        self.return_rows, self.as_, self.pad, self.cache = return_rows, as_, pad, cache
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._epochs = Epochs(reading, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
@@ -382,16 +382,15 @@ class Loader(DataLoader[T_co]):
         self._epochs.move(batches, self._effective_settings())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # small: where the store is and how it is read; the other process opens it itself, at the same position
         self.store.__reduce__()  # raises for columns in memory, which a pickle would copy
         settings = self._settings
         options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": settings.last == "drop"}
-        options["prefetch_factor"] = settings.prefetch
-        options |= {"sampler": settings.sampler, "batch_sampler": settings.batch_sampler}
+        options |= {"prefetch_factor": settings.prefetch, "sampler": settings.sampler}
+        options["batch_sampler"] = settings.batch_sampler
         options["batch_size"] = 1 if settings.batch_sampler is not None else settings.batch_size
+        options["collate_fn"] = user_collate(self.collate_fn)
         if settings.takes_lists:
             options |= {"sampler": settings.batch_sampler, "batch_sampler": None, "batch_size": None}
-        options["collate_fn"] = user_collate(self.collate_fn)
         return _remake, (type(self), self.store, options, self.state_dict())
 
 

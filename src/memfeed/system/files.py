@@ -169,20 +169,6 @@ def punch(fd: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
-def write_again(fd: int, first: int, last: int) -> None:
-    """Write what bytes ``first`` to ``last`` of an open file are in memory; holes stay."""
-    while first < last:
-        try:
-            first = os.lseek(fd, first, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # there are only holes
-                return
-            if error.errno not in NO_SUPPORT:
-                raise refused(error, _name_of(fd), "looking for data") from error
-        if first < last:
-            first += write_at(fd, os.pread(fd, min(COPY_BYTES, last - first), first), first)
-
-
 def truncate(path: Path, size: int) -> None:
     """Cut or lengthen a file to ``size`` bytes."""
     with opened(path) as fd, wrap_disk_errors(path, f"making it {size:,} bytes long", size):
