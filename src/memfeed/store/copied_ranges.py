@@ -131,10 +131,15 @@ def _copy_blocks(heap: torch.Tensor, starts: Int64Array, lengths: Int64Array, ou
 
 
 PART_BYTES = 128 * 1024  # a part of a batch that a thread takes is at least this large
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+"""For dtypes of which torch 2.6 copies no rows by an index, those of the same size."""
 
 
 def select_rows(data: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Copy the rows ``index`` (int [k]) of ``data`` into ``out``, [k, *shape] and contiguous, and return it."""
+    if data.dtype in _SIGNED:
+        select_rows(data.view(_SIGNED[data.dtype]), index, out.view(_SIGNED[data.dtype]))
+        return out
     size, count = out.nbytes, len(index)
     if size < 2 * PART_BYTES or count < 2:
         return torch.index_select(data, 0, index, out=out)
