@@ -107,7 +107,10 @@ def sync_files(root: Path) -> float:
     """Write everything under ``root`` to the disk. Return the seconds that took."""
     start = time.perf_counter()
     for path in [root, *root.rglob("*")]:
-        fd = os.open(path, os.O_RDONLY)
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # a mark of a process that works there
+            continue
         try:
             os.fsync(fd)
         finally:

@@ -204,6 +204,8 @@ def main() -> None:
     if options.only and options.json.exists():
         known = json.loads(options.json.read_text())
         figures = {name: known[name] for name in (*CHECKS, "failed") if name in known and not known["quick"]}
+        elsewhere = dict.fromkeys(figures.keys() & CHECKS.keys(), known["machine"]) | known.get("elsewhere", {})
+        figures["elsewhere"] = {part: found for part, found in elsewhere.items() if part != options.only}
     for part in [options.only] if options.only else CHECKS:
         with tempfile.TemporaryDirectory(dir=options.dir, ignore_cleanup_errors=True) as directory:
             rows = megabytes[part] * 10**6 // (3 * 128 * 128)

@@ -555,6 +555,8 @@ def remote(result: Result) -> str:
         columns = ["one server, the same rows", "shuffles", "first batch", "first epoch", "second epoch", "requests"]
         parts.append(table(columns, peers))
     failed = "".join(f"\n{name} has no figures: {why[:200]}\n" for name, why in result["failed"].items())
+    for name, machine in result.get("elsewhere", {}).items():
+        parts.append(f"\n{name}: measured on {charts.machine_line({'machine': machine})}.\n")
     return f"""## Stores at an address
 
 A server that speaks S3, with {about["bytes_per_second"] / 1e6:.0f} MB/s for all requests together and
