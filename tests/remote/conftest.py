@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import threading
 import urllib.request
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import memfeed
 from fault_proxy import FaultProxy
 from memfeed.remote import retry
 from memfeed.remote.retry import Retry
+from origin import make
 
 FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, stall_seconds=30.0)
 
@@ -22,6 +25,25 @@ FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, st
 @pytest.fixture(autouse=True)
 def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "DEFAULT", FAST)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> memfeed.Store:
+    """Return a store of several chunks."""
+    return make(tmp_path_factory.mktemp("origin") / "a.mf")
+
+
+@pytest.fixture
+def origin(local: memfeed.Store, tmp_path: Path) -> str:
+    """Return the address of a copy of the store, in a directory."""
+    shutil.copytree(local.path, tmp_path / "remote" / "a.mf")
+    return f"file://{tmp_path}/remote/a.mf"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Return a directory for a cache, which does not exist yet."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")

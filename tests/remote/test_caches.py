@@ -13,26 +13,9 @@ import pytest
 import memfeed
 from memfeed.errors import StoreError
 from memfeed.testing import equal
-from origin import disk_bytes, make
+from origin import disk_bytes
 
 pytest.importorskip("obstore")
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("origin") / "a.mf")
-
-
-@pytest.fixture
-def origin(local, tmp_path):
-    """Return the address of a copy of the store, in a directory."""
-    shutil.copytree(local.path, tmp_path / "remote" / "a.mf")
-    return f"file://{tmp_path}/remote/a.mf"
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
 
 
 def test_a_directory_that_is_no_cache_is_refused(local, origin, cache, tmp_path):

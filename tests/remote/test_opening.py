@@ -22,26 +22,9 @@ from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
 from memfeed.system import files
 from memfeed.testing import equal
-from origin import ROWS, disk_bytes, make, upload
+from origin import ROWS, disk_bytes, upload
 
 pytest.importorskip("obstore")
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("origin") / "a.mf")
-
-
-@pytest.fixture
-def origin(local, tmp_path):
-    """Return the address of a copy of the store, in a directory."""
-    shutil.copytree(local.path, tmp_path / "remote" / "a.mf")
-    return f"file://{tmp_path}/remote/a.mf"
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
 
 
 def loaders(stores, shuffle, **options):

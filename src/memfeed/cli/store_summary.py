@@ -1,4 +1,4 @@
-"""What ``memfeed inspect`` prints: the fields of a store, its first rows, and pictures of them."""
+"""The output of ``memfeed inspect``: the fields of a store, its first rows, and pictures of them."""
 
 from __future__ import annotations
 

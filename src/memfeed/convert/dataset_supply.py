@@ -348,7 +348,7 @@ class DatasetSupply:
         """Take the claim of the build if the process that had it has ended. Without a build, open the store."""
         target = self.conversion.target
         if (target / format.MANIFEST).exists():
-            self._settle()
+            self._switch_backings()
             return
         lead = contextlib.ExitStack()
         try:
@@ -359,7 +359,7 @@ class DatasetSupply:
             lead.close()
             if not (target / format.MANIFEST).exists():
                 raise BuildError(f"{root}: found that the build was removed while it was filled; run this again")
-            self._settle()
+            self._switch_backings()
             return
         self._lead = lead
         self.build.units.lose_unsynced()  # of the process that has died
@@ -370,9 +370,9 @@ class DatasetSupply:
             return
         require_probed(self.build)
         self.build.commit(self.conversion.target, kept=self.conversion.kept_now())
-        self._settle()
+        self._switch_backings()
 
-    def _settle(self) -> None:
+    def _switch_backings(self) -> None:
         with self._engine.lock:
             self._done.set()
             self._engine.stop()

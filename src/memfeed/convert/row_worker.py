@@ -33,13 +33,8 @@ class RowWorker:
     def __init__(
         self, dataset: Any, build: Build, plan: WritePlan, watchdog: Watchdog, number: int | None = None
     ) -> None:
-        self._dataset, self._build, self._plan, self._watchdog, self._number = (
-            dataset,
-            build,
-            plan,
-            watchdog,
-            number or 0,
-        )
+        self._dataset, self._build, self._plan = dataset, build, plan
+        self._watchdog, self._number = watchdog, number or 0
         self._writer = RunWriter(build, plan, may_promote=number is None)
         self._draws = Draws(dataset, plan)
         self._reads_singly = plan.skip_errors  # True also once __getitems__ has returned samples in the same memory

@@ -80,7 +80,7 @@ class EpochClock:
 
     @property
     def generator(self) -> torch.Generator | None:
-        """Where the seed is drawn from; one that was seeded with the seed, if the loader was given that."""
+        """The generator that the seed is drawn from; one that was seeded with the seed, if that was given."""
         if self._generator is None and self._given is not None:
             # not None, because Accelerate would put a generator of its own there
             self._generator = torch.Generator(device="cpu").manual_seed(self._given % 2**63)

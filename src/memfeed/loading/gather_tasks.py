@@ -189,5 +189,5 @@ def _row_numbers(rows: Any) -> Int64Array:
     except (TypeError, OverflowError) as error:
         raise RowError(
             f"found {brief(rows)} from a sampler; expected row numbers ({error}): lists of rows are batches, pass what "
-            "draws them as batch_sampler=, without batch_size; a list of such lists is none"
+            "draws them as batch_sampler=, without batch_size; a list of such lists is not a batch"
         ) from None

@@ -1,4 +1,4 @@
-"""What a loader reads in place, compared with what was there when it was made: indices, and tensors by their memory.
+"""Data that a loader reads in place, compared with the state when it was made: indices, and tensors by memory.
 
 Values in this memory are not compared: they may change, and are read as they are then.
 """

@@ -37,7 +37,7 @@ MOST_WORKERS = 4096  # that read a dataset
 
 
 class Source(NamedTuple):
-    """What a loader reads.
+    """The rows that a loader reads.
 
     Args:
         store: all its rows.

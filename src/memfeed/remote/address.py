@@ -27,7 +27,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # as in `local_path`: Path
 
 @dataclass(frozen=True)
 class Address:
-    """Where a store is. ``str()`` of it has no credentials: only ``url`` has, and it is never shown.
+    """The place of a store. ``str()`` of it has no credentials: only ``url`` has, and it is never shown.
 
     ``kind`` is "s3", "gs", "az", "http", "file" or "memory"; ``name`` the last part of the path.
     """

@@ -44,7 +44,7 @@ REMEDY = "remove the cache directory to start over"
 
 
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all users of a cache directory share.
+    """The settings that all users of a cache directory share.
 
     ``size`` is the most bytes that chunks may take; None for all of them.
     """

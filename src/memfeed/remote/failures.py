@@ -1,4 +1,4 @@
-"""What an error of obstore means: whether to try again, and the error to raise if not.
+"""The meaning of an error of obstore: whether to try again, and the error to raise if not.
 
 The text of such an error is never shown as it is: it has the URL of the request, and may have a login or a signature
 in it. Only the status and the error code of the server are taken from it.

@@ -30,7 +30,7 @@ CHUNKS_A_PART = 64  # 256 MiB
 
 
 class RangeReader(Protocol):
-    """What reads the files of a store at an address."""
+    """The reader of the files of a store at an address."""
 
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
         """Return ``size`` bytes of a file from byte ``first``, once ``accept`` has returned True for them."""

@@ -74,7 +74,7 @@ class RemoteStore:
 
     @property
     def address(self) -> Address:
-        """Where the store is."""
+        """The place of the store."""
         return self.objects.address
 
     def read_checksums(self) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class ObjectInfo(NamedTuple):
-    """What is known of an object: its size in bytes, its etag and its version (None if the store has none)."""
+    """The properties of an object: its size in bytes, its etag and its version (None if the store has none)."""
 
     size: int
     etag: str | None
@@ -277,7 +277,7 @@ class Objects:
 
     @property
     def _part_client(self) -> Any:
-        """The same for large files: it repeats each part, so that the file need not be sent again."""
+        """The client for large files: it repeats each part, so that the file need not be sent again."""
         if self._many is None:
             self._many = connect(self.address, self.retry, self.retry.attempts - 1)
         return self._many

@@ -1,4 +1,4 @@
-"""Where rows lie in the files of a store, and in which chunks."""
+"""The byte ranges of rows in the files of a store, and their chunks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class RecipeStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class _Images(msgspec.Struct):
-    """What is known of a field before a step: its dtype, and the shape of one row, channels first."""
+    """The known properties of a field before a step: its dtype, and the shape of one row, channels first."""
 
     dtype: str
     shape: tuple[int | None, ...]

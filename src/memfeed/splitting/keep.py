@@ -1,4 +1,4 @@
-"""What is stored of images that a random step resizes: all pixels, a smaller image, or the bytes of its file."""
+"""The stored form of images that a random step resizes: all pixels, a smaller image, or the bytes of its file."""
 
 from __future__ import annotations
 

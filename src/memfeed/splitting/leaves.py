@@ -119,7 +119,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 class Kind(NamedTuple):
-    """What a leaf is, beside its numbers: a store keeps it once for all rows of a form.
+    """The properties of a leaf beside its numbers: a store keeps them once for all rows of a form.
 
     Args:
         name: "tensor", "array", "array hwc" (an image with channels last), "PIL RGB" and the like, the class of a

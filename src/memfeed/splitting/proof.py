@@ -53,7 +53,7 @@ class Samples:
 
 @dataclass
 class Proof:
-    """What a cut was proven on, whole samples under several seeds each.
+    """The whole samples, under several seeds each, on which a cut was proven.
 
     Args:
         cut: of the dataset.

@@ -53,7 +53,7 @@ class Split:
 
 
 class CutDataset(Dataset[Any]):
-    """What a store keeps of the samples of a dataset. Each sample is read once, whole, with its random part.
+    """The part of a dataset's samples that a store keeps. Each sample is read once, whole, with its random part.
 
     Args:
         proof: of the cut.

@@ -1,4 +1,4 @@
-"""What goes through the steps of a pipeline: the arguments of a call, and the images in them."""
+"""The values that go through the steps of a pipeline: the arguments of a call, and the images in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a store keeps what is stored of a sample: in place of the leaves that are made of it, or in other fields."""
+"""The fields for the stored part of a sample: in place of the leaves that are made of it, or beside them."""
 
 from __future__ import annotations
 

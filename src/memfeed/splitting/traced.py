@@ -22,7 +22,7 @@ ARRAY, AS_SUBCLASS = np.array, torch.Tensor.as_subclass
 
 
 class Recorder(Protocol):
-    """What values report to."""
+    """The receiver of what marked values report."""
 
     is_inside: bool
 

@@ -24,7 +24,7 @@ Name = tuple[int, Path]
 
 
 class Callee(NamedTuple):
-    """What a call of a tape calls: a pipeline or a step, from its step number `at` on."""
+    """The callable of a call on a tape: a pipeline or a step, from its step number `at` on."""
 
     name: Name
     at: int
