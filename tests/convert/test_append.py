@@ -304,7 +304,7 @@ def test_samples_are_not_read_again_after_a_kill(path):
     def make(i):
         if i == 70 and len(read) < 200:
             raise Dead
-        time.sleep(0.002)  # samples that are read faster are written many at once
+        time.sleep(0.002)  # some 15 are one list, and a list that did not end is lost
         read.append(i)
         return simple(20 + i)
 
@@ -315,7 +315,7 @@ def test_samples_are_not_read_again_after_a_kill(path):
     count = len(read)
     read += [0] * 200
     assert holds(append(path, Made(make, 100)), range(120))
-    assert len(read) - 200 - count < 80
+    assert len(read) - 200 - count < 112  # 132 without the rows that were written: 16 of them are read three times
 
 
 def test_a_file_system_without_links_copies_and_says_so(path, monkeypatch, capfd):
