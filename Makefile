@@ -150,6 +150,7 @@ CHECKOUTS ?= .venv-suites/checkouts
 peers-tests: .venv-suites/.installed
 	.venv-suites/bin/python tools/peers_tests.py --checkouts $(CHECKOUTS) --json benchmarks/results/peers-tests.json \
 		$(if $(SUITES),--suites $(SUITES)) $(PEERS)
+	.venv-suites/bin/python tools/peers_report.py
 
 # An environment of its own, which finds torch and memfeed in the first one.
 .venv-suites/.installed: $(INSTALLED)

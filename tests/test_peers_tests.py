@@ -58,6 +58,15 @@ def tool():
         sys.path.remove(str(TOOLS))
 
 
+@pytest.fixture(scope="module")
+def report():
+    sys.path.insert(0, str(TOOLS))
+    try:
+        return runpy.run_path(str(TOOLS / "peers_report.py"))
+    finally:
+        sys.path.remove(str(TOOLS))
+
+
 def test_only_tests_that_build_a_loader_over_rows_count(tool):
     control = {
         "passes": {"result": "passed", "built": {"map": 1, "stream": 0}},
@@ -93,6 +102,32 @@ def test_a_source_that_is_not_there_is_said_with_its_address(tool, tmp_path, mon
 
 def test_every_reason_belongs_to_a_suite(tool):
     assert set(json.loads((TOOLS / "peers_not_applicable.json").read_text())) <= set(tool["SUITES"])
+
+
+def test_the_page_has_the_results_that_were_kept(report):
+    found = json.loads(report["RESULTS"].read_text())
+    assert report["section"](found) in report["PAGE"].read_text()
+
+
+def test_the_page_names_each_failure_and_counts_both_shares(report):
+    mode = {
+        "tests": 4,
+        "passed": 2,
+        "by_choice": {"by design": 1},
+        "passed_though_by_choice": [],
+        "failed": {"f.py::a": "no", "f.py::b": "no"},
+    }
+    one = {
+        "version": "1.0", "commit": "", "seconds_allowed": {"test": 9, "suite": 60},
+        "torch": "2", "machine": {"system": "Linux", "cpus": 2},
+        "control": {"tests": 9, "failed": 2, "skipped": 1}, "modes": dict.fromkeys(("store", "cache", "dataset"), mode),
+    }  # fmt: skip
+    page = report["section"]({"skorch": one})
+    assert "| store | 2 of 4 | 50.0 % | 66.6 % |" in page
+    assert "| skorch 1.0 | 9 | 6 | 2 of 4, 1 by choice |" in page
+    assert "- by design (skorch)" in page
+    assert "- skorch, `f.py::a` and 1 more: no" in page
+    assert "Not run: torchdata, accelerate" in page
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ For each suite of `tools/peers_suites.py` the tests run with torch's own DataLoa
 loader over a map-style dataset, are the ones that count. They run again in three modes: a store that is made of the
 dataset, then a Loader ("store"), ``Loader(dataset, cache=path)`` ("cache"), and ``Loader(dataset)`` ("dataset").
 `tools/peers_not_applicable.json` names the tests that fail by choice, by reason; they count as failures, and one that
-passes is reported.
+passes is reported. A test is stopped after ``--seconds``, and a suite, in each mode, after ``--suite-seconds``; of a
+suite that was stopped, the tests that ran with DataLoader count.
 
 Sources are looked for in DIR. If the sdist of a project has the tests, it is downloaded there; else the project's
 repository must have been cloned there, and a line says so.
@@ -15,8 +16,10 @@ repository must have been cloned there, and a line says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -39,7 +42,13 @@ Results = dict[str, dict[str, Any]]  # by test: result, built, error
 
 
 def run(
-    suite: Suite, source: Path, mode: str, only: list[str], seconds: int, selected: list[str] | None = None
+    suite: Suite,
+    source: Path,
+    mode: str,
+    only: list[str],
+    seconds: int,
+    selected: list[str] | None = None,
+    suite_seconds: float = 900,
 ) -> Results:
     """Run the tests of a suite in one mode: all of them, or those ``selected`` by name."""
     folder = source / suite.folder
@@ -73,7 +82,16 @@ def run(
         options = ["-q", "-o", "addopts=", "--color=no", "--tb=no", "-p", "no:cacheprovider", "-p", "peers_plugin"]
         command = [sys.executable, "-m", "pytest", *options, "--continue-on-collection-errors", *tests]
         with (Path(temporary) / "output").open("w+") as output:
-            subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output, check=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                    check=False,
+                    timeout=suite_seconds,
+                )
             output.seek(0)
             said = output.read()
         by_test: Results = {}
@@ -85,6 +103,12 @@ def run(
         if not by_test and selected != []:
             print(said[-2000:], file=sys.stderr)
         return by_test
+
+
+def commit_of(source: Path) -> str:
+    """Return the commit of a clone; an empty string for the source of a release."""
+    command = ["git", "-C", str(source), "rev-parse", "HEAD"]
+    return subprocess.check_output(command, text=True).strip() if (source / ".git").exists() else ""
 
 
 def counted(control: Results) -> list[str]:
@@ -130,6 +154,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), metavar="MODE")
     parser.add_argument("--only", nargs="*", default=[], help="files whose name contains one of these")
     parser.add_argument("--seconds", type=int, default=60, help="a test that takes longer fails")
+    parser.add_argument("--suite-seconds", type=float, default=900, help="a suite that takes longer is stopped")
     parser.add_argument("--verbose", action="store_true", help="print each test that fails")
     parser.add_argument("--json", type=Path, help="write the results there, beside those of other suites")
     options = parser.parse_args()
@@ -142,23 +167,27 @@ def main() -> None:
             print(f"{name}: skipped: {source}", flush=True)
             continue
         begin = time.monotonic()
-        control = run(suite, source, CONTROL, options.only, options.seconds)
+        control = run(suite, source, CONTROL, options.only, options.seconds, None, options.suite_seconds)
         tests = counted(control)
         not_passed = Counter(one["result"] for one in control.values() if one["result"] != "passed")
         found: dict[str, Any] = {
             "version": version(suite.package),
+            "commit": commit_of(source),
             "torch": torch.__version__,
+            "memfeed": version("memfeed"),
+            "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
+            "seconds_allowed": {"test": options.seconds, "suite": options.suite_seconds},
             "control": {"tests": len(control), **not_passed},
             "modes": {},
         }
         for mode in options.modes:
-            results = run(suite, source, mode, options.only, options.seconds, tests)
+            results = run(suite, source, mode, options.only, options.seconds, tests, options.suite_seconds)
             found["modes"][mode] = summary(tests, results, by_choice.get(name, {}))
             describe(name, mode, found["modes"][mode], verbose=options.verbose)
         print(f"{name}: {time.monotonic() - begin:.0f} s, with DataLoader {len(control)} tests: {dict(not_passed)}")
         if options.json:
             noted = json.loads(options.json.read_text()) if options.json.exists() else {}
-            options.json.write_text(json.dumps({**noted, name: found}, indent=1) + "\n")
+            options.json.write_text(json.dumps({**noted, name: found}, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,23 @@ class Disk:
         self.memory, self.dirty, self.holders = list(self.disk), set(), {}
 
 
+class FunctionSupplier:
+    """Brings units by a function of their numbers. It knows nothing of readers, syncs, kills or other processes."""
+
+    def __init__(self, units, values_of, write):
+        self.units, self.values_of, self.write = units, values_of, write
+
+    def bring(self, wanted):
+        """Bring those of ``wanted`` that are absent and that nobody has; return them."""
+        with self.units.hold(wanted) as held:
+            values = self.values_of(held)
+            with self.units.writing():
+                for unit, value in zip(held, values, strict=True):
+                    self.write(unit, value)
+                    self.units.mark(unit, 1, WRITTEN)
+        return held
+
+
 class PartialStores(RuleBasedStateMachine):
     """Several processes that share the units; the map of states is on a disk of its own (`disk_map`)."""
 
@@ -123,6 +140,26 @@ class PartialStores(RuleBasedStateMachine):
             units.mark(unit, 1, WRITTEN)
             self.model.brought[unit] = written
         del self.model.holders[unit]
+
+    @rule(process=PROCESS, wanted=st.lists(UNIT), is_raised=st.booleans())
+    def bring_by_function(self, process, wanted, is_raised):
+        """A function computes the units that are absent and free, or raises: then none of them is brought."""
+        states = self.processes[0].states.tolist()
+        free = {unit for unit in wanted if states[unit] == ABSENT and unit not in self.model.holders}
+
+        def values_of(units):
+            assert sorted(units) == sorted(free), "each unit that is absent and free, once"
+            if is_raised:
+                raise BuildError("the function failed")
+            return [bytes([201 + unit]) * SIZE for unit in units]
+
+        def write(unit, value):
+            self.model.write(unit, value)
+            self.model.brought[unit] = value
+
+        supplier = FunctionSupplier(self.processes[process], values_of, write)
+        with pytest.raises(BuildError, match="function failed") if is_raised else contextlib.nullcontext():
+            assert set(supplier.bring(wanted)) == free
 
     @rule(process=PROCESS, unit=UNIT)
     def drop(self, process, unit):
@@ -259,6 +296,29 @@ def test_a_unit_whose_holder_was_killed_can_be_held_again(units):
     assert in_child(hold_and_die) == 0
     with units.hold([2, 2, 3]) as held:
         assert held == [2, 3]
+
+
+def test_a_function_brings_the_units_that_nobody_else_brings(units, tmp_path):
+    path, asked = tmp_path / "values", []
+    path.write_bytes(bytes(COUNT))
+
+    def squares(found):
+        asked.append(found)
+        return [bytes([unit * unit]) for unit in found]
+
+    def write(unit, value):
+        with files.opened(path, os.O_RDWR) as fd:
+            files.write_at(fd, value, unit)
+
+    supplier = FunctionSupplier(units, squares, write)
+    again = pickle.loads(pickle.dumps(units))
+    with again.hold([4]):
+        assert supplier.bring(range(2, COUNT)) == [2, 3, 5]
+    assert supplier.bring(range(COUNT)) == [0, 1, 4]
+    assert supplier.bring(range(COUNT)) == []
+    assert asked == [[2, 3, 5], [0, 1, 4], []]
+    assert units.are_present().all()
+    assert list(path.read_bytes()) == [0, 1, 4, 9, 16, 25]
 
 
 def test_a_forked_child_neither_has_nor_releases_what_its_parent_holds(units):

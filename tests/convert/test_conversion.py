@@ -1,7 +1,10 @@
 """Conversions that are interrupted, resumed, or started again."""
 
+import json
+import random
 import shutil
 import textwrap
+import time
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from memfeed.errors import (
     StaleStoreError,
 )
 from memfeed.store import format
-from support import Counting, Made, cache
+from support import Counting, Made, cache, equal
 
 
 def test_rows_that_were_written_are_not_computed_again(path):
@@ -151,3 +154,33 @@ def test_a_store_that_is_replaced_while_it_is_compared_is_opened_again(path, mon
 
     monkeypatch.setattr("memfeed.convert.cache.open_or_convert", replace_first)
     assert cache(dataset, path).metadata == {"new": True}
+
+
+def bytes_by_name(store):
+    return {str(one.relative_to(store.path)): one.read_bytes() for one in store.path.rglob("*") if one.is_file()}
+
+
+def uneven_sample(index):
+    time.sleep(random.SystemRandom().random() / 1000)  # so that no worker is always the first
+    return {"number": index, "text": "word " * (index % 7), "points": torch.full((index % 5, 2), index)}
+
+
+def test_conversions_by_several_workers_differ_only_in_the_places_of_rows_in_heaps(tmp_path):
+    """One process writes the same bytes each time; workers write heaps in the order in which they are ready."""
+    data = Made(uneven_sample, 200)
+    alone, one, two, three = (cache(data, tmp_path / f"{workers}.mf", workers=workers) for workers in range(4))
+    expected = bytes_by_name(alone)
+    assert bytes_by_name(one) == expected
+    assert one.digest == alone.digest
+    may_differ = {f"{name}/{file}" for name in ("text", "points") for file in ("heap.bin", "start.memmap")}
+    state = json.loads(json.dumps(memfeed.Loader(two, 8, shuffle=True, seed=1).state_dict()))
+    for store in (two, three):
+        found = bytes_by_name(store)
+        assert found.keys() == expected.keys()
+        assert {name for name in found if found[name] != expected[name]} <= may_differ | {
+            "checksums.bin",
+            "memfeed.json",
+        }
+        assert all(equal(row, other) for row, other in zip(store, alone, strict=True))
+    for store in (alone, three):
+        memfeed.Loader(store, 8, shuffle=True, seed=1).load_state_dict(state)

@@ -129,6 +129,19 @@ def test_follow_batch_beside_a_collate_fn(path):
         memfeed.Loader(cache([graph(0)], path), collate_fn=list, follow_batch=["x"])
 
 
+@pytest.mark.parametrize("options", [{"follow_batch": ["x"]}, {"exclude_keys": []}])
+def test_options_of_graphs_without_graphs(path, options):
+    with pytest.raises(memfeed.errors.LoaderError, match="for samples without graphs.*expected.*leave them out"):
+        memfeed.Loader(cache([{"x": 1}, {"x": 2}], path), **options)
+
+
+def test_options_of_graphs_that_are_inside_of_samples(path):
+    graphs = [{"graph": graph(i), "label": i} for i in range(4)]
+    (got,) = memfeed.Loader(cache(graphs, path), 4, follow_batch=["x"])
+    (want,) = GraphLoader(graphs, 4, follow_batch=["x"])
+    assert equal(got, want)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_the_adjacency_of_a_batch_is_made_by_a_transform(path):
     transforms = pytest.importorskip("torch_geometric.transforms")

@@ -157,7 +157,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         has_own_transform=given.transform is None and transform is not None,
         placement_requests=requests,
         prefetch=PREFETCH if prefetch is None else as_int("prefetch_factor", prefetch, 0),
-        collate_fn=_collate(given),
+        collate_fn=_collate(given, store),
         returns_rows=given.return_rows,
         as_=given.as_,
         rank=rank,
@@ -299,8 +299,11 @@ def _require_no_other_transform(transform: Any, store: Store) -> None:
         )
 
 
-def _collate(given: Arguments) -> Callable[[Any], Any] | None:
-    """Return what makes a batch of a list of samples, if the arguments ask for it."""
+def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
+    """Return what makes a batch of a list of samples, if the arguments ask for it.
+
+    Raises LoaderError for options of graphs where samples have none.
+    """
     follow_batch, exclude_keys = given.follow_batch, given.exclude_keys
     own: Callable[[Any], Any] | None = user_collate(given.collate_fn)
     # a loader that is made of the parts of another one gets its collate_fn, which has both in it
@@ -311,7 +314,18 @@ def _collate(given: Arguments) -> Callable[[Any], Any] | None:
             "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "
             "leave collate_fn out, or pass them on in it"
         )
+    if len(store) and not has_graphs(store.schema.structure):
+        raise LoaderError(
+            "found follow_batch= or exclude_keys= for samples without graphs, where they do nothing; expected samples "
+            "with a Data or HeteroData of PyTorch Geometric: leave them out. memfeed.open(path, fields=[...]) leaves "
+            "fields out"
+        )
     return graph_collater(follow_batch, exclude_keys)
+
+
+def has_graphs(node: Node) -> bool:
+    """Return True if samples of this structure have graphs."""
+    return node.kind == "graph" or any(has_graphs(child) for child in node.children)
 
 
 def _batch_size(given: Arguments) -> int | None:
