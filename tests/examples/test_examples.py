@@ -16,8 +16,8 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 MOST_LINES = 60
-# A thread of gloo that lets the last tensors go while the interpreter ends aborts the process, now and then, in programs
-# without memfeed too (github.com/pytorch/pytorch/pull/179291). A program that ends so is run once more.
+# A thread of gloo that lets the last tensors go while the interpreter ends aborts the process, now and then, also in
+# programs without memfeed (github.com/pytorch/pytorch/pull/179291). A program that ends so is run once more.
 ABORTED_AT_EXIT = "terminate called without an active exception"
 # gloo in torch 2.6 hangs in destroy_process_group, with torch's own DataLoader in the same program too
 pytestmark = pytest.mark.skipif(
