@@ -318,6 +318,41 @@ def test_results_are_a_store(tmp_path):
     assert_equal([copied[i] for i in range(5)], [store[i] for i in range(5)])
 
 
+@pytest.mark.parametrize("rows", [0, 6])
+def test_results_are_pushed_and_pulled(tmp_path, rows):
+    pytest.importorskip("obstore")
+    load = memfeed.memoize(lambda i: (np.full((2, 3), i), "x" * i, np.zeros(i % 3), i), tmp_path / "r.mf")
+    for i in range(rows):
+        load(i)
+    if not rows:
+        with pytest.raises(StoreError, match="found no"):
+            memfeed.push(tmp_path / "r.mf", f"file://{tmp_path}/bucket/r.mf")
+        return
+    expected = memfeed.open(tmp_path / "r.mf")
+    for source in (tmp_path / "r.mf", expected):
+        memfeed.push(source, f"file://{tmp_path}/bucket/r.mf")
+    with pytest.raises(StoreError, match="found a view of memoized results"):
+        memfeed.push(expected.subset([1]), f"file://{tmp_path}/bucket/r.mf")
+    memfeed.pull(f"file://{tmp_path}/bucket/r.mf", tmp_path / "p.mf", progress=False)
+    pulled = memfeed.open(tmp_path / "p.mf")
+    pulled.verify()
+    assert_equal([pulled[i] for i in range(rows)], [expected[i] for i in range(rows)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bucket", "p.mf", "r.mf"]
+
+
+def test_the_command_line_shows_and_verifies_results(tmp_path):
+    load = memfeed.memoize(lambda i: {"image": np.full((2, 3), i), "name": str(i)}, tmp_path / "r.mf")
+    for i in range(4):
+        load(i)
+    command = [sys.executable, "-m", "memfeed"]
+    shown = subprocess.run([*command, "inspect", tmp_path / "r.mf"], capture_output=True, text=True, timeout=120)
+    assert shown.returncode == 0, shown.stderr
+    assert "4 rows, 3 fields" in shown.stdout
+    assert "result.image" in shown.stdout
+    done = subprocess.run([*command, "verify", tmp_path / "r.mf"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_results_of_several_kinds_are_fields_of_their_own(tmp_path):
     load = memfeed.memoize(lambda i: np.zeros((2,) * (i % 3 + 1)) if i < 5 else "text", tmp_path / "r.mf")
     expected = [load(i) for i in range(6)]
