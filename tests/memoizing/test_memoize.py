@@ -18,6 +18,7 @@ from PIL import Image
 
 import memfeed
 from memfeed.errors import CorruptStoreError, RandomDataError, SchemaError, StoreError
+from memfeed.memoizing import kept
 from memfeed.memoizing import memo as memos
 from memfeed.memoizing import memoize as module
 from memfeed.schema.compare import describe_difference, difference
@@ -26,14 +27,14 @@ from memfeed.schema.compare import describe_difference, difference
 @pytest.fixture(autouse=True)
 def fresh_process():
     """Each test has directories of its own: forget those of the tests before."""
-    module._memos.clear()
+    kept._memos.clear()
     yield
-    module._memos.clear()
+    kept._memos.clear()
 
 
 def forget(function):
     """Return a function that is memoized as in another process: it knows nothing."""
-    module._memos.clear()
+    kept._memos.clear()
     return module.Memoized(function._function, function._path, function._size, function._mapped, function._version)
 
 
@@ -390,8 +391,8 @@ def test_the_least_recently_used_results_are_dropped(tmp_path, monkeypatch):
         assert (load(0) == 0).all()  # used all the time
     CALLS.clear()
     for i in range(60):
-        found = load._memo.find(load_digest(load, i))
-        kept += load._memo.read(found, load_digest(load, i)) is not None
+        found = load._kept.memo.find(load_digest(load, i))
+        kept += load._kept.memo.read(found, load_digest(load, i)) is not None
     assert 5 <= kept <= 10
     load(0)
     assert CALLS == []
@@ -501,7 +502,7 @@ def test_a_disk_that_refuses_costs_a_warning_and_no_value(tmp_path, monkeypatch)
         raise memfeed.errors.SpaceError("the disk is full")
 
     monkeypatch.setattr(memos.RowWriter, "write", refuse)
-    module._warned.clear()
+    kept._warned.clear()
     with pytest.warns(UserWarning, match="results of counted are computed and not kept: the disk is full") as warned:
         for value in (2, 3, 2):
             assert_equal(load(value), np.full((3, 2), value))
@@ -567,7 +568,7 @@ class TestHostile:
         b'{"tree":["os",0],"leaves":[]}', b'{"tree":7,"leaves":[]}', b"[" * 20_000,
     ])  # fmt: skip
     def test_a_lying_layout(self, load, tmp_path, layout):
-        memo, digest = load._memo, load_digest(load, 50)
+        memo, digest = load._kept.memo, load_digest(load, 50)
         blob = np.concatenate([np.zeros(64, np.uint8), np.frombuffer(layout, np.uint8)])
         footer = np.frombuffer(memos.memo_format._FOOTER.pack(digest, 0.0, len(layout), 0), np.uint8)
         blob = np.concatenate([np.zeros(-(len(blob) + 32) % 64, np.uint8), blob, footer])
@@ -594,8 +595,8 @@ def test_rows_of_another_start_of_the_machine_are_hashed(tmp_path):
     load = memfeed.memoize(counted, tmp_path / "r.mf", version=1)
     for value in range(4):
         load(value)
-    del load._memo
-    module._memos.clear()
+    del load._kept
+    kept._memos.clear()
     heap = tmp_path / "r.mf" / "blob" / "heap.bin"
     data = bytearray(heap.read_bytes())
     data[3] ^= 1  # of row 0: the power was lost before these bytes were on the disk
