@@ -15,7 +15,7 @@ import numpy as np
 from memfeed.errors import SchemaError
 
 _LONGEST_PATH = 4096
-_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # NaN is NaN, and text may hold lone surrogates
+_json = json.JSONEncoder(separators=(",", ":")).encode  # NaN is NaN, and text may hold lone surrogates
 
 
 class Key(NamedTuple):
@@ -61,19 +61,19 @@ class Keys:
             bound = dict(found.arguments)
         files: dict[str, list[int]] = {}
         encoded = {name: self._encode(value, name, files) for name, value in bound.items()}
-        return Key(_encode_json({**self._function, "arguments": encoded, "files": files}).encode(), files)
+        return Key(encode_key({**self._function, "arguments": encoded, "files": files}), files)
 
     def _encode(self, value: Any, name: str, files: dict[str, list[int]]) -> Any:
         """Return JSON that differs for values that differ, and note the files."""
         kind = type(value)
         if kind is str:
-            _note_file(value, files)
+            note_file(value, files)
             return value
         if value is None or kind in (bool, int, float):
             return value
         if isinstance(value, PurePath):
             text = os.fspath(value)
-            _note_file(text, files)
+            note_file(text, files)
             return {"path": text}
         if kind is bytes:
             return {"bytes": value.hex()}
@@ -90,7 +90,12 @@ class Keys:
         )
 
 
-def _note_file(path: str, files: dict[str, list[int]]) -> None:
+def encode_key(content: dict[str, Any]) -> bytes:
+    """Return the content of a key as JSON text."""
+    return _json(content).encode()
+
+
+def note_file(path: str, files: dict[str, list[int]]) -> None:
     """Note size and time of the file at a path, if there is one."""
     if not path or len(path) > _LONGEST_PATH:
         return
