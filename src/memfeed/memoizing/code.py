@@ -44,7 +44,9 @@ def hash_function(function: Any, version: object = None) -> str:
     """
     hashed = _Hash(getattr(function, "__qualname__", type(function).__qualname__))
     if version is not None:
-        hashed.add("version", getattr(function, "__module__", None) or "", hashed.name, type(version).__name__, repr(version))
+        hashed.add(
+            "version", getattr(function, "__module__", None) or "", hashed.name, type(version).__name__, repr(version)
+        )
     else:
         hashed.value(function, "it", 0)
     return hashed.hexdigest()

@@ -25,7 +25,7 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.memoizing.code import hash_function
-from memfeed.memoizing.kept import Kept, Report
+from memfeed.memoizing.kept import Kept, report_at_exit
 from memfeed.memoizing.keys import Key, Keys, encode_key, note_file
 from memfeed.memoizing.pillow import PillowDecoder
 
@@ -68,25 +68,23 @@ class Reading:
 
     Args:
         path: the directory of the results.
-        decoders: functions of the user's, as pairs of the module or class that has them and their name.
+        decoders: functions of the user's, each as its module and its name there; dots lead to those of a class.
     """
 
-    def __init__(self, path: Path, decoders: Sequence[tuple[Any, str]] = ()) -> None:
-        self.path, self._own = path, tuple(decoders)
+    def __init__(self, path: Path, decoders: Sequence[tuple[str, str]] = ()) -> None:
+        self.path, self.decoders = path, tuple(decoders)
         self._kept: dict[str, Kept] = {}
-        self.seconds_decoding = 0.0  # of this process: computed and read
+        self.seconds = 0.0  # that results took in this process, from the disk or computed
+        report_at_exit(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reading, (self.path, self._own)
+        return Reading, (self.path, self.decoders)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Let the decoders answer from the results, in this thread, during the block."""
-        _replace_known()
-        for owner, name in self._own:
-            _replace(owner, name, f"{getattr(owner, '__name__', owner)}.{name}", "")
         before = getattr(_here, "reading", None)
-        _here.reading = self
+        self.begin()
         try:
             yield
         finally:
@@ -94,13 +92,10 @@ class Reading:
 
     def begin(self) -> None:
         """Let the decoders answer from the results in this thread from now on: that of a worker process."""
-        self.active().__enter__()
-
-    def kept(self, name: str, digest: str, *, prove: bool) -> Kept:
-        """Return the results of a decoder."""
-        if digest not in self._kept:
-            self._kept[digest] = Kept(self.path, None, name, digest, prove=prove)
-        return self._kept[digest]
+        _replace_known()
+        for module, name in self.decoders:
+            _replace(module, name, f"{module}.{name}", "")
+        _here.reading = self
 
     def result(self, name: str, digest: str, key: Key, compute: Callable[[], Any], *, prove: bool = False) -> Any:
         """Return the result of a decoder, from the disk or from ``compute``, in which no decoder answers."""
@@ -113,14 +108,21 @@ class Reading:
             finally:
                 _here.reading = self
 
+        if digest not in self._kept:
+            self._kept[digest] = Kept(self.path, None, name, digest, prove=prove)
         try:
-            return self.kept(name, digest, prove=prove).result(key, alone)
+            return self._kept[digest].result(key, alone)
         finally:
-            self.seconds_decoding += time.perf_counter() - started
+            self.seconds += time.perf_counter() - started
 
-    def reports(self) -> list[Report]:
-        """Return what each decoder came to in this process and its workers, as far as this process has called it."""
-        return [one.report() for one in self._kept.values() if one.is_used]
+    @property
+    def seconds_decoding(self) -> float:
+        """What the calls of this process took to compute, or would have taken."""
+        return sum(one.seconds for one in self._kept.values())
+
+    def used(self) -> list[Kept]:
+        """Return the results of each decoder that this process has called."""
+        return [one for one in self._kept.values() if one.is_used]
 
 
 def _reading() -> Reading | None:
@@ -142,11 +144,7 @@ def _replace_known() -> None:
         if version is None:
             _replaced.add(str(known))  # of a version that is not known: it is left alone
         else:
-            owner: Any = sys.modules[known.module]
-            *outer, name = known.name.split(".")
-            for part in outer:
-                owner = getattr(owner, part)
-            _replace(owner, name, str(known), version)
+            _replace(known.module, known.name, str(known), version)
 
 
 def _version(known: Known) -> str | None:
@@ -163,13 +161,19 @@ def _version(known: Known) -> str | None:
     return version if major.isdigit() and first <= int(major) < last else None
 
 
-def _replace(owner: Any, name: str, shown: str, version: str) -> None:
+def _replace(module: str, path: str, shown: str, version: str) -> None:
+    """Replace a function of a module that is imported, or of a class of it. Does nothing for another module."""
     with _lock:
-        if shown in _replaced:
+        if shown in _replaced or module not in sys.modules:
             return
+        owner: Any = sys.modules[module]
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
         own = inspect.getattr_static(owner, name)
         make = _SPECIAL.get(shown, _by_arguments)
-        setattr(owner, name, make(getattr(owner, name), shown, version))
+        made: Any = make(getattr(owner, name), shown, version)
+        setattr(owner, name, staticmethod(made) if isinstance(own, staticmethod) else made)
         _replaced.add(shown)
         _originals.append((owner, name, own))
 

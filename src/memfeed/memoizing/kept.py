@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
+import sys
 import time
+import weakref
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from memfeed.errors import MemfeedError, RandomDataError, StoreError
 from memfeed.memoizing import results
-from memfeed.memoizing.counts import Counts
+from memfeed.memoizing.counts import Counts, begin_run
 from memfeed.memoizing.keys import Key
 from memfeed.memoizing.memo import Found, Memo
 from memfeed.store.memo_format import MARKER, Bytes, make_blob, read_footer
@@ -74,6 +77,7 @@ class Kept:
     ) -> None:
         self.path, self.digest, self.name = path, digest, name
         self._size, self._mapped, self._prove = size, mapped, prove
+        self.seconds = 0.0  # that the calls of this process took to compute, or would have taken
 
     @cached_property
     def memo(self) -> Memo:
@@ -107,12 +111,13 @@ class Kept:
         """True if this process or a child may have asked for a result."""
         return "memo" in vars(self) or (self.path / MARKER).exists()
 
-    def end_run(self) -> None:
+    def remove_counts(self) -> None:
         """Remove what was counted in this run."""
         self._counts.remove()
 
     def _hit(self, found: Found, began: float) -> Any:
         result = results.decode(found.blob.layout, found.data, writable=not self._mapped)
+        self.seconds += found.blob.seconds
         self._counts.add(1, 0, max(0.0, found.blob.seconds - (time.perf_counter() - began)))
         return result
 
@@ -144,6 +149,7 @@ class Kept:
         is_proven = not self._prove or self.memo.proven(self.digest) >= _PROVEN
         result = compute() if is_proven else self._compute_twice(compute)
         seconds = (time.perf_counter() - started) / (1 if is_proven else 2)
+        self.seconds += seconds
         self._counts.add(0, 1, 0.0)
         own, blob = self._own(result, digest, seconds)
         if not _are_unchanged(key.files):  # the result may be of what the file was before, or is now
@@ -228,3 +234,37 @@ def _memo_at(path: Path, size: int | None) -> Memo:
             "functions of a path: pass the same, or another path"
         )
     return found
+
+
+class Owner(Protocol):
+    """An object that keeps results of functions."""
+
+    def used(self) -> list[Kept]:
+        """Return the results that this process or a child may have asked for."""
+
+
+def report_at_exit(owner: Owner) -> None:
+    """Print a line for each function of ``owner`` when this process ends, unless a parent of it does."""
+    _owners.add(owner)
+    if begin_run():
+        atexit.register(_report, os.getpid())
+
+
+def used() -> list[Kept]:
+    """Return all results that this process or a child may have asked for, of each function once."""
+    found = {(one.path, one.digest): one for owner in list(_owners) for one in owner.used()}
+    return [found[key] for key in sorted(found, key=str)]
+
+
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+
+
+def _report(pid: int) -> None:
+    if pid != os.getpid():  # a forked child
+        return
+    for one in used():
+        with contextlib.suppress(Exception):  # the directory may be gone
+            report = one.report()
+            if report.hits or report.misses:
+                print(report, file=sys.stderr)
+            one.remove_counts()

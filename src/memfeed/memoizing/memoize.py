@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from memfeed.memoizing import kept
 from memfeed.memoizing.code import hash_function
-from memfeed.memoizing.counts import begin_run
 from memfeed.memoizing.kept import Kept, Report
 from memfeed.memoizing.keys import Keys
 from memfeed.store.memo_format import MARKER
@@ -34,7 +31,7 @@ class Memoized(Generic[P, R]):
         self._function, self._path, self._size = function, path, size
         self._mapped, self._version = mapped, version
         self._name: str = getattr(function, "__qualname__", type(function).__qualname__)
-        _every.add(self)
+        kept.report_at_exit(self)
 
     def __repr__(self) -> str:
         return f"<memoized {self._name} in {self._path}>"
@@ -68,11 +65,10 @@ class Memoized(Generic[P, R]):
         """Return how many calls of this run were answered from the disk; see `Report`."""
         return self._kept.report()
 
-    def _is_used(self) -> bool:
-        return ("_kept" in vars(self) and self._kept.is_used) or (self._path / MARKER).exists()
-
-
-_every: weakref.WeakSet[Memoized[..., Any]] = weakref.WeakSet()
+    def used(self) -> list[Kept]:
+        """Return the results, if this process or a child may have asked for one."""
+        is_used = ("_kept" in vars(self) and self._kept.is_used) or (self._path / MARKER).exists()
+        return [self._kept] if is_used else []
 
 
 class _Memoize:
@@ -156,26 +152,11 @@ class _Memoize:
                 f"found memoize({function!r:.60}, {path!r}); expected a function and a path: "
                 'memfeed.memoize(load, "photos.mf")'
             )
-        if begin_run():
-            atexit.register(_report_at_exit, os.getpid())
         return Memoized(function, files.local_path(path).absolute(), most, bool(mapped), version)
 
     def report(self) -> list[Report]:
         """Return the `Report` of each memoized function that this process knows. Each prints as one line."""
-        return sorted({one.report() for one in _every if one._is_used()}, key=lambda one: (str(one.path), one.function))
-
-
-def _report_at_exit(pid: int) -> None:
-    if pid != os.getpid():  # a forked child
-        return
-    for one in list(_every):
-        with contextlib.suppress(Exception):  # the directory may be gone
-            if not one._is_used():
-                continue
-            report = one.report()
-            if report.hits or report.misses:
-                print(report, file=sys.stderr)
-            one._kept.end_run()
+        return [one.report() for one in kept.used()]
 
 
 memoize = _Memoize()
