@@ -52,7 +52,8 @@ class Photos(Dataset):
         return len(self.files)
 
     def open(self, index):
-        return Image.open(self.files[index % len(self.files)]).convert("RGB")
+        with Image.open(self.files[index % len(self.files)]) as image:
+            return image.convert("RGB")
 
 
 def crop(image, side=32):

@@ -41,7 +41,8 @@ def state(image):
     """Return all that a program can see of a loaded image."""
     return {
         "pixels": image.tobytes(), "mode": image.mode, "size": image.size, "palette": image.getpalette(),
-        "info": dict(image.info), "exif": dict(image.getexif()), "format": image.format, "tile": getattr(image, "tile", []),
+        "info": dict(image.info), "exif": dict(image.getexif()), "format": image.format,
+        "tile": getattr(image, "tile", []),
         "closed": getattr(image, "fp", None) is None, "readonly": image.readonly, "text": getattr(image, "text", None),
         "alpha": image.convert("RGBA").tobytes(),
     }  # fmt: skip
