@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memfeed
 from memfeed.errors import LoaderError, RandomDataError
+from memfeed.loading import decoded
 from memfeed.loading.decoded import DecodedLoader
 from memfeed.memoizing import decoders, kept
 from memfeed.schema.compare import describe_difference, difference
@@ -255,6 +256,15 @@ class TestTheLine:
         messages.say_once.cache_clear()
         memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
         assert "an earlier run kept them there" in capsys.readouterr().err
+
+
+def test_ranks_are_told_that_each_reads_all_samples(tmp_path, files, capsys, monkeypatch):
+    monkeypatch.setattr(decoded, "joined_world_size", lambda: 2)
+    sampler = torch.utils.data.DistributedSampler(files, num_replicas=2, rank=1)
+    memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", sampler=sampler)
+    assert "DistributedSampler" not in capsys.readouterr().err
+    assert len(list(memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf"))) == len(files)
+    assert "pass sampler=torch.utils.data.DistributedSampler(dataset)" in capsys.readouterr().err
 
 
 class TestRefused:

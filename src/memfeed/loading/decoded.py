@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.arguments import Arguments
+from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.sources import Caching, CannotCacheError
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators
@@ -137,6 +138,11 @@ def become_decoded(
         f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the dataset "
         f"is read as it is in every epoch: {why}\nmemfeed: {worth}"
     )
+    if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
+        say_once(
+            "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
+            "sampler=torch.utils.data.DistributedSampler(dataset) to divide them"
+        )
     options = {name: getattr(given, name) for name in _OF_TORCH}
     options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}
     loader.__class__ = DecodedLoader
