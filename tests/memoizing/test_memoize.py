@@ -493,6 +493,31 @@ for _ in range(3): load(4)
     assert not list((tmp_path / "r.mf" / ".build").glob("counts-*"))
 
 
+def test_spawned_workers_of_a_program_share_its_results(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"""
+import memfeed, torch
+FACTOR = 3
+@memfeed.memoize({str(tmp_path / "r.mf")!r})
+def load(x):
+    return torch.full((2,), x * FACTOR)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 20
+    def __getitem__(self, i): return load(i)
+if __name__ == "__main__":
+    for i in range(20): load(i)
+    loader = torch.utils.data.DataLoader(Data(), 4, num_workers=2, multiprocessing_context="spawn")
+    assert torch.equal(torch.cat(list(loader))[:, 0], torch.arange(20) * 3)
+"""
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "MEMFEED_RUN"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "20 hits, 20 misses" in done.stderr
+    assert "in 3 processes" in done.stderr
+
+
 def test_a_disk_that_refuses_costs_a_warning_and_no_value(tmp_path, monkeypatch):
     load = memfeed.memoize(counted, tmp_path / "r.mf", version=1)
     load(1)
