@@ -61,6 +61,11 @@ RESULTS = {
     "an array": np.arange(6, dtype=np.uint16).reshape(3, 2),
     "an array of Fortran": np.asfortranarray(np.arange(6.0).reshape(3, 2)),
     "an array without dims": np.array(2),
+    "channels last": torch.randn(3, 4, 5, 2).to(memory_format=torch.channels_last),
+    "a permuted tensor": torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+    "a part of a tensor": torch.arange(24).view(4, 6)[1:3, ::2],
+    "reversed": np.arange(6.0)[::-1],
+    "one row for all": torch.ones(1, 3).expand(4, 3),
     "complex numbers": np.array([1 + 2j]),
     "a bool array": np.array([True, False]),
     "a number of numpy": np.float32(1.25),
@@ -87,6 +92,22 @@ def test_a_result_is_the_same_when_it_is_read(tmp_path, name, mapped):
     assert_equal(load(name), RESULTS[name])
     assert_equal(forget(load)(name), RESULTS[name])
     assert load.report().hits == 2
+
+
+@pytest.mark.parametrize("name", ["an array of Fortran", "channels last", "a permuted tensor"])
+def test_dims_lie_in_memory_as_before(tmp_path, name):
+    load = memfeed.memoize(lambda: RESULTS[name], tmp_path / "r.mf", version=1)
+    for found in load(), load():
+        strides = (
+            (found.strides, RESULTS[name].strides) if "array" in name else (found.stride(), RESULTS[name].stride())
+        )
+        assert strides[0] == strides[1]
+    store = memfeed.open(tmp_path / "r.mf")
+    value = store[0]["result"]
+    assert np.array_equal(value.numpy(), np.asarray(RESULTS[name]))
+    assert torch.equal(next(iter(memfeed.Loader(store)))["result"][0], value)
+    copied = memfeed.cache(store, tmp_path / "c.mf", allow="copy", progress=False)
+    assert torch.equal(copied[0]["result"], value)
 
 
 def test_nan_is_nan(tmp_path):
