@@ -42,7 +42,7 @@ SUITES = {
     "torchdata": Suite(
         "torchdata",
         "test/stateful_dataloader",
-        ("test_dataloader.py", "test_state_dict.py", "test_sampler.py"),
+        ("test_sampler.py", "test_state_dict.py", "test_dataloader.py"),  # the last one is the slowest
         (".",),
         ("torchdata.stateful_dataloader",),
         address="https://github.com/pytorch/data",

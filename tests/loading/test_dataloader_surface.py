@@ -27,6 +27,7 @@ import memfeed
 import memfeed.transforms as T
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
+from memfeed.loading.drawn_seed import draw_seed
 from support import Made, equal
 
 N = 40
@@ -446,6 +447,21 @@ def test_a_generator_that_is_put_in_seeds_the_next_pass(store, part):
         return found
 
     assert order(1) == order(1) != order(2)
+
+
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_a_sampler_that_draws_nothing_has_no_generator_to_replace(store, cls):
+    """Opacus' secure mode, which puts another generator in, refuses such a loader."""
+    generator = torch.Generator()
+    assert not hasattr(cls(store, 7, generator=generator).sampler, "generator")
+    assert cls(store, 7, shuffle=True, generator=generator).sampler.generator is generator
+
+
+def test_a_generator_that_is_put_into_a_sampler_that_draws_nothing_seeds_transforms(store):
+    loader = Loader(store, 7)
+    loader.sampler.generator = torch.Generator().manual_seed(5)
+    rows(loader)
+    assert loader.state_dict()["seed"] == draw_seed(torch.Generator().manual_seed(5))
 
 
 def test_a_generator_beside_a_seed_is_refused(store):

@@ -100,6 +100,26 @@ class Batches(BatchSampler):
         self.sampler.set_epoch(epoch)
 
 
+class Inside:
+    """It draws from another sampler, and has no epoch."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        return iter(self.sampler)
+
+    def __len__(self):
+        return N
+
+
+def nested(inner, depth):
+    """Return a sampler that has another one so many levels deep."""
+    for _ in range(depth):
+        inner = Inside(inner)
+    return inner
+
+
 KINDS = [distributed, Wrapped, Slots, InDict, InGenerator, Batches]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -159,6 +179,24 @@ def test_a_call_of_the_inner_sampler_counts(inner):
         inner(sampler).set_epoch(epoch)
         found.append(epoch_of(loader))
     assert found == [0, 0, 4]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_sampler_deep_inside_of_others_has_the_epochs_of_the_loader(depth):
+    inner = distributed()
+    loader = loader_of(nested(inner, depth))
+    assert [epoch_of(loader) for _ in range(3)] == [0, 1, 2]
+    inner.set_epoch(6)
+    assert (epoch_of(loader), loader.epoch) == (6, 6)
+
+
+def test_what_an_outer_sampler_makes_of_an_epoch_counts():
+    class Halved(Inside):
+        def set_epoch(self, epoch):
+            self.sampler.set_epoch(epoch // 2)
+
+    loader = loader_of(Halved(distributed()))
+    assert [epoch_of(loader) for _ in range(4)] == [0, 0, 1, 1]
 
 
 @every_kind

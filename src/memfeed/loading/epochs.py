@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler
-
 from memfeed.errors import LoaderError
 from memfeed.loading import position
 from memfeed.loading.arguments import Reading
@@ -15,11 +13,11 @@ from memfeed.loading.background import Pause
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
-from memfeed.loading.index_samplers import wraps_own_sampler
+from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.samplers import FollowedSamplers
+from memfeed.loading.samplers import FollowedSamplers, parts_of
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
 from memfeed.order.choice import Blocks
 from memfeed.order.shards import RankShards
@@ -34,10 +32,9 @@ class Epochs:
 
     Args:
         reading: what the loader reads.
-        samplers: the user's samplers, whose epoch is set.
     """
 
-    def __init__(self, reading: Reading, *samplers: Any) -> None:
+    def __init__(self, reading: Reading) -> None:
         self._reading, self._clock = reading, reading.clock
         self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
         self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
@@ -46,7 +43,8 @@ class Epochs:
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
-        self._samplers = FollowedSamplers(one for one in samplers if not _is_own(one))
+        parts = parts_of(reading.settings.user_sampler)
+        self._samplers = FollowedSamplers(part for part in parts if not isinstance(part, RowSampler))
         if not reading.is_rebuilt:
             self._clock.begin_at(self._samplers.epoch or 0)
 
@@ -245,7 +243,3 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     reads_here = store._view.supply is not None and store._view.supply.in_caller
     allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
-
-
-def _is_own(sampler: Any) -> bool:
-    return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))
