@@ -199,6 +199,21 @@ def test_what_an_outer_sampler_makes_of_an_epoch_counts():
     assert [epoch_of(loader) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def test_an_inner_sampler_that_was_set_before_is_not_set_back():
+    """Accelerate puts the batch sampler of a loader, with its own count of epochs, into another one."""
+
+    class Counting(Inside):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    inner = distributed()
+    inner.set_epoch(1)
+    loader = loader_of(nested(Counting(inner), 1))
+    assert [epoch_of(loader) for _ in range(2)] == [1, 2]
+
+
 @every_kind
 def test_the_epoch_of_the_loader_and_of_a_state_count_until_the_next_call(kind):
     sampler = kind()

@@ -31,7 +31,8 @@ class FollowedSamplers:
     def __init__(self, samplers: Iterable[Any]) -> None:
         self._samplers = [one for one in samplers if _has_epochs(one)]
         self._parts = [part for part in parts_of(*self._samplers) if _has_epochs(part)]
-        self._given: int | None = None  # in the newest call
+        # in the newest call; at first the highest one that is shown, because none is set back
+        self._given = max(self._shown(), default=None)
         self._is_driven = self._is_setting = False
         self.has_news = False  # somebody else has set the epoch since the last pass, and since the loader's was set
         self._is_recorded = [_record_calls(type(part)) for part in self._parts]
@@ -46,8 +47,11 @@ class FollowedSamplers:
     @property
     def epoch(self) -> int | None:
         """The epoch that was set last, or that a sampler or one inside of it shows; None if neither is known."""
+        return next(iter(self._shown()), None) if self._given is None else self._given
+
+    def _shown(self) -> list[int]:
         shown = (_as_epoch(getattr(part, "epoch", None)) for part in self._parts)
-        return next((epoch for epoch in (self._given, *shown) if epoch is not None), None)
+        return [epoch for epoch in shown if epoch is not None]
 
     def note_call(self, sampler: Any, epoch: Any) -> None:
         """Remember that ``set_epoch`` was called, if the sampler is one of these."""
