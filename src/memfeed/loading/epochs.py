@@ -182,7 +182,7 @@ class Epochs:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
             self._clock.load_seed(saved["seed"] if isinstance(saved["seed"], int) else None)
-        self._clock.load(epoch, found, at_end=last_row is None or rows_before >= last_row)
+        self._clock.load(epoch, found, at_end=rows_before >= self._end_of(settings))
         self._samplers.forget_news()
         self.progress = None
 
@@ -208,6 +208,19 @@ class Epochs:
             self._clock.move(moved)
         else:
             progress.position, progress.moved = moved, True
+
+    def _end_of(self, settings: Settings) -> int:
+        """Return the position from which nothing may be left of an epoch; 0 for a user's own sampler, which decides."""
+        if settings.has_own_order:
+            return self.shards(settings).rows
+        if not wraps_own_sampler(settings.user_sampler):
+            return 0
+        try:
+            end = len(settings.user_sampler)
+        except (TypeError, NotImplementedError):
+            return 0
+        drops = settings.last == "drop" and settings.batch_sampler is None
+        return end - end % settings.rows_a_batch if drops else end
 
     def _position(self) -> tuple[int, Position | None]:
         progress = self.progress
