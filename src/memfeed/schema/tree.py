@@ -17,7 +17,7 @@ import torch
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Node, Path, display
-from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
+from memfeed.schema.graphs import INDEX_PARTS, is_graph, is_graph_class, is_index, open_graph, open_index
 from memfeed.schema.tensordicts import is_a, is_tensorclass
 
 
@@ -57,6 +57,8 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     """
     cls = type(value)
     if isinstance(value, torch.Tensor):
+        if is_index(value):
+            return Node(kind="graph", name=cls.__name__, keys=INDEX_PARTS), open_index(value)
         if cls is torch.Tensor or (name := tv_tensors.class_name(value)) not in tv_tensors.SIZED:
             return None
         node = Node(kind="tv_tensor", name=name, keys=tv_tensors.SIZED_KEYS, value=tv_tensors.options_of(value))

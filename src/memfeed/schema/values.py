@@ -18,6 +18,7 @@ from memfeed.errors import SchemaError
 from memfeed.schema import tv_tensors
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.fields import DTYPES, Form, dtype_name
+from memfeed.schema.graphs import is_index
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 Bytes = npt.NDArray[np.uint8]
@@ -218,7 +219,7 @@ def copy_value(leaf: Any) -> Any:
             # torch would divide an image among threads, which wait for each other on busy cores
             return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
         if holds_more(leaf):
-            return leaf
+            return leaf.clone() if is_index(leaf) else leaf
         try:
             return leaf.detach().clone()
         except RuntimeError as error:  # torch cannot copy its dtype (int4, say)
