@@ -613,6 +613,16 @@ def test_a_pickle_keeps_the_arguments(store):
     assert rows(joined) == rows(Loader([(store, 0.5), (store, 0.5)], 7, seed=1))
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, that Lightning causes
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_trainers_know_an_iterator_by_its_class_and_leave_it_out_of_a_pickle(store, cls):
+    combined = pytest.importorskip("lightning.pytorch.utilities").CombinedLoader([cls(store, 7)])
+    next(iter(combined))
+    assert pickle.loads(pickle.dumps(combined))._iterator.iterators == [None]
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(iter(cls(store, 7)))
+
+
 @pytest.mark.parametrize("keep", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_an_iterator_is_not_pickled_or_copied(store, keep):
     with pytest.raises(LoaderError, match=r"found a pickle or a copy of an iterator.*expected.*pickle.dumps\(loader\)"):

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,6 +190,16 @@ def test_a_sampler_deep_inside_of_others_has_the_epochs_of_the_loader(depth):
     assert [epoch_of(loader) for _ in range(3)] == [0, 1, 2]
     inner.set_epoch(6)
     assert (epoch_of(loader), loader.epoch) == (6, 6)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_samplers_without_an_end(loops):
+    """A mock makes a sampler of any name; a sampler may name itself."""
+    sampler = Inside(distributed())
+    sampler.batch_sampler = sampler if loops else Mock()
+    started = time.monotonic()
+    assert epoch_of(loader_of(sampler)) == 0
+    assert time.monotonic() - started < 5
 
 
 def test_what_an_outer_sampler_makes_of_an_epoch_counts():

@@ -18,6 +18,7 @@ from torch.utils.data import Sampler
 from memfeed.errors import LoaderError
 from memfeed.system import random_state
 
+MOST_PARTS = 32
 SAMPLER_NAMES = ("sampler", "batch_sampler", "_sampler", "_batch_sampler")  # of what a sampler draws from
 
 
@@ -162,6 +163,8 @@ def parts_of(*samplers: Any, depth: int = 4) -> list[Any]:
     """
     found, level = list[Any](), list(samplers)
     for _ in range(depth + 1):
+        if len(found) > MOST_PARTS:  # objects that make an attribute of any name, as mocks do
+            break
         level = [one for at, one in enumerate(level) if not any(one is other for other in (*found, *level[:at]))]
         found += level
         level = [inner for one in level for inner in _inner(one)]
