@@ -224,6 +224,15 @@ def test_a_sampler_goes_on_where_it_was(name, batches):
         assert torch.equal(torch.get_rng_state(), before), "the redraw leaves no trace in the global generator"
 
 
+def test_a_state_of_an_iterator_that_has_given_nothing_has_its_order():
+    loader = Loader(ROWS, 4, shuffle=True)
+    assert loader.state_dict()["seed"] == "", "nothing is drawn for nobody"
+    running = iter(loader)
+    state, order = loader.state_dict(), rows(running)
+    loader.load_state_dict(through_json(state))
+    assert rows(loader) == order
+
+
 def test_the_generator_of_a_sampler_deep_inside_of_others_goes_on_too():
     class Inside:
         def __init__(self, sampler):

@@ -40,6 +40,7 @@ class Epochs:
         self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
         self.pause = Pause()
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
+        self._newest: weakref.ref[Iterator[Any]] | None = None  # iterator, which may have given nothing yet
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
@@ -78,7 +79,7 @@ class Epochs:
         prefetch = self._reading.settings.prefetch
         iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
         iterator.length = length
-        progress.iterator = weakref.ref(iterator)
+        progress.iterator = self._newest = weakref.ref(iterator)
         return iterator
 
     def begin(self, progress: EpochProgress, settings: Settings) -> Start:
@@ -164,7 +165,8 @@ class Epochs:
 
     def state(self, settings: Settings) -> dict[str, Any]:
         """See `Loader.state_dict`."""
-        if self._clock.generator is not None and settings.ranks()[1] == 1:
+        is_waiting = self.progress is None and self._newest is not None and self._newest() is not None
+        if (is_waiting or self._clock.generator is not None) and settings.ranks()[1] == 1:
             self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
         epoch, reached = self._position()
         cuts = self._reading.rows.cuts
