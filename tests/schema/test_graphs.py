@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 import memfeed
 from memfeed.errors import SchemaError, StaleStoreError
-from memfeed.schema.graphs import make_graph
 from support import cache, equal
 
 with warnings.catch_warnings():
@@ -286,9 +285,3 @@ def test_settings_that_change_are_noticed(path):
     with pytest.raises(StaleStoreError, match="part"):
         memfeed.cache([Data(part=edges(1), num_nodes=9) for _ in range(20)], path, progress=False)
     assert not equal(graphs[0], Data(part=edges(1), num_nodes=9))
-
-
-@pytest.mark.parametrize("parts", [[torch.zeros(2, 3).long()], [torch.zeros(3), "{}"], [torch.ones(2, 1).long(), "3"]])
-def test_parts_that_an_index_refuses(parts):
-    with pytest.raises(SchemaError, match=r"as the parts of an EdgeIndex, which refuses them .*; expected its numbers"):
-        make_graph(EdgeIndex, ("numbers", "settings"), parts)

@@ -1,63 +1,23 @@
-"""Graphs of PyTorch Geometric: `Data` and `HeteroData` in samples, `Batch` in batches; `EdgeIndex` and `Index`.
+"""Graphs of PyTorch Geometric: `Data` and `HeteroData` in samples, `Batch` in batches.
 
-The library is imported for such samples only. The last two are tensors with settings, such as a size and an order. A
-store keeps both. What they compute from their numbers, and hold to be fast, they compute again.
+The library is imported for such samples only.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch.utils.data import default_collate
+from memfeed.errors import SchemaError
 
-from memfeed.errors import SchemaError, brief
-
-INDEX_PARTS = ("numbers", "settings")
-"""The parts of an EdgeIndex or Index: a tensor, and the settings as JSON."""
-
-_INDEX_SETTINGS = {"EdgeIndex": ("sparse_size", "sort_order", "is_undirected"), "Index": ("dim_size", "is_sorted")}
-_INDEX_MODULES = {"EdgeIndex": "torch_geometric.edge_index", "Index": "torch_geometric.index"}
 _SEPARATOR = "__"  # joins the names of an edge type, as in HeteroData's own constructor
 
 
 def is_graph(value: Any) -> bool:
     """Return True for a Data or HeteroData of PyTorch Geometric, and for a Batch of them."""
     return isinstance(value, _graph_classes())
-
-
-def is_index(value: Any) -> bool:
-    """Return True for an EdgeIndex or an Index of PyTorch Geometric, tensors with settings."""
-    return _is_index_class(type(value))
-
-
-def _is_index_class(cls: type) -> bool:
-    return _INDEX_MODULES.get(cls.__name__, "") == cls.__module__
-
-
-def open_index(value: Any) -> tuple[torch.Tensor, str]:
-    """Return the parts of an EdgeIndex or Index."""
-    found = {name: getattr(value, name) for name in _INDEX_SETTINGS[type(value).__name__]}
-    # sparse_size is a method; an order is a str of a class of its own
-    settings = {name: one() if callable(one) else getattr(one, "value", one) for name, one in found.items()}
-    return value.as_tensor(), json.dumps(settings)
-
-
-def _make_index(cls: Any, parts: Sequence[Any]) -> Any:
-    """Return an EdgeIndex or Index of its parts. Raise SchemaError for parts that it does not take."""
-    try:
-        numbers, settings = parts
-        given = {key: tuple(one) if isinstance(one, list) else one for key, one in json.loads(settings).items()}
-        return cls(numbers.contiguous(), **given)
-    except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise SchemaError(
-            f"found {brief(parts, 200)} as the parts of an {cls.__name__}, which refuses them ({error}); expected its "
-            "numbers and its settings, as memfeed.cache writes them"
-        ) from None
 
 
 def is_graph_batch(value: Any) -> bool:
@@ -67,8 +27,8 @@ def is_graph_batch(value: Any) -> bool:
 
 
 def is_graph_class(cls: type) -> bool:
-    """Return True for Data and HeteroData of PyTorch Geometric and classes derived from them, EdgeIndex and Index."""
-    return issubclass(cls, _graph_classes()) or _is_index_class(cls)
+    """Return True for Data and HeteroData of PyTorch Geometric and the classes derived from them."""
+    return issubclass(cls, _graph_classes())
 
 
 def graph_parts(graph: Any) -> dict[str, Any]:
@@ -105,9 +65,7 @@ def open_graph(graph: Any) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def make_graph(cls: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Return a graph, or an EdgeIndex or Index, of this class with these parts."""
-    if _is_index_class(cls):
-        return _make_index(cls, values)
+    """Return a graph of this class with these parts."""
     return with_parts(cls(), dict(zip(keys, values, strict=True)))  # as PyTorch Geometric makes those of its data sets
 
 
@@ -142,9 +100,7 @@ def _joined(kind: str | tuple[str, str, str]) -> str:
 
 
 def collate_graphs(graphs: Sequence[Any]) -> Any:
-    """Return the Batch that PyTorch Geometric makes of some graphs; what default_collate makes of other values."""
-    if is_index(graphs[0]):
-        return default_collate(list(graphs))
+    """Return the Batch that PyTorch Geometric makes of some graphs."""
     return _library().Batch.from_data_list(list(graphs))
 
 
@@ -157,15 +113,12 @@ def graph_collater(follow_batch: Sequence[str] | None, exclude_keys: Sequence[st
 
 
 def graph_class(name: str, cls: type | None) -> type:
-    """Return the class of stored graphs: ``cls``, if the caller gave one of that name, else that of the library.
+    """Return the class of stored graphs: ``cls``, if the caller gave one of that name, else Data or HeteroData.
 
     Raises SchemaError for a class derived from these that was not given: it decides how graphs are collated.
     """
     if cls is not None:
         return cls
-    if name in _INDEX_MODULES:
-        _library()
-        return getattr(importlib.import_module(_INDEX_MODULES[name]), name)  # type: ignore[no-any-return]
     if name not in ("Data", "HeteroData"):
         raise SchemaError(
             f"found graphs of the class {name}, which is derived from Data or HeteroData; expected that class, which "

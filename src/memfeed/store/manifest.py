@@ -78,7 +78,9 @@ def required_version(manifest: Manifest) -> int:
 
 def _is_new_node(node: Node) -> bool:
     """Return True if a node, or one below it, has a kind or a key that version 1 does not have."""
-    return node.kind in ("graph", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
+    return (
+        node.kind in ("graph", "tensor", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
+    )
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -177,7 +179,7 @@ def node_problem(node: Node, depth: int = 0) -> str:
         bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
         if bad:
             return f"{bad[0]!r} as a Python name"
-    if node.kind in ("tensordict", "graph") and not all(isinstance(key, str) for key in node.keys):
+    if node.kind in ("tensordict", "graph", "tensor") and not all(isinstance(key, str) for key in node.keys):
         return f"a {node.kind} with keys that are no strings"
     if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
         return "a key beyond 64 bits"
