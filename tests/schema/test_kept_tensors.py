@@ -1,5 +1,6 @@
 """Tensors of other libraries that keep what they hold beside their numbers. Those of graphs: test_graphs."""
 
+import json
 import sys
 import types
 from enum import Enum
@@ -105,6 +106,23 @@ def test_keys_that_are_strings_of_an_enum(path):
     for batch, expected in zip(memfeed.Loader(samples, 4, cache=path), DataLoader(samples, 4), strict=True):
         assert torch.equal(batch[Keys.AFFINE], expected["affine"])
         assert batch.keys() == expected.keys()
+
+
+def test_a_batch_is_not_taken_apart(path):
+    with memfeed.Writer(path) as writer:
+        writer.append({"image": scan(1)})
+        with pytest.raises(SchemaError, match="found a batch of MetaTensor; expected samples: append them one by one"):
+            writer.extend({"image": scan(2)})
+
+
+def test_parts_of_another_name(path):
+    cache([scan(i) for i in range(8)], path)
+    manifest = path / "memfeed.json"
+    contents = json.loads(manifest.read_text())
+    contents["schema"]["structure"]["keys"] = ["numbers", "rest"]
+    manifest.write_text(json.dumps(contents))
+    with pytest.raises(memfeed.errors.StoreError, match="a tensor with other parts than numbers, state"):
+        memfeed.open(path)
 
 
 class Derived(MetaTensor):
