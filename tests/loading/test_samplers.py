@@ -304,6 +304,17 @@ def test_a_method_of_the_object_alone_is_seen_by_what_it_changes():
     assert found == [5, 6, 7]
 
 
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_a_mock_in_the_place_of_a_method_counts_the_calls_of_its_user(cls):
+    sampler = distributed()
+    sampler.set_epoch = Mock()
+    loader = loader_of(sampler, cls)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert epoch_of(loader) == 0
+    assert sampler.set_epoch.call_count == 2
+
+
 def test_the_argument_may_be_named():
     sampler = InDict()
     loader = loader_of(sampler)

@@ -85,7 +85,8 @@ class FollowedSamplers:
             self._is_setting = True
             try:
                 for one in reversed(self._samplers):  # what an outer one makes of the epoch counts
-                    one.set_epoch(epoch)
+                    if "set_epoch" not in getattr(one, "__dict__", {}):  # who put it into one sampler calls it
+                        one.set_epoch(epoch)
             finally:
                 self._is_setting = False
             self._given = self._least = epoch
