@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from memfeed.loading.batch_order import Tokens
     from memfeed.loading.collate import Collate
     from memfeed.loading.loader import Loader
+    from memfeed.memoizing.memoize import memoize
     from memfeed.order.choice import Blocks
     from memfeed.random import Keys
     from memfeed.remote.pull import pull
@@ -46,6 +47,7 @@ __all__ = [
     "cache",
     "concat",
     "errors",
+    "memoize",
     "open",
     "pull",
     "push",
@@ -65,6 +67,7 @@ _MODULES = {
     "append": "memfeed.convert.append",
     "cache": "memfeed.convert.cache",
     "concat": "memfeed.convert.append",
+    "memoize": "memfeed.memoizing.memoize",
     "pull": "memfeed.remote.pull",
     "push": "memfeed.remote.push",
     "repair": "memfeed.convert.cache",

@@ -16,6 +16,9 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 MOST_LINES = 60
+# A thread of gloo that lets the last tensors go while the interpreter ends aborts the process, now and then, also in
+# programs without memfeed (github.com/pytorch/pytorch/pull/179291). A program that ends so is run once more.
+ABORTED_AT_EXIT = "terminate called without an active exception"
 # gloo in torch 2.6 hangs in destroy_process_group, with torch's own DataLoader in the same program too
 pytestmark = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="the examples run with torch 2.8 and newer"
@@ -37,10 +40,13 @@ def run(*command: object, cwd: Path) -> str:
     """Run Python in a directory of its own; the test fails with what the program printed."""
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "default"}
     # pytest's settings of warnings are not for other libraries
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        if done.returncode == 0 or ABORTED_AT_EXIT not in done.stderr:
+            break
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

@@ -228,8 +228,12 @@ class Build:
 
     def sync_if_due(self) -> None:
         """Sync if the last sync is older than ``SYNC_SECONDS``: a power loss costs no more than that."""
-        if time.monotonic() - self._synced > SYNC_SECONDS:
+        if self.is_sync_due():
             self.sync()
+
+    def is_sync_due(self) -> bool:
+        """Return True if the last sync is older than ``SYNC_SECONDS``."""
+        return time.monotonic() - self._synced > SYNC_SECONDS
 
     def sync(self) -> None:
         """Make all rows written so far durable."""

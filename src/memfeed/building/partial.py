@@ -58,6 +58,7 @@ class Units:
         when_lost: Callable[[npt.NDArray[np.uint8]], object] = len,
     ) -> None:
         self._work, self._count, self._may_drop, self._when_lost = work, count, may_drop, when_lost
+        self._presence = os.fspath(work / "presence")
         self._map: npt.NDArray[np.uint8] | None = None
         self._fds: dict[str, int] = {}
         weakref.finalize(self, _close, self._fds)
@@ -106,8 +107,8 @@ class Units:
         Raises StoreError if the map has another length.
         """
         if self._map is None or self._count is None:
-            path = self._work / "presence"
-            size = path.stat().st_size
+            path = self._presence  # text, because a path of pathlib takes as long as the rest
+            size = os.stat(path).st_size
             if self._count is not None and size != self._count:  # else units out of range would count as written
                 raise StoreError(
                     f"{path}: found {size:,} bytes; expected {self._count:,}, one a row or chunk: the map is damaged; "
@@ -123,8 +124,11 @@ class Units:
         return np.asarray((states == WRITTEN) | (states == DURABLE))
 
     def is_present(self, unit: int) -> bool:
-        """Return True if the bytes of a unit can be read."""
-        return bool(self.states[unit] in (WRITTEN, DURABLE))
+        """Return True if the bytes of a unit can be read; False for one behind the end of the map."""
+        states = self._map
+        if self._count is not None or states is None or unit >= len(states):
+            states = self.states
+        return unit < len(states) and int(states[unit]) in (WRITTEN, DURABLE)
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Set the state of ``count`` units from ``first``. Call it within `writing` for bytes that were written."""

@@ -99,7 +99,7 @@ def verify(
         _verify_address(store, progress)
         return
     opened = memfeed.open(store)
-    total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else 0
+    total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else opened.nbytes
     started = time.perf_counter()
     with Progress(Path(store).name, total_bytes, unit="B", shown=progress and total_bytes > 0) as bar:
         opened.verify(bar.advance_to)

@@ -16,13 +16,14 @@ from memfeed.loading.arguments import Arguments, resolve
 from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
+from memfeed.loading.decoded import become_decoded
 from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
-from memfeed.loading.sources import Caching, open_source
+from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
@@ -32,7 +33,7 @@ from memfeed.system.messages import say_once
 T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = (
     "shuffle", "seed", "last", "bucket_by", "device", "transform", "placement", "ranks", "return_rows",
-    "as_", "pad", "cache", "keep",
+    "as_", "pad", "cache", "keep", "decoders", "require",
 )  # fmt: skip
 
 
@@ -135,6 +136,13 @@ class Loader(DataLoader[T_co]):
             pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
             form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
             RAM, else "encoded". A line says which.
+        decoders: beside ``cache``, functions of your own whose results are kept where the dataset cannot be, beside the
+            decoders of libraries that are known. None: only those of libraries. (): nothing is kept, and such a dataset
+            is refused.
+        require: beside ``cache``, "batched": an error unless all random steps run on whole batches; "samples": an error
+            unless the dataset becomes a store. None: if no store can be made of the dataset, because its samples are
+            random and its pipeline cannot be cut, this loader becomes a `DataLoader` over the dataset as it is, for
+            which decoded files are kept at ``cache``; a line says so, and what it is worth. See docs/memoize.md.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
 
@@ -188,10 +196,12 @@ class Loader(DataLoader[T_co]):
         pad: Mapping[Any, float] | None = None,
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
+        decoders: Sequence[Callable[..., Any]] | None = None,
+        require: Require | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        source = open_source(dataset, Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context))
+        caching = Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
@@ -201,6 +211,12 @@ class Loader(DataLoader[T_co]):
             prefetch_factor=prefetch_factor, pin_memory_device=pin_memory_device, persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
         )  # fmt: skip
+        check_required(dataset, caching)
+        try:
+            source = open_source(dataset, caching)
+        except CannotCacheError as refused:
+            become_decoded(self, dataset, caching, refused, given)
+            return
         reading = resolve(source, given)
         store, clock = reading.store, reading.clock
         shown_batches = batch_sampler if reading.batches is None else LengthBatchSampler(reading.batches, clock)
@@ -217,6 +233,7 @@ class Loader(DataLoader[T_co]):
         self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
         self.return_rows, self.as_, self.pad, self.cache = return_rows, as_, pad, cache
         self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+        self.decoders, self.require = decoders, require
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)

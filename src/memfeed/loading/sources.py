@@ -6,14 +6,14 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from msgspec import UNSET
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from memfeed.errors import LoaderError, SchemaError
+from memfeed.errors import LoaderError, MemfeedError, RandomDataError, SchemaError, SplitError, listed
 from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
 from memfeed.order.mixture import check_weights
@@ -26,6 +26,7 @@ from memfeed.store.backing import Backing
 from memfeed.store.column import Column
 from memfeed.store.dataset_attributes import Keep
 from memfeed.store.format import resolve
+from memfeed.store.memo_format import is_memo
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.messages import say_once
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from memfeed.transforms import Transform
 
 MOST_WORKERS = 4096  # that read a dataset
+
+Require = Literal["batched", "samples"]
+"""The least that ``cache=`` may do: random steps run on whole batches, or sample by sample."""
 
 
 class Source(NamedTuple):
@@ -59,6 +63,21 @@ class Caching:
     worker_count: int
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
+    decoders: Sequence[Any] | None = None
+    require: Require | None = None
+
+    @property
+    def may_keep_decoded(self) -> bool:
+        """True if decoded files may be kept where the dataset cannot be."""
+        return self.path is not None and self.require is None and (self.decoders is None or len(self.decoders) > 0)
+
+
+class CannotCacheError(Exception):
+    """No store can be made of a dataset, and decoded files may be kept; the message says why."""
+
+    def __init__(self, reason: str, error: MemfeedError | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
 
 
 def open_source(dataset: Any, caching: Caching) -> Source:
@@ -103,21 +122,34 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
         )
         return as_stores(torch.empty(0, device="cpu"))[0]
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
+    from memfeed.splitting.generators import Generators
 
     if caching.path is None and present_ranks()[1] > 1:
         say_once(
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    store = cache(
-        dataset,
-        caching.path,
-        split="auto",
-        keep=caching.keep,
-        lazily=True,
-        workers=worker_count,
-        worker_init_fn=caching.worker_init_fn,
-    )
+    if caching.may_keep_decoded and caching.path is not None and is_memo(resolve(caching.path)):
+        raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
+    # the dataset is read before it is known if a store can be made of it
+    states = Generators(dataset) if caching.may_keep_decoded else None
+    before = None if states is None else states.save()
+    try:
+        store = cache(
+            dataset,
+            caching.path,
+            split="auto",
+            keep=caching.keep,
+            lazily=True,
+            workers=worker_count,
+            worker_init_fn=caching.worker_init_fn,
+        )
+    except (RandomDataError, SplitError) as error:
+        if states is None or before is None:
+            raise
+        states.restore(before)
+        raise CannotCacheError(str(error), error) from None
+    _check_required(store, caching.require)
     context = caching.multiprocessing_context
     if context is not None and worker_count and store._view.supply is not None:
         method = getattr(context, "get_start_method", lambda: context)()
@@ -128,6 +160,32 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
                 f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
             )
     return store
+
+
+def check_required(source: Any, caching: Caching) -> None:
+    """Raise LoaderError for ``decoders=`` and ``require=`` that are none, or without a dataset beside ``cache=``."""
+    require, decoders = caching.require, caching.decoders
+    if require not in (None, *get_args(Require)):
+        raise LoaderError(f"found require={require!r:.60}; expected one of {', '.join(map(repr, get_args(Require)))}")
+    if decoders is not None and not (isinstance(decoders, list | tuple) and all(map(callable, decoders))):
+        raise LoaderError(f"found decoders={decoders!r:.60}; expected a list of functions, or () for none")
+    given = [name for name, value in (("require", require), ("decoders", decoders)) if value is not None]
+    if given and (caching.path is None or not is_dataset(source)) and not isinstance(source, Store):
+        raise LoaderError(
+            f"found {given[0]}= without a dataset that becomes a store; expected it beside a map-style dataset and a "
+            "path: Loader(dataset, cache=path, ...)"
+        )
+
+
+def _check_required(store: Store, require: Require | None) -> None:
+    """Raise LoaderError if random steps run sample by sample, and ``require`` is "batched"."""
+    transform = store.transform if require == "batched" else None
+    own = [] if transform is None else [part for part in transform.modules() if not getattr(part, "is_batched", True)]
+    if own:
+        raise LoaderError(
+            f'found require="batched", and steps that run sample by sample ({listed(own, 200)}); expected steps that '
+            "have a counterpart for batches: use those of torchvision, or leave require= out"
+        )
 
 
 def _check_keep(source: Any, keep: Keep | None) -> None:

@@ -6,20 +6,24 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import xxhash
 
+from memfeed.building.copy_rows import copy_rows
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError
 from memfeed.remote.address import Address, parse_address
 from memfeed.remote.chunks import in_threads
 from memfeed.remote.layout import POINTER, PUSHES, RANGES, Pointer, range_bytes, range_file, read_pointer
 from memfeed.remote.objects import ObjectInfo, Objects
 from memfeed.remote.ranges import ChunkTable, aligned_steps
-from memfeed.store import format
+from memfeed.store import format, memo_format
+from memfeed.store.backing import memo_backing
 from memfeed.store.checksums import chunks_of, describe_chunk, read_checksums
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.store import Store
+from memfeed.system import files
 from memfeed.system.progress import Progress
 
 _FILES_AT_ONCE = 4
@@ -49,7 +53,8 @@ def push(
     Its files become objects with the same bytes. They are below a name of their own, and readers see them when the last
     one is there: an older store at the address is replaced at once, and who reads it goes on. Its objects stay until a
     push with ``remove_old``, which also removes what interrupted pushes left. The bytes are compared with the
-    store's checksums as they are sent. After an interruption the same call sends only the files that are missing.
+    store's checksums as they are sent. After an interruption the same call sends only the files that are missing. Of
+    the results of `memfeed.memoize` the rows that are there now are sent, as an ordinary store.
 
     Raises StoreError if ``store`` is none, is a view, or is being filled; CorruptStoreError if it is damaged;
     ObjectReplacedError if another push to the address finished meanwhile; RemoteError if the address cannot be written.
@@ -58,6 +63,9 @@ def push(
 
         memfeed.push("ants.mf", "s3://bucket/ants.mf")
     """
+    path = Path(store.path if isinstance(store, Store) else files.local_path(store))
+    if memo_format.is_memo(path):
+        return _push_results(store, path, address, remove_old=remove_old, progress=progress)
     local, to = _local_store(store), parse_address(address)
     if to.kind == "http":
         raise StoreError(f"{to}: found a web server, which memfeed only reads; expected s3://, gs://, az:// or file://")
@@ -81,6 +89,21 @@ def push(
     if remove_old:
         _remove_old(objects, pointer)
     return sum(missing.values())
+
+
+def _push_results(
+    store: Store | str | os.PathLike[str], path: Path, address: str | Address, *, remove_old: bool, progress: bool
+) -> int:
+    """Push memoized results. The rows that are there now are written into a store first, which takes as much space."""
+    backing = store._backing if isinstance(store, Store) else memo_backing(path)
+    if isinstance(store, Store) and (store.schema, store.digest) != (backing.schema, backing.digest[:16]):
+        raise StoreError(
+            f"{path}: found a view of memoized results; expected all of them: memfeed.push({str(path)!r}, ...)"
+        )
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        finished = Path(folder) / path.name
+        copy_rows(backing, finished)
+        return push(finished, address, remove_old=remove_old, progress=progress)
 
 
 def _local_store(store: Store | str | os.PathLike[str]) -> _Local:

@@ -38,6 +38,7 @@ class Remake(Transform):
 
     thread_safe = False  # it runs the user's code and sets the global generators
     of_whole_batches = True
+    is_batched = False
     gives_samples = False
 
     def __init__(self, cut: Cut, layout: Named, schema: Schema, types: Iterable[type], shown: str) -> None:

@@ -42,13 +42,13 @@ class Tail(Transform):
     ) -> None:
         super().__init__()
         self.entries, self.given, self.results = dict(entries), dict(given), dict(results)
-        self._is_batched = self._may_be_batched(probes)
+        self.is_batched = self._may_be_batched(probes)
 
     def change_batch(self, batch: B, keys: Keys, stream: str, on: On) -> B:
         """Add the results to the batch, a dict; see `Operation.change_batch`."""
         fields: Any = batch
         columns = {node: _owned(fields[name]) for node, (name, _) in self.given.items()}
-        if self._is_batched and all(isinstance(column, torch.Tensor) for column in columns.values()):
+        if self.is_batched and all(isinstance(column, torch.Tensor) for column in columns.values()):
             made = self._at_once(columns)
         else:
             rows = [self._of_sample(self._row(columns, j)) for j in range(len(keys.rows))]

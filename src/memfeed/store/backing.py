@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from memfeed.errors import StoreError, StoreNotFoundError
+from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
-from memfeed.store import format
+from memfeed.store import format, memo_format
 from memfeed.store.column import Column
 from memfeed.store.columns import FixedColumn
 from memfeed.store.format import Identity
@@ -35,7 +36,8 @@ class Backing:
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
     opened from an address; 0 for any other. ``check_dataset`` raises StaleStoreError, for a store whose dataset is at
-    hand, if the dataset has changed since.
+    hand, if the dataset has changed since. ``verify`` compares the rows of memoized results with their hashes, as
+    `Store.verify` does with those of a store.
     """
 
     path: Path | None
@@ -55,6 +57,7 @@ class Backing:
     chunk_rows: int = 0
     check_dataset: Callable[[Backing], None] = lambda backing: None
     source: str | None = None
+    verify: Callable[[Callable[[int, int], None] | None], None] | None = None
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -154,6 +157,8 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     found = format.read_manifest(root)
     if found is not None:
         return _memfeed_backing(root.absolute(), *found, owner)
+    if memo_format.is_memo(root):
+        return memo_backing(root.absolute())
     from memfeed.store import foreign, tensordict_dir  # a store of memfeed needs none of this
 
     is_archive = foreign.is_archive(root)
@@ -172,6 +177,23 @@ def open_backing(root: Path, owner: object = None) -> Backing:
     if not root.exists():
         raise StoreNotFoundError(_nothing(root))
     raise StoreError(_not_a_store(root))
+
+
+def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
+    """Return the memoized results at ``root``: those that are there now, or the rows with these ``numbers`` [n]."""
+    from memfeed.store import memo_dir  # a store of memfeed needs none of this
+
+    contents = memo_dir.read(root, memo_dir.present_rows(root) if numbers is None else numbers)
+    return Backing(
+        root,
+        contents.schema,
+        len(contents.rows.numbers),
+        contents.digest,
+        contents.columns.__getitem__,
+        remake=(memo_backing, (root, contents.rows.numbers)),
+        description="memoized results",
+        verify=partial(memo_dir.verify, root, contents.rows),
+    )
 
 
 def _nothing(root: Path) -> str:

@@ -26,7 +26,7 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
             "is read; save such values as JSON"
         )
     store = Store(View(backing, as_types(types)))
-    if backing.manifest is not None:
+    if backing.manifest is not None or backing.verify is not None:
         return store
     from memfeed.store.tensordict_dir import filled_rows  # a store of memfeed needs none of this
 

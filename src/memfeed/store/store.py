@@ -321,6 +321,9 @@ class Store(Facts):
         backing = self._backing
         while isinstance(backing.owner, View):  # rows that are made of another store's
             backing = backing.owner.backing
+        if backing.verify is not None:
+            backing.verify(progress)
+            return
         if backing.manifest is None or backing.path is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "

@@ -113,6 +113,7 @@ class Operation(torch.nn.Module):
     memory_format = torch.contiguous_format  # of the images that come out
     thread_safe = True  # False for transforms that change the state of the process, as global generators
     of_whole_batches = False  # True if `change_batch` is called in place of `make_params` and `transform`
+    is_batched = True  # False if it calls a function for each sample of a batch, in Python
     passes_views = False  # True if `change_batch` hands fields on without a look at their values
     paths_read: Collection[Path] | None = None  # the fields it takes out of a batch, where `on` does not name them
     takes_bytes = False  # True if its field is no tensor, and `change_batch` finds it by its path

@@ -43,6 +43,7 @@ class PerSample(Transform):
 
     thread_safe = False  # it runs the user's code and sets the global generators
     of_whole_batches = True
+    is_batched = False
 
     def __init__(self, fn: Callable[..., Any], *, one_size: bool = True, on: On = None) -> None:
         super().__init__(on=on)

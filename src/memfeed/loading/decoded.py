@@ -1,0 +1,191 @@
+"""The loader of a dataset that no store can hold: torch's own, in whose processes decoders answer from the disk."""
+
+from __future__ import annotations
+
+import cProfile
+import os
+import pstats
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+from typing_extensions import TypeVar
+
+from memfeed.errors import LoaderError, listed
+from memfeed.loading.arguments import Arguments
+from memfeed.loading.drawn_seed import joined_world_size
+from memfeed.loading.sources import Caching, CannotCacheError
+from memfeed.memoizing.decoders import Reading
+from memfeed.splitting.generators import Generators
+from memfeed.store.format import resolve
+from memfeed.system.messages import say_once
+
+T_co = TypeVar("T_co", covariant=True, default=Any)
+
+_SAMPLES = 8  # that are read to say what decoding takes
+_SMALL_SHARE = 0.2
+_FUNCTIONS_SHOWN = 3
+_REASON_WIDTH = 240
+_OF_STORES: dict[str, Any] = {
+    "seed": None, "last": None, "bucket_by": None, "device": None, "transform": None, "placement": "auto",
+    "ranks": None, "return_rows": False, "as_": "torch", "pad": None, "follow_batch": None, "exclude_keys": None,
+}  # fmt: skip
+"""The arguments that torch's loader does not have, with their defaults."""
+_OF_TORCH = (
+    "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last",
+    "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers", "pin_memory_device",
+    "in_order",
+)  # fmt: skip
+
+
+class DecodedLoader(DataLoader[T_co]):
+    """A `torch.utils.data.DataLoader` over a dataset as it is, for which decoded files are kept.
+
+    `memfeed.Loader` becomes one if the samples of its dataset are random, and its pipeline cannot be cut. The values,
+    their order, and all that is drawn are the program's own. In the processes that read samples (``num_workers``), or
+    in the thread that iterates, the decoders of libraries (Pillow, OpenCV and others: docs/memoize.md) answer from the
+    results at ``decoded.path``.
+
+    Args:
+        decoded: the kept results, and which decoders have them.
+        worker_init_fn: called in each worker process, as by DataLoader, after the decoders were set up.
+        arguments, options: as of DataLoader.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        decoded: Reading,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> None:
+        if not isinstance(worker_init_fn, _BeginWorker):  # a trainer may make a loader of the attributes of this one
+            worker_init_fn = _BeginWorker(decoded, worker_init_fn)
+        options["worker_init_fn"] = worker_init_fn
+        super().__init__(*arguments, **options)
+        self.decoded = decoded
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        fetcher = getattr(iterator, "_dataset_fetcher", None)  # without workers, samples are read by this thread
+        if fetcher is not None:
+            fetch = fetcher.fetch
+
+            def fetch_decoded(index: Any) -> Any:
+                with self.decoded.active():
+                    return fetch(index)
+
+            fetcher.fetch = fetch_decoded
+        return iterator
+
+
+class _BeginWorker:
+    """Sets up the decoders in a worker process, then calls the user's function."""
+
+    def __init__(self, decoded: Reading, own: Callable[[int], None] | None) -> None:
+        self.decoded, self.own = decoded, own
+
+    def __call__(self, worker: int) -> None:
+        self.decoded.begin()
+        if self.own is not None:
+            self.own(worker)
+
+
+def names_of(decoders: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return module and name of each function of the user's. Raises LoaderError for one that has none."""
+    found = []
+    for one in decoders:
+        module, name = str(getattr(one, "__module__", "")), str(getattr(one, "__qualname__", ""))
+        owner: Any = sys.modules.get(module)
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        if owner is None or "<locals>" in name:
+            raise LoaderError(
+                f"found {one!r:.80} in decoders=; expected functions that can be found by their names, at the top of a "
+                "module or in a class: define it there"
+            )
+        found.append((module, name))
+    return found
+
+
+def become_decoded(
+    loader: DataLoader[Any], dataset: Any, caching: Caching, refused: CannotCacheError, given: Arguments
+) -> None:
+    """Make a loader a `DecodedLoader`: torch's own, with the arguments that torch has.
+
+    A few samples are read to say what it is worth; all generators are where they were afterwards. Raises LoaderError
+    for arguments that only a loader of a store has.
+    """
+    others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
+    others += [] if caching.keep is None else ["keep"]
+    others += [] if given.shuffle in (None, True, False) else ["shuffle"]
+    if others:
+        raise LoaderError(
+            f"{refused}. Decoded files can be kept in its place, by a plain DataLoader, which has no "
+            f"{', '.join(f'{name}=' for name in others)}: leave these out"
+        ) from refused.error
+    assert caching.path is not None
+    path = resolve(caching.path)
+    reading = Reading(path, names_of(caching.decoders or ()))
+    worth = _measure(dataset, reading)
+    why = " ".join(str(refused).split())
+    why = why if len(why) <= _REASON_WIDTH else why[: _REASON_WIDTH - 3] + "..."
+    say_once(
+        f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the dataset "
+        f"is read as it is in every epoch: {why}\nmemfeed: {worth}"
+    )
+    if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
+        say_once(
+            "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
+            "sampler=torch.utils.data.DistributedSampler(dataset) to divide them"
+        )
+    options = {name: getattr(given, name) for name in _OF_TORCH}
+    options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}
+    loader.__class__ = DecodedLoader
+    DecodedLoader.__init__(loader, dataset, decoded=reading, **options)  # type: ignore[arg-type]
+
+
+def _measure(dataset: Any, reading: Reading) -> str:
+    """Return in words how much of a sample's time is decoding."""
+    rows = np.unique(np.linspace(0, len(dataset) - 1, _SAMPLES).astype(int)).tolist()
+    generators = Generators(dataset)
+    states = generators.save()
+    try:
+        with reading.active():
+            started = time.perf_counter()
+            for row in rows:
+                dataset[row]
+            seconds = time.perf_counter() - started
+        own = max(0.0, seconds - reading.seconds)
+        share = reading.seconds_decoding / max(own + reading.seconds_decoding, 1e-9)
+        text = f"Decoding is {share:.0%} of the time of a sample ({len(rows)} samples)"
+        if share >= _SMALL_SHARE:
+            return text
+        generators.restore(states)
+        return f"{text}: the gain is small. Most of the time goes to {_slowest(dataset, rows, reading)}"
+    except Exception as error:  # of the dataset's own, which its epoch will raise
+        return f"What decoding takes was not measured ({type(error).__name__} in a sample)"
+    finally:
+        generators.restore(states)
+
+
+def _slowest(dataset: Any, rows: Sequence[int], reading: Reading) -> str:
+    """Return the functions in which most of the time of samples is spent."""
+    profile = cProfile.Profile()
+    with reading.active():
+        profile.enable()
+        try:
+            for row in rows:
+                dataset[row]
+        finally:
+            profile.disable()
+    found = []
+    statistics: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    for (file, _, name), (_, _, own, _, _) in statistics.items():
+        if f"{os.sep}memfeed{os.sep}" not in file and name != "<built-in method posix.read>":
+            found.append((own, name if file == "~" else f"{name} ({Path(file).name})"))
+    return listed([name for _, name in sorted(found, reverse=True)[:_FUNCTIONS_SHOWN]])

@@ -1,0 +1,1 @@
+"""Keep the results of a function on disk, for many processes."""

@@ -1,0 +1,282 @@
+"""Decoders of libraries whose results are kept: they answer from the disk, in the thread that reads samples alone.
+
+A decoder is replaced by its name, if its library is imported and has the version that is known here. The replacement
+does what the library's own function does, except in a block of `reading`. A reference that was taken before (``from
+cv2 import imread``) still leads to the library's own function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import hashlib
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memfeed.errors import SchemaError
+from memfeed.memoizing.code import hash_function
+from memfeed.memoizing.kept import Kept, report_at_exit
+from memfeed.memoizing.keys import Key, Keys, encode_key, note_file
+from memfeed.memoizing.pillow import PillowDecoder
+
+
+class Known(NamedTuple):
+    """A decoder of a library.
+
+    Args:
+        module: where it is found, and replaced, by ``name``.
+        package: of which the version counts: it is part of the key.
+        versions: the first major version that is known, and the first that is not.
+    """
+
+    module: str
+    name: str
+    package: str
+    versions: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+PILLOW = Known("PIL.ImageFile", "ImageFile.load", "pillow", (10, 14))
+KNOWN = (
+    PILLOW,
+    Known("cv2", "imread", "opencv", (4, 6)),
+    Known("cv2", "imdecode", "opencv", (4, 6)),
+    Known("torchvision.io", "read_image", "torchvision", (0, 1)),
+    Known("torchvision.io", "decode_image", "torchvision", (0, 1)),
+    Known("torchvision.io.image", "decode_image", "torchvision", (0, 1)),
+    Known("soundfile", "read", "soundfile", (0, 1)),
+    Known("torchaudio", "load", "torchaudio", (2, 3)),
+    Known("nibabel.dataobj_images", "DataobjImage.get_fdata", "nibabel", (4, 6)),
+)
+_MOST_BYTES = 256 << 20  # of an encoded file in memory, which is hashed
+
+
+class Reading:
+    """The decoders that answer from the results at ``path`` while samples are read.
+
+    Args:
+        path: the directory of the results.
+        decoders: functions of the user's, each as its module and its name there; dots lead to those of a class.
+    """
+
+    def __init__(self, path: Path, decoders: Sequence[tuple[str, str]] = ()) -> None:
+        self.path, self.decoders = path, tuple(decoders)
+        self._kept: dict[str, Kept] = {}
+        self.seconds = 0.0  # that results took in this process, from the disk or computed
+        report_at_exit(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reading, (self.path, self.decoders)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the decoders answer from the results, in this thread, during the block."""
+        before = getattr(_here, "reading", None)
+        self.begin()
+        try:
+            yield
+        finally:
+            _here.reading = before
+
+    def begin(self) -> None:
+        """Let the decoders answer from the results in this thread from now on: that of a worker process."""
+        _replace_known()
+        for module, name in self.decoders:
+            _replace(module, name, f"{module}.{name}", "")
+        _here.reading = self
+
+    def result(self, name: str, digest: str, key: Key, compute: Callable[[], Any], *, prove: bool = False) -> Any:
+        """Return the result of a decoder, from the disk or from ``compute``, in which no decoder answers."""
+        started = time.perf_counter()
+
+        def alone() -> Any:
+            _here.reading = None
+            try:
+                return compute()
+            finally:
+                _here.reading = self
+
+        if digest not in self._kept:
+            self._kept[digest] = Kept(self.path, None, name, digest, prove=prove)
+        try:
+            return self._kept[digest].result(key, alone)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    @property
+    def seconds_decoding(self) -> float:
+        """What the calls of this process took to compute, or would have taken."""
+        return sum(one.seconds for one in self._kept.values())
+
+    def used(self) -> list[Kept]:
+        """Return the results of each decoder that this process has called."""
+        return [one for one in self._kept.values() if one.is_used]
+
+
+def _reading() -> Reading | None:
+    found: Reading | None = getattr(_here, "reading", None)
+    return found
+
+
+_here = threading.local()
+_replaced: set[str] = set()
+_lock = threading.Lock()
+
+
+def _replace_known() -> None:
+    """Replace the decoders of libraries that are imported, each once in a process."""
+    for known in KNOWN:
+        if str(known) in _replaced or known.module not in sys.modules:
+            continue
+        version = _version(known)
+        if version is None:
+            _replaced.add(str(known))  # of a version that is not known: it is left alone
+        else:
+            _replace(known.module, known.name, str(known), version)
+
+
+def _version(known: Known) -> str | None:
+    """Return the version of a library, None if it is not a known one."""
+    module = sys.modules[known.module.partition(".")[0]]
+    version = str(getattr(module, "__version__", ""))
+    if not version:
+        try:
+            version = metadata.version(known.package)
+        except metadata.PackageNotFoundError:
+            return None
+    major = version.partition(".")[0]
+    first, last = known.versions
+    return version if major.isdigit() and first <= int(major) < last else None
+
+
+def _replace(module: str, path: str, shown: str, version: str) -> None:
+    """Replace a function of a module that is imported, or of a class of it. Does nothing for another module."""
+    with _lock:
+        if shown in _replaced or module not in sys.modules:
+            return
+        owner: Any = sys.modules[module]
+        *outer, name = path.split(".")
+        for part in outer:
+            owner = getattr(owner, part)
+        own = inspect.getattr_static(owner, name)
+        make = _SPECIAL.get(shown, _by_arguments)
+        made: Any = make(getattr(owner, name), shown, version)
+        setattr(owner, name, staticmethod(made) if isinstance(own, staticmethod) else made)
+        _replaced.add(shown)
+        _originals.append((owner, name, own))
+
+
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def restore() -> None:
+    """Put the libraries' own functions back."""
+    with _lock:
+        while _originals:
+            owner, name, own = _originals.pop()
+            setattr(owner, name, own)
+        _replaced.clear()
+
+
+def _by_arguments(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
+    """Return a function whose results are kept by the arguments; with others than a key can hold it is the function."""
+    digest = hash_function(function, version or None)
+    keys = _Keys(function, shown, digest)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reading = _reading()
+        if reading is None:
+            return function(*args, **kwargs)
+        try:
+            key = keys.of(args, kwargs)
+        except (SchemaError, TypeError):
+            return function(*args, **kwargs)
+        if not version or key.files or b'"content"' in key.text:  # else nothing says when the result changes
+            return reading.result(shown, digest, key, lambda: function(*args, **kwargs), prove=not version)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _get_fdata(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
+    """Return `get_fdata` of nibabel, whose arrays are kept by the file of the image."""
+    digest = hash_function(function, version)
+
+    @functools.wraps(function)
+    def get_fdata(self: Any, caching: str = "fill", dtype: Any = np.float64) -> Any:
+        reading, files = _reading(), dict[str, list[int]]()
+        path = getattr(self.file_map.get("image"), "filename", None) if getattr(self, "file_map", None) else None
+        if reading is None or not isinstance(path, str) or self.in_memory:
+            return function(self, caching=caching, dtype=dtype)
+        note_file(path, files)
+        if not files:
+            return function(self, caching=caching, dtype=dtype)
+        content = {"function": shown, "digest": digest, "dtype": np.dtype(dtype).str, "files": files}
+        # the image keeps no copy of its own while it is decoded; afterwards as nibabel does
+        found = reading.result(
+            shown, digest, Key(encode_key(content), files),
+            lambda: np.asarray(function(self, caching="unchanged", dtype=dtype)),
+        )  # fmt: skip
+        if caching == "fill":
+            self._fdata_cache = found
+        return found
+
+    return get_fdata
+
+
+class _Keys(Keys):
+    """Keys of decoders: files that are in memory count by a hash of their bytes, modes by their names."""
+
+    def _encode(self, value: Any, name: str, files: dict[str, list[int]]) -> Any:
+        if isinstance(value, enum.Enum):
+            return {"enum": [type(value).__qualname__, value.name]}
+        if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+            return {"dtype": np.dtype(value).str}
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.is_cpu:
+            return _hash_of(value.contiguous().numpy())
+        if type(value) is np.ndarray and value.dtype == np.uint8 and value.ndim == 1:
+            return _hash_of(np.ascontiguousarray(value))
+        if type(value) is bytes:
+            return _hash_of(np.frombuffer(value, np.uint8))
+        return super()._encode(value, name, files)
+
+
+def _hash_of(data: np.ndarray) -> Any:
+    if data.nbytes > _MOST_BYTES:
+        raise SchemaError("found more bytes than are hashed")
+    return {"content": hashlib.blake2b(data.data, digest_size=16).hexdigest()}
+
+
+def _pillow(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
+    decoder = PillowDecoder(function, shown, hash_function(function, version))
+
+    @functools.wraps(function)
+    def load(self: Any) -> Any:
+        reading = _reading()
+        return function(self) if reading is None else decoder.load(self, reading.result)
+
+    return load
+
+
+_SPECIAL = {
+    str(PILLOW): _pillow,
+    "nibabel.dataobj_images.DataobjImage.get_fdata": _get_fdata,
+}
+
+
+def list_known() -> list[str]:
+    """Return the names of the decoders that are known, with the versions of their libraries."""
+    return [f"{known} ({known.package} {known.versions[0]} to {known.versions[1] - 1})" for known in KNOWN]

@@ -1,0 +1,270 @@
+"""Keep results by their keys: answer from the disk, or compute once among all processes, and write."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from memfeed.errors import MemfeedError, RandomDataError, StoreError
+from memfeed.memoizing import results
+from memfeed.memoizing.counts import Counts, begin_run
+from memfeed.memoizing.keys import Key
+from memfeed.memoizing.memo import Found, Memo
+from memfeed.store.memo_format import MARKER, Bytes, make_blob, read_footer
+from memfeed.system import random_state
+from memfeed.system.messages import say_once, warn
+from memfeed.system.units import format_seconds
+
+_PROVEN = 16  # keys of a function whose results are computed twice
+_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.05  # seconds, while another process computes the same key
+_REPORT_SECONDS = 60.0
+_SEED = 0x6D656D6F
+
+
+class Report(NamedTuple):
+    """What the calls of one function came to in this run: this process and its children.
+
+    Args:
+        function: its name.
+        path: where its results are.
+        hits: calls that were answered from the disk.
+        misses: calls that were computed.
+        seconds_saved: what the hits would have taken to compute, less what they took.
+        processes: how many processes called it.
+    """
+
+    function: str
+    path: Path
+    hits: int
+    misses: int
+    seconds_saved: float
+    processes: int
+
+    def __str__(self) -> str:
+        more = f", in {self.processes} processes" if self.processes > 1 else ""
+        return (
+            f"memfeed: {self.function} ({self.path.name}): {self.hits:,} hits, {self.misses:,} misses, "
+            f"{format_seconds(self.seconds_saved)} saved{more}"
+        )
+
+
+class Kept:
+    """The kept results of one function at ``path``; see `memfeed.memoize`.
+
+    Args:
+        path: the directory, which other functions may share. It is made with the first result.
+        size: the most bytes of results that are kept there; None keeps all.
+        mapped: return results in private maps of the file.
+        name: of the function, for people.
+        digest: of the function, in hexadecimal: names its proofs and counts.
+        prove: compute the results of the first 16 keys twice.
+    """
+
+    def __init__(
+        self, path: Path, size: int | None, name: str, digest: str, *, mapped: bool = False, prove: bool = True
+    ) -> None:
+        self.path, self.digest, self.name = path, digest, name
+        self._size, self._mapped, self._prove = size, mapped, prove
+        self.seconds = 0.0  # that the calls of this process took to compute, or would have taken
+
+    @cached_property
+    def memo(self) -> Memo:
+        """The directory; StoreError if it cannot be used."""
+        return _memo_at(self.path, self._size)
+
+    @cached_property
+    def _counts(self) -> Counts:
+        _ = self.memo  # its directory
+        return _counts.setdefault((self.path, self.digest), Counts(self.path, self.digest))
+
+    def result(self, key: Key, compute: Callable[[], Any]) -> Any:
+        """Return the result of a key, from the disk or from ``compute``. It belongs to the caller.
+
+        Raises what ``compute`` raises, SchemaError for a result that cannot be kept, RandomDataError for one that
+        differs when it is computed again, CorruptStoreError for one that is damaged.
+        """
+        began = time.perf_counter()
+        digest = hashlib.blake2b(key.text, digest_size=16).digest()
+        row = self.memo.find(digest)
+        found = None if row is None else self.memo.read(row, digest, mapped=self._mapped)
+        return self._computed(key, digest, compute, began) if found is None else self._hit(found, began)
+
+    def report(self) -> Report:
+        """Return how many calls of this run were answered from the disk; see `Report`."""
+        totals = self._counts.totals()
+        return Report(self.name, self.path, totals.hits, totals.misses, totals.seconds, totals.processes)
+
+    @property
+    def is_used(self) -> bool:
+        """True if this process or a child may have asked for a result."""
+        return "memo" in vars(self) or (self.path / MARKER).exists()
+
+    def remove_counts(self) -> None:
+        """Remove what was counted in this run."""
+        self._counts.remove()
+
+    def _hit(self, found: Found, began: float) -> Any:
+        result = results.decode(found.blob.layout, found.data, writable=not self._mapped)
+        self.seconds += found.blob.seconds
+        self._counts.add(1, 0, max(0.0, found.blob.seconds - (time.perf_counter() - began)))
+        return result
+
+    def _computed(self, key: Key, digest: bytes, compute: Callable[[], Any], began: float) -> Any:
+        """Compute a result, or wait for the process that computes it."""
+        memo, wait, report_at = self.memo, _FIRST_WAIT, time.monotonic() + _REPORT_SECONDS
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    row = stack.enter_context(memo.taken(digest))
+                except (MemfeedError, OSError) as error:
+                    self._warn(error)
+                    return self._own(compute(), digest, 0.0)[0]
+                known = memo.find(digest)
+                found = None if known is None else memo.read(known, digest, mapped=self._mapped)
+                if found is not None:
+                    return self._hit(found, began)
+                if row is not None:
+                    break
+                time.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+                if time.monotonic() > report_at:
+                    say_once(f"memfeed: waiting for another process that computes {self.name} ({self.path})")
+            return self._fill(row, key, digest, compute)
+
+    def _fill(self, row: int, key: Key, digest: bytes, compute: Callable[[], Any]) -> Any:
+        """Compute the result of a row that this process has taken, and write it."""
+        started = time.perf_counter()
+        is_proven = not self._prove or self.memo.proven(self.digest) >= _PROVEN
+        result = compute() if is_proven else self._compute_twice(compute)
+        seconds = (time.perf_counter() - started) / (1 if is_proven else 2)
+        self.seconds += seconds
+        self._counts.add(0, 1, 0.0)
+        own, blob = self._own(result, digest, seconds)
+        if not _are_unchanged(key.files):  # the result may be of what the file was before, or is now
+            return own
+        try:
+            self.memo.write(row, key.text, blob)
+            if not is_proven:
+                self.memo.add_proof(self.digest)
+        except (MemfeedError, OSError) as error:
+            self._warn(error)
+            return own
+        if self._mapped and (found := self.memo.read(row, digest, mapped=True)) is not None:
+            return results.decode(found.blob.layout, found.data, writable=False)
+        return own
+
+    def _own(self, result: Any, digest: bytes, seconds: float) -> tuple[Any, Bytes]:
+        """Return a result in memory of its own, as it would be read, and the blob that it lies in."""
+        blob = np.concatenate(make_blob(digest, seconds, *results.encode(result)))
+        layout = read_footer(blob, len(blob), self.path).layout
+        return results.decode(layout, torch.from_numpy(blob)), blob
+
+    def _compute_twice(self, compute: Callable[[], Any]) -> Any:
+        """Return a result that is the same when it is computed again, with all random generators moved.
+
+        Raises RandomDataError if it differs, or if the function draws random numbers.
+        """
+        before = random_state.save()
+        first = compute()
+        after = random_state.save()
+        one = results.encode(first)
+        with random_state.seeded(_SEED):
+            other = results.encode(compute())
+        difference = _difference(one, other)
+        if difference is None and before == after:
+            return first
+        what = "that it draws random numbers" if difference is None else f"two results that differ in {difference}"
+        raise RandomDataError(
+            f"{self.name}: called twice with the same arguments, found {what}; expected a result that depends on the "
+            "arguments alone: draw outside of the function, and pass it what was drawn"
+        )
+
+    def _warn(self, error: Exception) -> None:
+        if not _warned.setdefault(self.path, False):
+            _warned[self.path] = True
+            warn(f"{self.path}: results of {self.name} are computed and not kept: {error}")
+
+
+def _difference(one: tuple[Any, list[results.LeafData]], other: tuple[Any, list[results.LeafData]]) -> str | None:
+    """Return in which part two encoded results differ, or None. All leaves are compared bit by bit."""
+    if repr(one[0]) != repr(other[0]):  # NaN is NaN there
+        return f"structure or plain values ({one[0]!r:.80} and {other[0]!r:.80})"
+    if [leaf[:2] for leaf in one[1]] != [leaf[:2] for leaf in other[1]]:
+        return "dtype or shape"
+    unequal = [i for i, (a, b) in enumerate(zip(one[1], other[1], strict=True)) if not np.array_equal(a[2], b[2])]
+    return f"the values of leaf {unequal[0]} of {len(one[1])}" if unequal else None
+
+
+def _are_unchanged(noted: dict[str, list[int]]) -> bool:
+    for path, (size, time_ns) in noted.items():
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        if (found.st_size, found.st_mtime_ns) != (size, time_ns):
+            return False
+    return True
+
+
+_memos: dict[Path, Memo] = {}
+_counts: dict[tuple[Path, str], Counts] = {}
+_warned: dict[Path, bool] = {}
+
+
+def _memo_at(path: Path, size: int | None) -> Memo:
+    """Return the results at a path: one object a process, because locks of one process do not exclude each other."""
+    found = _memos.get(path)
+    if found is None:
+        found = _memos[path] = Memo(path, size)
+    if found.size != size:
+        raise StoreError(
+            f"{path}: found size={size} for one function and size={found.size} for another; expected one size for all "
+            "functions of a path: pass the same, or another path"
+        )
+    return found
+
+
+class Owner(Protocol):
+    """An object that keeps results of functions."""
+
+    def used(self) -> list[Kept]:
+        """Return the results that this process or a child may have asked for."""
+
+
+def report_at_exit(owner: Owner) -> None:
+    """Print a line for each function of ``owner`` when this process ends, unless a parent of it does."""
+    _owners.add(owner)
+    if begin_run():
+        atexit.register(_report, os.getpid())
+
+
+def used() -> list[Kept]:
+    """Return all results that this process or a child may have asked for, of each function once."""
+    found = {(one.path, one.digest): one for owner in list(_owners) for one in owner.used()}
+    return [found[key] for key in sorted(found, key=str)]
+
+
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+
+
+def _report(pid: int) -> None:
+    if pid != os.getpid():  # a forked child
+        return
+    for one in used():
+        with contextlib.suppress(Exception):  # the directory may be gone
+            report = one.report()
+            if report.hits or report.misses:
+                print(report, file=sys.stderr)
+            one.remove_counts()

@@ -1,0 +1,172 @@
+"""Take a result apart into a tree, which JSON can hold, and leaves of bytes; and make a result of them again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.errors import CorruptStoreError, SchemaError
+from memfeed.schema import values
+from memfeed.schema.fields import DEEPEST, DTYPES, dtype_name
+from memfeed.store.memo_format import Bytes, Layout, Leaf
+
+LeafData = tuple[str, tuple[int, ...], Bytes]
+_EXPECTED = (
+    "expected tensors, arrays, images of Pillow, numbers, str, bytes, None, and tuples, lists and dicts of them: "
+    "return these"
+)
+
+
+def encode(result: Any) -> tuple[Any, list[LeafData]]:
+    """Return the tree of a result, and its leaves: dtype, shape and bytes, which may share the memory of the result.
+
+    Raises SchemaError for a value that cannot be made again from its bytes.
+    """
+    encoder = _Encoder()
+    return encoder.node(result, "the result", 0), encoder.leaves
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.leaves: list[LeafData] = []
+
+    def node(self, value: Any, where: str, depth: int) -> list[Any]:
+        """Return the node of a value; ``where`` names it in errors."""
+        if depth > DEEPEST:
+            raise SchemaError(f"found containers nested more than {DEEPEST} deep in the result; expected fewer")
+        if _is_plain(value):
+            return ["value", value]
+        kind = type(value)
+        if kind in (tuple, list):
+            return [kind.__name__, [self.node(one, f"{where}[{i}]", depth + 1) for i, one in enumerate(value)]]
+        if kind is dict and all(type(key) in (str, int) for key in value):
+            items = value.items()
+            return ["dict", [[key, self.node(one, f"{where}[{key!r:.40}]", depth + 1)] for key, one in items]]
+        if kind is bytes:
+            return ["bytes", self._leaf("uint8", (len(value),), np.frombuffer(value, np.uint8))]
+        if isinstance(value, torch.Tensor):
+            return ["tensor", self._tensor(value, where)]
+        if kind in (np.ndarray, np.memmap):
+            return ["array", self._array(value, where)]
+        if isinstance(value, np.generic):
+            return ["scalar", self._array(np.asarray(value), where)]
+        if values.is_pil(value):
+            return self._image(value, where, depth)
+        raise SchemaError(f"found {kind.__name__} (of {kind.__module__}) in {where}; {_EXPECTED}")
+
+    def _leaf(self, dtype: str, shape: tuple[int, ...], data: Bytes) -> int:
+        self.leaves.append((dtype, shape, data))
+        return len(self.leaves) - 1
+
+    def _tensor(self, value: torch.Tensor, where: str) -> int:
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+            what = type(value).__name__ + f" on {value.device}" + (" with a gradient" if value.requires_grad else "")
+            raise SchemaError(
+                f"found a {what} in {where}; expected a plain tensor on the CPU: return "
+                "x.detach().cpu().as_subclass(torch.Tensor)"
+            )
+        tensor = values.as_tensor(value)
+        assert tensor is not None
+        return self._leaf(dtype_name(tensor.dtype), tuple(tensor.shape), values.bytes_of(tensor))
+
+    def _array(self, value: Any, where: str) -> int:
+        if value.dtype.name not in values.NUMPY_DTYPES or not value.dtype.isnative:
+            raise SchemaError(
+                f"found an array of dtype {value.dtype.str} in {where}; expected one of "
+                f"{', '.join(values.NUMPY_DTYPES)} in this machine's byte order: convert it with x.astype(...)"
+            )
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return self._leaf(value.dtype.name, value.shape, data)
+
+    def _image(self, image: Any, where: str, depth: int) -> list[Any]:
+        """Return the node of an image of Pillow: mode, size, pixels, palette and ``info``."""
+        if getattr(image, "n_frames", 1) > 1:
+            raise SchemaError(
+                f"found an image of {image.n_frames} frames in {where}; expected one frame: return image.copy(), which "
+                "has the frame that is shown"
+            )
+        image.load()
+        palette = None if image.palette is None else (image.palette.mode, bytes(image.palette.palette))
+        data = np.frombuffer(image.tobytes(), np.uint8)
+        shape = (image.height, image.width, *((len(image.getbands()),) if len(image.getbands()) > 1 else ()))
+        pixels = self._leaf("uint8", shape if np.prod(shape) == len(data) else (len(data),), data)
+        parts = [
+            self.node(part, f"{where}.{name}", depth + 1) for part, name in ((palette, "palette"), (image.info, "info"))
+        ]
+        return ["image", image.mode, [image.width, image.height], pixels, *parts]
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for what JSON gives back as it was, with its exact types."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return True
+    if kind is list:
+        return all(map(_is_plain, value))
+    return kind is dict and all(type(key) is str and _is_plain(one) for key, one in value.items())
+
+
+def decode(layout: Layout, data: torch.Tensor, *, writable: bool = True) -> Any:
+    """Return the result whose leaves lie in ``data``, uint8 [n], in that memory. Arrays can be written if ``writable``.
+
+    Raises CorruptStoreError for a tree that is not one of `encode`.
+    """
+    try:
+        return _Decoder(layout.leaves, data, writable).value(layout.tree)
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise CorruptStoreError(
+            f"found a memoized result with a layout that cannot be read ({error!s:.200}); expected one of memfeed's: "
+            "the directory is damaged; remove it, and the results are computed again"
+        ) from None
+
+
+class _Decoder:
+    def __init__(self, leaves: tuple[Leaf, ...], data: torch.Tensor, writable: bool) -> None:
+        self._leaves, self._data, self._writable = leaves, data, writable
+
+    def value(self, node: Any) -> Any:
+        """Return the value of a node."""
+        kind, content = node[0], node[1]
+        if kind == "value":
+            return copy.deepcopy(content) if isinstance(content, list | dict) else content
+        if kind == "tensor":
+            return self._tensor(content)
+        if kind == "array":
+            return self._array(content)
+        if kind == "tuple":
+            return tuple(map(self.value, content))
+        if kind == "list":
+            return [self.value(one) for one in content]
+        if kind == "dict":
+            return {key: self.value(one) for key, one in content}
+        if kind == "bytes":
+            return self._array(content).tobytes()
+        if kind == "scalar":
+            return self._array(content)[()]
+        if kind == "image":
+            return self._image(*node[1:])
+        raise ValueError(f"a node {kind!r:.40}")
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        leaf = self._leaves[index]
+        part = self._data[leaf.offset : leaf.offset + leaf.nbytes]
+        return part.view(DTYPES[leaf.dtype]).view(leaf.shape)
+
+    def _array(self, index: int) -> Any:
+        leaf = self._leaves[index]
+        part = self._data.numpy()[leaf.offset : leaf.offset + leaf.nbytes]
+        array = part.view(values.NUMPY_DTYPES[leaf.dtype]).reshape(leaf.shape)
+        array.flags.writeable = self._writable
+        return array
+
+    def _image(self, mode: str, size: list[int], pixels: int, palette: Any, info: Any) -> Any:
+        from PIL import Image
+
+        image = Image.frombytes(mode, (size[0], size[1]), self._array(pixels).tobytes())
+        if (colors := self.value(palette)) is not None:
+            image.putpalette(colors[1], colors[0])
+        image.info = self.value(info)
+        return image

@@ -1,0 +1,367 @@
+"""Programs that no store can serve give what they give without memfeed, batch by batch, and read decoded files."""
+
+from __future__ import annotations
+
+import io
+import random
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+from torch.utils.data import DataLoader, Dataset
+
+import memfeed
+from memfeed.errors import LoaderError, RandomDataError
+from memfeed.loading import decoded
+from memfeed.loading.decoded import DecodedLoader
+from memfeed.memoizing import decoders, kept
+from memfeed.schema.compare import describe_difference, difference
+from memfeed.system import messages
+
+PILLOW = "PIL.ImageFile.ImageFile.load"
+
+
+@pytest.fixture(autouse=True)
+def as_found():
+    """Leave the libraries, and what this process knows of results, as they were."""
+    messages.say_once.cache_clear()
+    yield
+    decoders.restore()
+    kept._memos.clear()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return the paths of 12 small photographs."""
+    folder = tmp_path_factory.mktemp("photos")
+    for i in range(12):
+        pixels = np.random.default_rng(i).integers(0, 255, (60 + 3 * i, 90, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{i:02}.{'png' if i % 3 else 'jpg'}")
+    return sorted(map(str, folder.iterdir()))
+
+
+class Photos(Dataset):
+    """Opens files; what it makes of them is random, and no pipeline can be found."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def open(self, index):
+        with Image.open(self.files[index % len(self.files)]) as image:
+            return image.convert("RGB")
+
+
+def crop(image, side=32):
+    """Return a random part of an image. It belongs to no dataset, so no pipeline can be cut before it."""
+    x, y = random.randrange(image.width - side), random.randrange(image.height - side)
+    return torch.from_numpy(np.asarray(image.crop((x, y, x + side, y + side))).copy())
+
+
+class SimClr(Photos):
+    def __getitem__(self, index):
+        image = self.open(index)
+        return crop(image), crop(image), index
+
+
+class CycleGan(Photos):
+    def __getitem__(self, index):
+        return {"a": crop(self.open(index)), "b": crop(self.open(random.randrange(len(self.files))))}
+
+
+class Mosaic(Photos):
+    """Draws from a generator of its own too."""
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.generator = np.random.default_rng(5)
+
+    def __getitem__(self, index):
+        rows = [index, *self.generator.integers(len(self.files), size=3).tolist()]
+        return torch.cat([crop(self.open(row)) for row in rows])
+
+
+class CropsByLabel(Photos):
+    """Four crops of each file, as a list of dicts, as MONAI's transforms with ``num_samples=4``."""
+
+    def __getitem__(self, index):
+        image = self.open(index)
+        return [{"image": crop(image), "label": index % 2} for _ in range(4)]
+
+
+class Detection(Photos):
+    def __getitem__(self, index):
+        image = self.open(index)
+        boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]] * (index % 3 + 1))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            boxes[:, [0, 2]] = image.width - boxes[:, [2, 0]]
+        return torch.from_numpy(np.asarray(image).copy()), {"boxes": boxes, "labels": torch.ones(len(boxes))}
+
+
+class OneOfTwo(Photos):
+    def __getitem__(self, index):
+        one, other = self.open(index), self.open(index + 1)
+        return crop(one if random.random() < 0.5 else other)
+
+
+class TwiceAndThumbnail(Photos):
+    def __getitem__(self, index):
+        image = Image.open(self.files[index])
+        first = crop(image.convert("RGB"))
+        small = Image.open(self.files[index])
+        small.thumbnail((40, 40))
+        drafted = Image.open(self.files[index])
+        drafted.draft("L", (30, 30))
+        again = crop(image.convert("RGB"))
+        return first, again, small.size[0], torch.from_numpy(np.asarray(drafted.convert("L")).copy()).float().mean()
+
+
+class FromBytes(Photos):
+    def __getitem__(self, index):
+        return crop(Image.open(io.BytesIO(Path(self.files[index]).read_bytes())).convert("RGB"))
+
+
+class Epochs(Photos):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return crop(self.open(index + self.epoch)), self.epoch
+
+
+def lists(batch):
+    return list(zip(*batch, strict=True))
+
+
+PROGRAMS = {
+    "SimCLR": (SimClr, {}),
+    "CycleGAN": (CycleGan, {}),
+    "a mosaic": (Mosaic, {}),
+    "four crops of each file": (CropsByLabel, {"collate_fn": lambda batch: sum(batch, [])}),
+    "detection": (Detection, {"collate_fn": lists}),
+    "one of two files": (OneOfTwo, {}),
+    "a file twice, thumbnail and draft": (TwiceAndThumbnail, {}),
+    "files in memory": (FromBytes, {}),
+    "set_epoch": (Epochs, {}),
+    "a generator": (SimClr, {"generator": torch.Generator().manual_seed(3)}),
+    "drop_last": (SimClr, {"drop_last": True}),
+    "a sampler": (SimClr, {"shuffle": False, "sampler": [3, 1, 1, 7]}),
+    "worker_init_fn": (SimClr, {"worker_init_fn": lambda worker: random.seed(100 + worker)}),
+    "batch_size=None": (SimClr, {"batch_size": None}),
+}
+
+
+def epochs(make, dataset, **options):
+    """Return the batches of three epochs, under equal seeds."""
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    if "generator" in options:
+        options["generator"].manual_seed(3)
+    loader = make(dataset, **options)
+    found = []
+    for epoch in range(3):
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        found.append(list(loader))
+    return found, loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_batch_is_the_programs_own(tmp_path, files, name, workers):
+    dataset, options = PROGRAMS[name]
+    options = {"batch_size": 4, "shuffle": True, "num_workers": workers, **options}
+    expected, _ = epochs(DataLoader, dataset(files), **options)
+    for _ in range(2):  # the second run finds the files that the first kept
+        found, loader = epochs(memfeed.Loader, dataset(files), cache=tmp_path / "p.mf", **options)
+        assert isinstance(loader, DecodedLoader)
+        assert difference(found, expected) is None, describe_difference(found, expected)
+    assert sum(one.report().hits for one in loader.decoded.used()) > 0
+    assert loader.dataset.files is files
+    assert len(loader) == len(DataLoader(dataset(files), **options))
+
+
+def test_sound_is_decoded_once(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    for i in range(4):
+        with wave.open(str(tmp_path / f"{i}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(np.random.default_rng(i).integers(-9999, 9999, 800, np.int16).tobytes())
+
+    class Sounds(Photos):
+        def __getitem__(self, index):
+            sound, rate = soundfile.read(self.files[index])
+            begin = random.randrange(len(sound) - 100)
+            return torch.from_numpy(sound[begin : begin + 100]), rate
+
+    names = [str(tmp_path / f"{i}.wav") for i in range(4)]
+    expected, _ = epochs(DataLoader, Sounds(names))
+    found, loader = epochs(memfeed.Loader, Sounds(names), cache=tmp_path / "p.mf")
+    assert difference(found, expected) is None
+    assert sum(one.report().hits for one in loader.decoded.used()) >= 12
+
+
+def test_a_damaged_file_raises_the_same_error(tmp_path, files):
+    path = tmp_path / "cut.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:-9000])
+    names = files * 8
+    names[37] = str(path)  # not one of the samples that are looked at before
+    dataset = SimClr(names)
+    with pytest.raises(OSError, match="truncated") as expected:
+        dataset[37]
+    loader = memfeed.Loader(dataset, cache=tmp_path / "p.mf", sampler=[1, 37])
+    for _ in range(2):
+        with pytest.raises(OSError, match="truncated") as found:
+            list(loader)
+        assert str(found.value) == str(expected.value)
+
+
+class TestTheLine:
+    def test_says_why_and_what_it_is_worth(self, tmp_path, files, capsys):
+        memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
+        line = " ".join(capsys.readouterr().err.split())
+        assert (
+            f"{tmp_path / 'p.mf'}: no store, neither batched nor sample by sample, but decoded files are kept" in line
+        )
+        assert "found random samples" in line
+        assert "Decoding is" in line
+        assert "of the time of a sample (8 samples)" in line
+
+    def test_says_that_the_gain_is_small(self, tmp_path, files, capsys):
+        class Slow(SimClr):
+            def __getitem__(self, index):
+                sorted(np.random.rand(40_000).tolist())
+                return super().__getitem__(index)
+
+        memfeed.Loader(Slow(files), cache=tmp_path / "p.mf")
+        line = capsys.readouterr().err
+        assert "the gain is small. Most of the time goes to" in line
+        assert "sorted" in line
+
+    def test_says_that_an_earlier_run_kept_them(self, tmp_path, files, capsys):
+        list(memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf"))
+        capsys.readouterr()
+        messages.say_once.cache_clear()
+        memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
+        assert "an earlier run kept them there" in capsys.readouterr().err
+
+
+def test_ranks_are_told_that_each_reads_all_samples(tmp_path, files, capsys, monkeypatch):
+    monkeypatch.setattr(decoded, "joined_world_size", lambda: 2)
+    sampler = torch.utils.data.DistributedSampler(files, num_replicas=2, rank=1)
+    memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", sampler=sampler)
+    assert "DistributedSampler" not in capsys.readouterr().err
+    assert len(list(memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf"))) == len(files)
+    assert "pass sampler=torch.utils.data.DistributedSampler(dataset)" in capsys.readouterr().err
+
+
+class TestRefused:
+    def test_without_a_path(self, files):
+        with pytest.raises(RandomDataError):
+            memfeed.Loader(SimClr(files))
+
+    @pytest.mark.parametrize("options", [{"decoders": ()}, {"require": "batched"}, {"require": "samples"}], ids=str)
+    def test_where_the_user_says_so(self, tmp_path, files, options):
+        with pytest.raises(RandomDataError):
+            memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", **options)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize(
+        "options", [{"device": "cpu"}, {"seed": 3}, {"transform": {}}, {"keep": 256}, {"last": "pad"},
+                    {"shuffle": memfeed.Blocks()}], ids=str,
+    )  # fmt: skip
+    def test_arguments_that_torch_does_not_have(self, tmp_path, files, options):
+        name = next(iter(options))
+        with pytest.raises(LoaderError, match=f"a plain DataLoader, which has no {name}=: leave these out"):
+            memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", **options)
+
+    @pytest.mark.parametrize("options", [{"require": "all"}, {"decoders": [3]}, {"decoders": "cv2"}], ids=str)
+    def test_wrong_values(self, tmp_path, files, options):
+        with pytest.raises(LoaderError, match=f"found {next(iter(options))}="):
+            memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", **options)
+
+    def test_without_a_dataset(self):
+        with pytest.raises(LoaderError, match="found require= without a dataset that becomes a store"):
+            memfeed.Loader(torch.arange(3), require="batched")
+
+    def test_a_local_function(self, tmp_path, files):
+        with pytest.raises(LoaderError, match="expected functions that can be found by their names"):
+            memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", decoders=[lambda path: path])
+
+
+class Flips(Dataset):
+    """A pipeline that can be cut; ``own`` is a step without a counterpart."""
+
+    def __init__(self, files, own=False):
+        from torchvision.transforms import v2
+
+        self.files = files
+        steps = [v2.Lambda(lambda x: x + torch.rand(1))] if own else []
+        self.transform = v2.Compose([v2.PILToTensor(), v2.Resize((32, 32)), v2.RandomHorizontalFlip(), *steps])
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return self.transform(Image.open(self.files[index]).convert("RGB")), index
+
+
+def test_require_batched_is_met_by_a_pipeline_of_counterparts(tmp_path, files):
+    pytest.importorskip("torchvision")
+    loader = memfeed.Loader(Flips(files), 4, cache=tmp_path / "p.mf", require="batched")
+    assert type(loader) is memfeed.Loader
+    assert len(list(loader)) == 3
+    with pytest.raises(LoaderError, match='found require="batched", and steps that run sample by sample'):
+        memfeed.Loader(Flips(files, own=True), 4, cache=tmp_path / "q.mf", require="batched")
+    loader = memfeed.Loader(Flips(files, own=True), 4, cache=tmp_path / "r.mf", require="samples")
+    assert len(list(loader)) == 3
+
+
+def read_raw(path):
+    """Return the pixels of a file, in a format of the user's."""
+    READ.append(path)
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+READ: list[str] = []
+
+
+class Raw(Photos):
+    def __getitem__(self, index):
+        image = read_raw(self.files[index])
+        begin = random.randrange(20)
+        return torch.from_numpy(image[begin : begin + 30].copy())
+
+
+def test_a_decoder_of_the_user(tmp_path, files):
+    READ.clear()
+    expected, _ = epochs(DataLoader, Raw(files))
+    READ.clear()
+    found, loader = epochs(memfeed.Loader, Raw(files), cache=tmp_path / "p.mf", decoders=[read_raw])
+    assert difference(found, expected) is None
+    reads = len(READ)
+    list(loader)
+    assert len(READ) == reads
+
+
+def test_the_library_is_its_own_outside_of_the_loader(tmp_path, files):
+    own = ImageFile.ImageFile.load
+    loader = memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
+    list(loader)
+    counted = sum(one.report().hits + one.report().misses for one in loader.decoded.used())
+    for path in files:
+        Image.open(path).load()
+    assert sum(one.report().hits + one.report().misses for one in loader.decoded.used()) == counted
+    assert ImageFile.ImageFile.load is not own

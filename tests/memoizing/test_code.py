@@ -1,0 +1,114 @@
+"""The hash of a function changes with whatever its result depends on, and with nothing else."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from memfeed.errors import SchemaError
+from memfeed.memoizing.code import hash_function
+
+HEAD = """
+import functools, logging, numpy as np, torch
+from pathlib import Path
+log = logging.getLogger("x")
+"""
+
+PAIRS = {
+    "its source": ("def f(x): return x", "def f(x): return x + 1"),
+    "a global number": ("SIZE = 3\ndef f(x): return x * SIZE", "SIZE = 4\ndef f(x): return x * SIZE"),
+    "a global that comes later": ("def f(x): return x * SIZE\nSIZE = 3", "def f(x): return x * SIZE\nSIZE = 4"),
+    "a default": ("def f(x, y=1): return x", "def f(x, y=2): return x"),
+    "a function that it calls": (
+        "def g(x): return x\ndef f(x): return g(x)",
+        "def g(x): return x + 1\ndef f(x): return g(x)",
+    ),
+    "a variable of an enclosing function": (
+        "def make(n):\n    def f(x): return x + n\n    return f\nf = make(1)",
+        "def make(n):\n    def f(x): return x + n\n    return f\nf = make(2)",
+    ),
+    "an array": ("W = np.ones(3)\ndef f(x): return W", "W = np.zeros(3)\ndef f(x): return W"),
+    "an attribute of an object": (
+        "class A:\n    def __init__(self, n): self.n = n\na = A(1)\ndef f(x): return a.n",
+        "class A:\n    def __init__(self, n): self.n = n\na = A(2)\ndef f(x): return a.n",
+    ),
+    "a method of a class": (
+        "class A:\n    def g(self): return 1\ndef f(x): return A().g()",
+        "class A:\n    def g(self): return 2\ndef f(x): return A().g()",
+    ),
+    "a set": ("S = {1, 2}\ndef f(x): return x in S", "S = {1, 3}\ndef f(x): return x in S"),
+    "an argument of partial": (
+        "def g(x, y): return y\nf = functools.partial(g, y=1)",
+        "def g(x, y): return y\nf = functools.partial(g, y=2)",
+    ),
+    "a global of a function inside": (
+        "N = 1\ndef f(x): return [N for _ in (lambda: x)()]",
+        "N = 2\ndef f(x): return [N for _ in (lambda: x)()]",
+    ),
+    "bool or int": ("N = 1\ndef f(x): return N", "N = True\ndef f(x): return N"),
+}
+counter = itertools.count()
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return what makes a module of the same name from a text, in a directory of its own, and returns its f."""
+
+    def load(text):
+        directory = tmp_path / str(next(counter))
+        directory.mkdir()
+        (directory / "user_module.py").write_text(HEAD + text)
+        spec = importlib.util.spec_from_file_location("user_module", directory / "user_module.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.f
+
+    return load
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_it_changes_with(load, name):
+    one, other = PAIRS[name]
+    assert hash_function(load(one)) == hash_function(load(one))
+    assert hash_function(load(other)) != hash_function(load(one))
+
+
+def test_a_logger_and_libraries_count_for_nothing(load):
+    f = load("def f(x):\n    log.info('x')\n    return np.ones(2), torch.ones(1), Path('a')")
+    one = hash_function(f)
+    logging.getLogger("x").setLevel(logging.DEBUG)
+    assert hash_function(f) == one
+
+
+LOCK, GENERATOR, DRAWS = threading.Lock(), torch.Generator(), np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("function", [lambda: LOCK, lambda: GENERATOR, lambda: DRAWS], ids=["lock", "torch", "numpy"])
+def test_what_cannot_be_hashed_is_refused_and_a_version_helps(function):
+    with pytest.raises(SchemaError, match=r"whose state cannot be hashed.*pass version=1"):
+        hash_function(function)
+    assert hash_function(function, 1) != hash_function(function, 2)
+
+
+def test_recursion_ends():
+    def f(x):
+        return f(x - 1) if x else LOOP
+
+    assert hash_function(f) == hash_function(f)
+
+
+LOOP: list[object] = []
+LOOP.append(LOOP)
+
+
+def test_functions_of_libraries():
+    assert hash_function(np.load) != hash_function(np.save)
+    assert hash_function(len) != hash_function(sum)
+    assert hash_function(functools.partial(np.load, mmap_mode="r")) != hash_function(np.load)

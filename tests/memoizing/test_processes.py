@@ -1,0 +1,118 @@
+"""Many processes fill one path, and some are killed: each value right, none computed by two that both live."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memfeed
+
+KEYS = 400
+WORKER = """
+import os, random, sys, time
+import numpy as np
+import memfeed
+
+folder, keys, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+log = os.open(os.path.join(folder, f"log-{os.getpid()}"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+@memfeed.memoize(os.path.join(folder, "r.mf"), version=1)
+def load(number):
+    begin = time.monotonic_ns()
+    time.sleep(pause)
+    value = np.full(number % 7 * 100 + 1, number, np.int32), str(number)
+    # one write, when it is done: what a kill cuts short is not there
+    os.write(log, f"{number} {begin} {time.monotonic_ns()} {os.getpid()}\\n".encode())
+    return value
+
+print("ready", flush=True)
+sys.stdin.readline()
+order = list(range(keys))
+random.Random(os.getpid()).shuffle(order)
+for number in order:
+    array, text = load(number)
+    assert text == str(number) and (array == number).all() and len(array) == number % 7 * 100 + 1, number
+"""
+
+
+def begin(folder: Path, count: int, keys: int, pause: float) -> list[subprocess.Popen]:
+    """Start jobs that wait until all of them are ready."""
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(folder), str(keys), str(pause)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    for job in jobs:
+        assert job.stdout.readline() == "ready\n", job.stderr.read()
+    for job in jobs:
+        job.stdin.write("go\n")
+        job.stdin.flush()
+    return jobs
+
+
+def computed(folder: Path) -> list[tuple[int, int, int, int]]:
+    """Return number, begin, end and process of each computation that ended."""
+    lines = [line for path in folder.glob("log-*") for line in path.read_text().splitlines()]
+    return [tuple(map(int, line.split())) for line in lines]
+
+
+def check(folder: Path, kills: int, keys: int) -> None:
+    """Check that the rows are right, and how often a key was computed."""
+    store = memfeed.open(folder / "r.mf")
+    store.verify()
+    rows = [store[i] for i in range(len(store))]
+    numbers = [row["key"]["arguments"]["number"] for row in rows]
+    assert sorted(numbers) == list(range(keys))
+    for number, row in zip(numbers, rows, strict=True):
+        assert (row["result"][0].numpy() == number).all()
+        assert row["result"][1] == str(number)
+    # the first 16 keys are computed twice; a kill costs the row under way, and one proof of it that is repeated
+    spans = computed(folder)
+    again = len(spans) - keys
+    assert again <= 2 * 16 + 8 + 2 * kills, f"{again} computed again after {kills} kills"
+    ends: dict[int, tuple[int, int]] = {}
+    for number, begun, ended, pid in sorted(spans, key=lambda span: span[1]):
+        if number in ends and ends[number][1] != pid:
+            assert ends[number][0] <= begun, f"two processes computed {number} at the same time"
+        ends[number] = (ended, pid)
+
+
+def test_four_processes_compute_each_key_once(tmp_path):
+    for job in begin(tmp_path, 4, KEYS, 0.001):
+        _, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors
+    check(tmp_path, 0, KEYS)
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.long)])
+def test_processes_are_killed_while_they_fill_one_path(tmp_path, kills):
+    keys, draw, killed = 60 * kills + 500, random.Random(kills), 0
+    jobs = begin(tmp_path, 4, keys, 0.002)
+    deadline = time.monotonic() + 200
+    while killed < kills and time.monotonic() < deadline:
+        time.sleep(draw.uniform(0.02, 0.1))
+        victim = jobs.pop(draw.randrange(len(jobs)))
+        if victim.poll() is None:
+            os.kill(victim.pid, signal.SIGKILL)
+            killed += 1
+        _, errors = victim.communicate(timeout=60)
+        assert victim.returncode in (0, -signal.SIGKILL), errors
+        if victim.returncode == 0 and len(computed(tmp_path)) >= keys:
+            break
+        jobs += begin(tmp_path, 1, keys, 0.002)
+    for job in jobs:
+        _, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors
+    assert killed > 0
+    check(tmp_path, killed, keys)
+    assert np.all(np.fromfile(tmp_path / "r.mf" / ".build" / "presence", np.uint8) != 0)
