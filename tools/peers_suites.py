@@ -166,6 +166,7 @@ SUITES = {
         (".",),
         address="https://github.com/speechbrain/speechbrain",
     ),
+    # its tests fit their own source only, which needs the huggingface_hub and tokenizers that it names: PYTHONPATH
     "transformers": Suite(
         "transformers",
         ".",
