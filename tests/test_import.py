@@ -189,7 +189,7 @@ def test_arguments_are_few():
 
     others = {"snapshot_every_n_steps", "follow_batch", "exclude_keys"}  # of StatefulDataLoader and PyG
     theirs = named(DataLoader.__init__) | others
-    assert len(named(memfeed.Loader.__init__) - theirs) <= 12
+    assert len(named(memfeed.Loader.__init__) - theirs) <= 14
     assert len(named(memfeed.cache) - {"dataset", "path"}) <= 14
 
 

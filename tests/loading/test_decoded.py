@@ -284,7 +284,7 @@ class TestRefused:
     )  # fmt: skip
     def test_arguments_that_torch_does_not_have(self, tmp_path, files, options):
         name = next(iter(options))
-        with pytest.raises(LoaderError, match=f"a plain DataLoader, which has no {name}=: leave these out"):
+        with pytest.raises(RandomDataError, match=f"a plain DataLoader, which has no {name}=: leave these out"):
             memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", **options)
 
     @pytest.mark.parametrize("options", [{"require": "all"}, {"decoders": [3]}, {"decoders": "cv2"}], ids=str)

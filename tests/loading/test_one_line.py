@@ -137,7 +137,7 @@ def test_subsets_and_concatenations_of_datasets(tmp_path):
 
 def test_a_random_dataset_is_refused(tmp_path):
     with pytest.raises(RandomDataError, match="found random samples"):
-        Loader(Made(lambda i: (torch.rand(3), i), N), 8, cache=tmp_path / "s.mf")
+        Loader(Made(lambda i: (torch.rand(3), i), N), 8, cache=tmp_path / "s.mf", decoders=())
     assert not list(tmp_path.iterdir())
 
 

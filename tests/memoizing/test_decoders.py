@@ -255,7 +255,9 @@ def test_torchvision(tmp_path, reading):
         with reading.active():
             for call, value in zip(calls, expected, strict=True):
                 assert torch.equal(call(), value)
-    assert hits(reading) == 8
+                one, other = ([s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1] for x in (call(), value))
+                assert one == other
+    assert hits(reading) == 20
     with reading.active(), pytest.raises(RuntimeError):
         tio.read_image(str(tmp_path / "missing.jpg"))
 
@@ -271,6 +273,31 @@ class Codec:
     @staticmethod
     def jitter(path):
         return np.random.rand(3)
+
+
+def test_torchcodec(tmp_path, reading):
+    module = pytest.importorskip("torchcodec.decoders")
+    path = make(tmp_path / "a.jpg", "RGB")
+    data = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    calls = [
+        lambda: module.decode_image(path), lambda: module.decode_image(str(path), mode="GRAY"),
+        lambda: module.decode_jpeg(path.read_bytes()), lambda: module.decode_image(data, mode=module.ImageReadMode.RGB),
+    ]  # fmt: skip
+    expected = [call() for call in calls]
+    for _ in range(3):
+        with reading.active():
+            for call, value in zip(calls, expected, strict=True):
+                assert torch.equal(call(), value)
+    assert hits(reading) == 8
+
+
+def test_what_cannot_be_kept_of_a_library_is_returned(tmp_path, reading, monkeypatch):
+    cv2 = pytest.importorskip("cv2")
+    path = str(make(tmp_path / "a.png", "RGB"))
+    monkeypatch.setattr(cv2, "imread", lambda name: {1, 2})
+    with reading.active():
+        assert cv2.imread(path) == {1, 2}
+    decoders.restore()
 
 
 def test_a_function_of_the_user(tmp_path):
@@ -293,17 +320,26 @@ def test_a_version_that_is_not_known_is_left_alone(reading, monkeypatch):
 
 def test_nibabel(tmp_path, reading):
     nibabel = pytest.importorskip("nibabel")
-    path = tmp_path / "a.nii.gz"
-    nibabel.save(nibabel.Nifti1Image(np.random.default_rng(0).normal(size=(5, 6, 7)), np.eye(4)), path)
-    expected = nibabel.load(path).get_fdata()
-    for _ in range(3):
-        with reading.active():
-            image = nibabel.load(path)
-            found = image.get_fdata()
-            assert np.array_equal(found, expected)
-            assert image.get_fdata() is found
-            assert image.get_fdata(dtype=np.float32).dtype == np.float32
-    assert hits(reading) == 2  # the image has it in memory then
+    paths = [tmp_path / "a.nii.gz", tmp_path / "b.nii"]
+    for path in paths:
+        nibabel.save(nibabel.Nifti1Image(np.random.default_rng(0).normal(size=(5, 6, 7)), np.eye(4)), path)
+
+    def load(path):
+        image = nibabel.load(path)
+        found = image.get_fdata()
+        assert image.get_fdata() is found
+        again = nibabel.load(path)
+        return found, image.get_fdata(dtype=np.float32), np.asanyarray(again.dataobj, order="C"), again.affine
+
+    for path in paths:
+        expected = load(path)
+        for _ in range(3):
+            with reading.active():
+                found = load(path)
+            for one, other in zip(found, expected, strict=True):
+                assert np.array_equal(one, other)
+                assert one.strides == other.strides
+    assert hits(reading) >= 4  # of the compressed file alone
 
 
 def test_soundfile(tmp_path, reading):

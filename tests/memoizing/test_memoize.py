@@ -61,6 +61,11 @@ RESULTS = {
     "an array": np.arange(6, dtype=np.uint16).reshape(3, 2),
     "an array of Fortran": np.asfortranarray(np.arange(6.0).reshape(3, 2)),
     "an array without dims": np.array(2),
+    "channels last": torch.randn(3, 4, 5, 2).to(memory_format=torch.channels_last),
+    "a permuted tensor": torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+    "a part of a tensor": torch.arange(24).view(4, 6)[1:3, ::2],
+    "reversed": np.arange(6.0)[::-1],
+    "one row for all": torch.ones(1, 3).expand(4, 3),
     "complex numbers": np.array([1 + 2j]),
     "a bool array": np.array([True, False]),
     "a number of numpy": np.float32(1.25),
@@ -87,6 +92,22 @@ def test_a_result_is_the_same_when_it_is_read(tmp_path, name, mapped):
     assert_equal(load(name), RESULTS[name])
     assert_equal(forget(load)(name), RESULTS[name])
     assert load.report().hits == 2
+
+
+@pytest.mark.parametrize("name", ["an array of Fortran", "channels last", "a permuted tensor"])
+def test_dims_lie_in_memory_as_before(tmp_path, name):
+    load = memfeed.memoize(lambda: RESULTS[name], tmp_path / "r.mf", version=1)
+    for found in load(), load():
+        strides = (
+            (found.strides, RESULTS[name].strides) if "array" in name else (found.stride(), RESULTS[name].stride())
+        )
+        assert strides[0] == strides[1]
+    store = memfeed.open(tmp_path / "r.mf")
+    value = store[0]["result"]
+    assert np.array_equal(value.numpy(), np.asarray(RESULTS[name]))
+    assert torch.equal(next(iter(memfeed.Loader(store)))["result"][0], value)
+    copied = memfeed.cache(store, tmp_path / "c.mf", allow="copy", progress=False)
+    assert torch.equal(copied[0]["result"], value)
 
 
 def test_nan_is_nan(tmp_path):
@@ -491,6 +512,31 @@ for _ in range(3): load(4)
         )
         assert f"memfeed: load (r.mf): {expected}" in done.stderr
     assert not list((tmp_path / "r.mf" / ".build").glob("counts-*"))
+
+
+def test_spawned_workers_of_a_program_share_its_results(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"""
+import memfeed, torch
+FACTOR = 3
+@memfeed.memoize({str(tmp_path / "r.mf")!r})
+def load(x):
+    return torch.full((2,), x * FACTOR)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 20
+    def __getitem__(self, i): return load(i)
+if __name__ == "__main__":
+    for i in range(20): load(i)
+    loader = torch.utils.data.DataLoader(Data(), 4, num_workers=2, multiprocessing_context="spawn")
+    assert torch.equal(torch.cat(list(loader))[:, 0], torch.arange(20) * 3)
+"""
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "MEMFEED_RUN"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "20 hits, 20 misses" in done.stderr
+    assert "in 3 processes" in done.stderr
 
 
 def test_a_disk_that_refuses_costs_a_warning_and_no_value(tmp_path, monkeypatch):

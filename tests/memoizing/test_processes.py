@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import memfeed
+from disk.mounts import mounted, run
+from memfeed.memoizing import kept
 
 KEYS = 400
 WORKER = """
@@ -116,3 +118,33 @@ def test_processes_are_killed_while_they_fill_one_path(tmp_path, kills):
     assert killed > 0
     check(tmp_path, killed, keys)
     assert np.all(np.fromfile(tmp_path / "r.mf" / ".build" / "presence", np.uint8) != 0)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_full_disk_costs_a_warning_and_no_value(tmp_path, kind):
+    with mounted(tmp_path / "disk", kind, 8_000_000) as at:
+        load = memfeed.memoize(np.full, at / "r.mf", version=1)
+        kept._warned.clear()
+        with pytest.warns(UserWarning, match="results of full are computed and not kept") as warned:
+            for _ in range(2):
+                for value in range(20):
+                    assert (load(100_000, value) == value).all()
+        assert len(warned) == 1
+        assert load.report().hits > 0
+        memfeed.open(at / "r.mf").verify()
+        kept._memos.clear()
+
+
+def test_a_disk_that_cannot_be_written_is_read(tmp_path):
+    with mounted(tmp_path / "disk", "tmpfs", 8_000_000) as at:
+        make = f"import memfeed, numpy; memfeed.memoize(numpy.full, {str(at / 'r.mf')!r}, version=1)(10, 3)"
+        subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
+        run("mount", "-o", "remount,ro", str(at))
+        kept._warned.clear()
+        for mapped in False, True:
+            load = memfeed.memoize(np.full, at / "r.mf", version=1, mapped=mapped)
+            assert (load(10, 3) == 3).all()
+        with pytest.warns(UserWarning, match="Read-only file system"):
+            assert (load(10, 4) == 4).all()
+        assert memfeed.open(at / "r.mf")[0]["result"].tolist() == [3] * 10
+        kept._memos.clear()

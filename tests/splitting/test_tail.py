@@ -41,9 +41,9 @@ def numbers():
 def test_a_batch_at_once_equals_sample_by_sample(function):
     entries = {1: entry(function, SOURCE, 1.7), 2: entry(torch.add, (1, 0), 3)}
     made = tail(entries, {SOURCE: "x", (2, 0): "y"}, numbers())
-    assert made._is_batched
+    assert made.is_batched
     at_once = made.apply({"x": numbers(), "z": 1}, KEYS)
-    made._is_batched = False
+    made.is_batched = False
     one_by_one = made.apply({"x": numbers(), "z": 1}, KEYS)
     assert sorted(at_once) == ["x", "y", "z"]
     for name in "xy":
@@ -61,12 +61,12 @@ def test_an_operation_that_writes_reaches_the_field_and_not_the_batch_that_was_g
 
 def test_what_no_batch_can_do_is_made_sample_by_sample():
     found = tail({1: entry(torch.nonzero, SOURCE)}, {(1, 0): "y"}, (numbers() > 1).float())
-    assert not found._is_batched
+    assert not found.is_batched
     made = found.apply({"x": (numbers() > 1).float()}, KEYS)["y"]
     assert [len(one) for one in made] == (numbers() > 1).flatten(1).sum(1).tolist()
     arrays = list(numbers().numpy())
     found = tail({1: entry(np.flip, SOURCE)}, {(1, 0): "y"}, arrays)
-    assert not found._is_batched
+    assert not found.is_batched
     assert torch.equal(found.apply({"x": numbers()}, KEYS)["y"], numbers().flip(1, 2))
 
 

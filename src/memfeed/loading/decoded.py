@@ -117,14 +117,15 @@ def become_decoded(
 ) -> None:
     """Make a loader a `DecodedLoader`: torch's own, with the arguments that torch has.
 
-    A few samples are read to say what it is worth; all generators are where they were afterwards. Raises LoaderError
-    for arguments that only a loader of a store has.
+    A few samples are read to say what it is worth; all generators are where they were afterwards. Raises the error of
+    the dataset, or LoaderError, for arguments that only a loader of a store has.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
     others += [] if caching.keep is None else ["keep"]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     if others:
-        raise LoaderError(
+        kind = LoaderError if refused.error is None else type(refused.error)
+        raise kind(
             f"{refused}. Decoded files can be kept in its place, by a plain DataLoader, which has no "
             f"{', '.join(f'{name}=' for name in others)}: leave these out"
         ) from refused.error

@@ -16,7 +16,6 @@ from memfeed.loading.arguments import Arguments, resolve
 from memfeed.loading.batch_order import LengthBatchSampler
 from memfeed.loading.bind import UserTransform
 from memfeed.loading.collate import LoaderCollate, user_collate
-from memfeed.loading.decoded import become_decoded
 from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
@@ -215,6 +214,8 @@ class Loader(DataLoader[T_co]):
         try:
             source = open_source(dataset, caching)
         except CannotCacheError as refused:
+            from memfeed.loading.decoded import become_decoded  # loaders of stores need no decoders
+
             become_decoded(self, dataset, caching, refused, given)
             return
         reading = resolve(source, given)

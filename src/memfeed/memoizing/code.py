@@ -44,9 +44,7 @@ def hash_function(function: Any, version: object = None) -> str:
     """
     hashed = _Hash(getattr(function, "__qualname__", type(function).__qualname__))
     if version is not None:
-        hashed.add(
-            "version", getattr(function, "__module__", None) or "", hashed.name, type(version).__name__, repr(version)
-        )
+        hashed.add("version", _module_of(function), hashed.name, type(version).__name__, repr(version))
     else:
         hashed.value(function, "it", 0)
     return hashed.hexdigest()
@@ -71,7 +69,7 @@ class _Hash:
     def value(self, value: Any, where: str, depth: int) -> None:
         """Add a value; ``where`` says in errors what it is."""
         kind = type(value)
-        self.add(kind.__module__, kind.__qualname__)
+        self.add(_module_of(kind), kind.__qualname__)
         if value is None or kind in (bool, int, float, complex, str, bytes) or isinstance(value, np.generic):
             self.add(value if kind in (str, bytes) else repr(value))
             return
@@ -127,7 +125,7 @@ class _Hash:
             self._instance(value, where, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> None:
-        self.add(function.__module__ or "", function.__qualname__)
+        self.add(_module_of(function), function.__qualname__)
         if _is_of_library(function.__code__.co_filename):
             return
         self.add(_source(function))
@@ -153,7 +151,7 @@ class _Hash:
                             self.value(vars(found)[attribute], where, depth)
 
     def _class(self, cls: type, where: str, depth: int) -> None:
-        self.add(cls.__module__, cls.__qualname__)
+        self.add(_module_of(cls), cls.__qualname__)
         module = sys.modules.get(cls.__module__)
         if module is not None and _is_of_library(getattr(module, "__file__", None) or ""):
             return
@@ -182,6 +180,12 @@ class _Hash:
             f"nobody would notice that the results of {self.name} change with it; expected values such as numbers, "
             "text, arrays and functions: pass version=1, and another version whenever its results change"
         )
+
+
+def _module_of(value: Any) -> str:
+    """Return the module of a function or class; the program itself has another name in processes that it spawns."""
+    name = getattr(value, "__module__", None) or ""
+    return "__main__" if name == "__mp_main__" else name
 
 
 def _source(function: types.FunctionType) -> str:

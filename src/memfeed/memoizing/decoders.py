@@ -56,10 +56,15 @@ KNOWN = (
     Known("torchvision.io", "read_image", "torchvision", (0, 1)),
     Known("torchvision.io", "decode_image", "torchvision", (0, 1)),
     Known("torchvision.io.image", "decode_image", "torchvision", (0, 1)),
+    *(
+        Known("torchcodec.decoders", f"decode_{name}", "torchcodec", (0, 1))
+        for name in ("image", "jpeg", "png", "webp", "gif", "avif", "heic")
+    ),
     Known("soundfile", "read", "soundfile", (0, 1)),
     Known("torchaudio", "load", "torchaudio", (2, 3)),
-    Known("nibabel.dataobj_images", "DataobjImage.get_fdata", "nibabel", (4, 6)),
+    Known("nibabel.arrayproxy", "ArrayProxy.__array__", "nibabel", (4, 6)),
 )
+_COMPRESSED = (".gz", ".bz2", ".zst")
 _MOST_BYTES = 256 << 20  # of an encoded file in memory, which is hashed
 
 
@@ -204,37 +209,45 @@ def _by_arguments(function: Callable[..., Any], shown: str, version: str) -> Cal
             key = keys.of(args, kwargs)
         except (SchemaError, TypeError):
             return function(*args, **kwargs)
-        if not version or key.files or b'"content"' in key.text:  # else nothing says when the result changes
-            return reading.result(shown, digest, key, lambda: function(*args, **kwargs), prove=not version)
-        return function(*args, **kwargs)
+        if version and not key.files and b'"content"' not in key.text:  # nothing says when the result changes
+            return function(*args, **kwargs)
+        made = []
+
+        def compute() -> Any:
+            made.append(function(*args, **kwargs))
+            return made[-1]
+
+        try:
+            return reading.result(shown, digest, key, compute, prove=not version)
+        except SchemaError:
+            if made and version:  # what the library returned cannot be kept: a tensor on a GPU, for example
+                return made[-1]
+            raise
 
     return call
 
 
-def _get_fdata(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
-    """Return `get_fdata` of nibabel, whose arrays are kept by the file of the image."""
+def _array_of_proxy(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
+    """Return what makes an array of a compressed image of nibabel, for `get_fdata` and `np.asanyarray(x.dataobj)`."""
     digest = hash_function(function, version)
 
     @functools.wraps(function)
-    def get_fdata(self: Any, caching: str = "fill", dtype: Any = np.float64) -> Any:
+    def array(self: Any, dtype: Any = None, **options: Any) -> Any:
         reading, files = _reading(), dict[str, list[int]]()
-        path = getattr(self.file_map.get("image"), "filename", None) if getattr(self, "file_map", None) else None
-        if reading is None or not isinstance(path, str) or self.in_memory:
-            return function(self, caching=caching, dtype=dtype)
+        path = self.file_like
+        if reading is None or options or not isinstance(path, str) or not path.endswith(_COMPRESSED):
+            return function(self, dtype, **options)  # a plain file is mapped, which takes no time
         note_file(path, files)
         if not files:
-            return function(self, caching=caching, dtype=dtype)
-        content = {"function": shown, "digest": digest, "dtype": np.dtype(dtype).str, "files": files}
-        # the image keeps no copy of its own while it is decoded; afterwards as nibabel does
-        found = reading.result(
-            shown, digest, Key(encode_key(content), files),
-            lambda: np.asarray(function(self, caching="unchanged", dtype=dtype)),
-        )  # fmt: skip
-        if caching == "fill":
-            self._fdata_cache = found
-        return found
+            return function(self, dtype)
+        scaled = [self.dtype.str, list(self.shape), self.offset, repr(self.slope), repr(self.inter)]
+        content = {
+            "function": shown, "digest": digest, "image": scaled, "files": files,
+            "dtype": None if dtype is None else np.dtype(dtype).str,
+        }  # fmt: skip
+        return reading.result(shown, digest, Key(encode_key(content), files), lambda: function(self, dtype))
 
-    return get_fdata
+    return array
 
 
 class _Keys(Keys):
@@ -243,6 +256,8 @@ class _Keys(Keys):
     def _encode(self, value: Any, name: str, files: dict[str, list[int]]) -> Any:
         if isinstance(value, enum.Enum):
             return {"enum": [type(value).__qualname__, value.name]}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value)}
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
             return {"dtype": np.dtype(value).str}
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.is_cpu:
@@ -273,7 +288,7 @@ def _pillow(function: Callable[..., Any], shown: str, version: str) -> Callable[
 
 _SPECIAL = {
     str(PILLOW): _pillow,
-    "nibabel.dataobj_images.DataobjImage.get_fdata": _get_fdata,
+    "nibabel.arrayproxy.ArrayProxy.__array__": _array_of_proxy,
 }
 
 

@@ -76,11 +76,14 @@ class Memo:
         columns = ragged_files(path, BLOB)
         self._start, self._dims, self._heap = map(open_read, columns)
         self._heap_end = 0  # of what was seen
-        self._used = open_write(self._work / "used")
-        self._attached = open_write(self._work / "attached")
-        self._recover()
+        self._used = self._attached = -1
+        with contextlib.suppress(BuildError):  # of a file system that cannot be written: then results are only read
+            self._used = open_write(self._work / "used")
+            self._attached = open_write(self._work / "attached")
+            self._recover()
         for fd in (self._start, self._dims, self._heap, self._used, self._attached):
-            weakref.finalize(self, os.close, fd)
+            if fd != -1:
+                weakref.finalize(self, os.close, fd)
         self.begin_process()
         _every.add(self)
 
@@ -133,7 +136,7 @@ class Memo:
         blob = read_footer(data.numpy(), size, self.path)
         if blob.digest != digest:
             return None
-        if self.size is not None:
+        if self.size is not None and self._used != -1:
             files.write_at(self._used, np.uint32(time.time()).tobytes(), row * 4)
         return Found(blob, data)
 
@@ -169,7 +172,7 @@ class Memo:
 
         Return None if the row is being dropped, or if there are too many maps.
         """
-        if not self._units.keep(row):
+        if self._used == -1 or not self._units.keep(row):
             return None
         skipped = start % mmap.ALLOCATIONGRANULARITY
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,13 @@ class _Encoder:
         if kind is bytes:
             return ["bytes", self._leaf("uint8", (len(value),), np.frombuffer(value, np.uint8))]
         if isinstance(value, torch.Tensor):
-            return ["tensor", self._tensor(value, where)]
+            order = memory_order(value.stride(), value.shape)
+            leaf = self._tensor(value.permute(order) if order else value, where)
+            return ["tensor", leaf, order] if order else ["tensor", leaf]
         if kind in (np.ndarray, np.memmap):
-            return ["array", self._array(value, where)]
+            order = memory_order(value.strides, value.shape)
+            leaf = self._array(value.transpose(order) if order else value, where)
+            return ["array", leaf, order] if order else ["array", leaf]
         if isinstance(value, np.generic):
             return ["scalar", self._array(np.asarray(value), where)]
         if values.is_pil(value):
@@ -99,6 +104,24 @@ class _Encoder:
         return ["image", image.mode, [image.width, image.height], pixels, *parts]
 
 
+def memory_order(strides: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the dims in the order in which they lie in memory; [] if that is their own order, or if they overlap.
+
+    A sum of floats depends on that order, so a result comes back with it.
+    """
+    if 0 in strides or 0 in shape:
+        return []
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    return [] if order == list(range(len(shape))) or min(strides) < 0 else order
+
+
+def back(order: Sequence[int]) -> list[int]:
+    """Return the order that undoes an order of dims. Raises ValueError for anything else."""
+    if sorted(order) != list(range(len(order))):
+        raise ValueError(f"an order of dims {order!r:.40}")
+    return [order.index(dim) for dim in range(len(order))]
+
+
 def _is_plain(value: Any) -> bool:
     """Return True for what JSON gives back as it was, with its exact types."""
     kind = type(value)
@@ -133,9 +156,11 @@ class _Decoder:
         if kind == "value":
             return copy.deepcopy(content) if isinstance(content, list | dict) else content
         if kind == "tensor":
-            return self._tensor(content)
+            tensor = self._tensor(content)
+            return tensor.permute(back(node[2])) if len(node) > 2 else tensor
         if kind == "array":
-            return self._array(content)
+            array = self._array(content)
+            return array.transpose(back(node[2])) if len(node) > 2 else array
         if kind == "tuple":
             return tuple(map(self.value, content))
         if kind == "list":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -20,8 +21,8 @@ from memfeed.store.column import Column
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.mapping import map_file, read_file
 from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, layout_bytes, read_footer
-from memfeed.store.ragged import RaggedFiles, ragged_files
-from memfeed.store.ragged_columns import NestedColumn, RaggedColumn
+from memfeed.store.ragged import Located, RaggedFiles, ragged_files
+from memfeed.store.ragged_columns import NestedColumn, RaggedColumn, RaggedRows
 
 PRESENT = (1, 2)  # the states of a row that can be read: WRITTEN and DURABLE of memfeed.building.partial
 
@@ -143,13 +144,18 @@ def _kind_of(blob: Blob) -> str:
         if name == "dict":
             return [name, [[key, kind(one)] for key, one in content]]
         leaf = leaves[_leaf_index(node)]
-        return ["leaf", name == "bytes", leaf.dtype, len(leaf.shape)]
+        return ["leaf", name == "bytes", leaf.dtype, len(leaf.shape), _order_of(node)]
 
     return json.dumps(kind(blob.layout.tree))
 
 
 def _leaf_index(node: Any) -> int:
     return int(node[3] if node[0] == "image" else node[1])
+
+
+def _order_of(node: Any) -> list[int]:
+    """Return the order in which the dims of a tensor or array lie in memory; [] for their own."""
+    return list(node[2]) if node[0] in ("tensor", "array") and len(node) > 2 else []
 
 
 class _MemoColumn(RaggedColumn):
@@ -159,6 +165,50 @@ class _MemoColumn(RaggedColumn):
         # start and dims are set here, so only the path of the heap is used
         super().__init__(field, RaggedFiles(heap, heap, heap), len(dims), heap_bytes)
         self.start, self.dims = torch.from_numpy(start), torch.from_numpy(dims)
+
+
+class _PermutedColumn(RaggedRows):
+    """Leaves of results whose dims lie in memory in another order.
+
+    Args:
+        field: of the rows.
+        heap: of all results.
+        places: the first byte of each row in it, int64 [n]; -1 for None.
+        dims: of each row, int64 [n, rank].
+        order: in which the dims lie in memory.
+    """
+
+    def __init__(self, field: Field, heap: Path, places: Int64Array, dims: Int64Array, order: Sequence[int]) -> None:
+        self.field, self.row_count, self._heap = field, len(dims), heap
+        self._places, self._dims, self._order = places, dims, tuple(order)
+
+    def locate(self, rows: Int64Array) -> Located:
+        """See ``RaggedRows.locate``; here the start is the row's number."""
+        dims = self._dims[rows]
+        lengths = np.where(dims[:, 0] < 0, -1, dims.prod(axis=1) * self.field.itemsize)
+        return Located(rows, lengths, dims)
+
+    def view(self, start: int, length: int) -> torch.Tensor:
+        """See ``RaggedRows.view``."""
+        dims = self._dims[start]
+        data = np.empty(length, np.uint8)
+        read_file(self._heap, data, int(self._places[start]))
+        kept = torch.from_numpy(data).view(self.field.torch_dtype).view([int(dims[dim]) for dim in self._order])
+        undone = kept.permute([self._order.index(dim) for dim in range(len(self._order))])
+        return undone.contiguous().view(-1).view(torch.uint8)
+
+    def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
+        """See ``RaggedRows.copy``."""
+        done = 0
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            if length > 0:
+                out[done : done + length] = self.view(start, length).numpy()
+                done += length
+
+    @property
+    def nbytes(self) -> int:
+        """See ``Column.nbytes``."""
+        return self.locate(np.arange(self.row_count)).nbytes
 
 
 class _Fields:
@@ -222,7 +272,15 @@ class _Fields:
         dims = np.full((len(self._blobs), max(rank, 1)), -1, np.int64)
         dims[members] = [leaf.shape or (1,) for leaf in leaves]
         start[members] = [leaf.offset for leaf in leaves]
-        start[members] = (start[members] + self._rows.blobs[members, 0]) // DTYPES[dtype].itemsize
+        start[members] += self._rows.blobs[members, 0]
+        if order := _order_of(nodes[0]):
+            dims[members] = dims[members][:, [order.index(dim) for dim in range(rank)]]
+            shapes = {tuple(shape) for shape in dims[members].tolist()}
+            is_fixed = is_all and len(shapes) == 1
+            shape = next(iter(shapes)) if is_fixed else (None,) * rank
+            field = self._field(path, "fixed" if is_fixed else "list", dtype, shape, optional=not is_all)
+            return _PermutedColumn(field, ragged_files(self._root, BLOB).heap, start, dims, order)
+        start[members] //= DTYPES[dtype].itemsize
         if nodes[0][0] == "bytes":
             field = self._field(path, "bytes", "uint8", (), optional=not is_all)
         elif is_all and len({leaf.shape for leaf in leaves}) == 1:
