@@ -61,6 +61,7 @@ class Collate:
         if pad and collate_fn is not None:
             raise padding_beside_collate()
         self._bound = bind(transform)  # raises for what is no transform
+        self._has_transform = self._bound is not None
         self._finish: CollateSamples | None = None
         self._one_row: OneRow | None = None
         self._padded: Sequence[PaddedField] = ()
@@ -99,8 +100,11 @@ class Collate:
         return batch
 
     def _keys(self, rows: torch.Tensor) -> Keys:
-        """Return the keys of a batch. Without seed and epoch its seed is drawn: nobody says which epoch it is of."""
-        seed = self._seed()
+        """Return the keys of a batch. Without seed and epoch its seed is drawn: nobody says which epoch it is of.
+
+        Where no transform needs keys, torch's generator stays as the training left it.
+        """
+        seed = self._seed() if self._has_transform else 0
         return Keys(draw_seed(None), NO_EPOCH, rows) if seed is None else Keys(seed, max(0, int(self._epoch)), rows)
 
     def _seed(self) -> int | None:
@@ -127,6 +131,7 @@ class Collate:
         bound = bind(
             giving_samples(transform) if is_finishing else transform, store.schema, windows=store._view.window_paths
         )
+        self._has_transform = bound is not None
         self._one_row = OneRow(store.schema, transform, self.collate_fn is None and not self._is_by_length)
         self._bound = self._one_row.after(bound)
         self._finish = None

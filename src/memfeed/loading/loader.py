@@ -238,7 +238,7 @@ class Loader(DataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
-        self._epochs = Epochs(reading, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        self._epochs = Epochs(reading)
         self._locked = True
 
     def __setattr__(self, name: str, value: Any) -> None:
