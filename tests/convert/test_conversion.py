@@ -1,13 +1,18 @@
 """Conversions that are interrupted, resumed, or started again."""
 
 import json
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import textwrap
 import time
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 import memfeed
 from memfeed.convert import conversion
@@ -162,25 +167,71 @@ def bytes_by_name(store):
 
 def uneven_sample(index):
     time.sleep(random.SystemRandom().random() / 1000)  # so that no worker is always the first
-    return {"number": index, "text": "word " * (index % 7), "points": torch.full((index % 5, 2), index)}
+    return {
+        "number": index,
+        "text": "word " * (index % 7),
+        "points": torch.full((index % 5, 2), index),
+        "nested": [{"late": torch.full((2 + (index in (71, 150)),), index)}, None if index % 11 else b"x" * index],
+    }
 
 
-def test_conversions_by_several_workers_differ_only_in_the_places_of_rows_in_heaps(tmp_path):
-    """One process writes the same bytes each time; workers write heaps in the order in which they are ready."""
+def test_a_conversion_writes_the_same_bytes_with_any_number_of_workers(tmp_path):
+    """Also of ``late``, whose length varies from row 71 on: its column is fixed at first."""
     data = Made(uneven_sample, 200)
-    alone, one, two, three = (cache(data, tmp_path / f"{workers}.mf", workers=workers) for workers in range(4))
+    alone, *others = (cache(data, tmp_path / f"{workers}.mf", workers=workers) for workers in (0, 1, 2, 3, 4))
     expected = bytes_by_name(alone)
-    assert bytes_by_name(one) == expected
-    assert one.digest == alone.digest
-    may_differ = {f"{name}/{file}" for name in ("text", "points") for file in ("heap.bin", "start.memmap")}
-    state = json.loads(json.dumps(memfeed.Loader(two, 8, shuffle=True, seed=1).state_dict()))
-    for store in (two, three):
-        found = bytes_by_name(store)
-        assert found.keys() == expected.keys()
-        assert {name for name in found if found[name] != expected[name]} <= may_differ | {
-            "checksums.bin",
-            "memfeed.json",
-        }
-        assert all(equal(row, other) for row, other in zip(store, alone, strict=True))
-    for store in (alone, three):
-        memfeed.Loader(store, 8, shuffle=True, seed=1).load_state_dict(state)
+    state = json.loads(json.dumps(memfeed.Loader(others[1], 8, shuffle=True, seed=1).state_dict()))
+    for store in others:
+        assert bytes_by_name(store) == expected
+        assert store.digest == alone.digest
+    assert all(equal(row, uneven_sample(i)) for i, row in enumerate(others[-1]))
+    memfeed.Loader(alone, 8, shuffle=True, seed=1).load_state_dict(state)
+
+
+KILLS = {}  # what the process that reads a row does first; a worker has a copy
+
+
+class Drawn(Made):
+    """Rows of drawn sizes, of which some take long."""
+
+    def __init__(self, seed, n):
+        draw = np.random.default_rng(seed)
+        super().__init__(None, n)
+        self.sizes = draw.integers(0, draw.choice([3, 500]), (2, n))
+        self.sizes[:, draw.random(n) < draw.random()] = 0
+        self.seconds = np.where(draw.random(n) < 0.02, 0.03, draw.random(n) * draw.choice([0.0, 0.002]))
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds[index] * random.SystemRandom().random())
+        KILLS.get(index, lambda: None)()
+        one, other = self.sizes[:, index].tolist()
+        return {"a": torch.arange(one), "b": (f"{index}" * other, index), "c": torch.full((3, 2), index)}
+
+
+def kill_builder():
+    os.kill(os.getppid() if get_worker_info() else os.getpid(), signal.SIGKILL)
+
+
+def kill_worker():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("how", [kill_builder, kill_worker])
+def test_a_conversion_that_was_killed_writes_the_same_bytes(tmp_path, seed, how):
+    """Killed workers had asked for the space of rows that they did not write. Rows after these had been written."""
+    draw = np.random.default_rng(seed)
+    n = int(draw.integers(100, 900))
+    expected = bytes_by_name(cache(Drawn(seed, n), tmp_path / "expected.mf", workers=0))
+    path, kills = tmp_path / "a.mf", 0
+    for hurt in sorted(draw.integers(50, n - 1, 3).tolist()):
+        options = {"workers": int(draw.integers(2, 5))}
+        KILLS[hurt] = how
+        killed = multiprocessing.get_context("fork").Process(target=cache, args=(Drawn(seed, n), path), kwargs=options)
+        killed.start()
+        KILLS.clear()
+        killed.join(60)
+        kills += killed.exitcode != 0
+    assert kills
+    store = cache(Drawn(seed, n), path, workers=int(draw.integers(0, 4)))
+    assert bytes_by_name(store) == expected
