@@ -28,6 +28,7 @@ from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint
 from memfeed.system import files, machine, trust
 
 SYNC_SECONDS = 30.0
+QUIET_SECONDS = 1.0  # in which a worker of a dead builder ends its write, unless it is stopped
 _RANGES_SHOWN = 5
 
 
@@ -163,7 +164,7 @@ class Build:
                     files.chmod(root / name, 0o644)
         build._save()
         build.units.recover()
-        build.take_back()
+        build.take_back(wait_seconds=QUIET_SECONDS)
         return build
 
     @classmethod
@@ -218,12 +219,12 @@ class Build:
             self._sync_directories([field])
             self.take_back()
 
-    def take_back(self) -> None:
+    def take_back(self, wait_seconds: float = 0.0) -> None:
         """Let heap space be granted again in which no row lies, unless a writer may still write there.
 
         No writer of this builder may be active. Make new writers afterwards.
         """
-        if self.units.is_quiet() and not self.is_closing:
+        if not self.is_closing and self.units.is_quiet(wait_seconds):
             take_back(self.root, self.schema, self.units.are_present())
 
     def _write_regular(self, old: Field, field: Field, row_count: int) -> None:
