@@ -288,6 +288,8 @@ class Conversion:
                 convert_on_ray(self._ray, build, self.pickled, self.plan, workers, seconds, on_report)
                 return
             known = {} if self.options.allow_random else self._skip_failed(build, on_report)
+            if all(row in known for row in build.absent()[: len(known) + 1].tolist()):
+                workers = 0  # there is nothing to read
             open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init, known)
             most_rows = self.plan.rows_per_write  # a list is written at once, in its turn
             convert_map(build, self.plan, open_pool, on_report, seconds=seconds, most_rows=most_rows)

@@ -27,6 +27,7 @@ class ListWorker:
         self._sent: deque[tuple[int, Request | None]] = deque()
         self._read: deque[tuple[float, ReadList]] = deque()  # when each was read, and what
         self._reports: deque[Report] = deque()
+        self._look_due = 0.0
 
     def run(self) -> Iterator[Report]:
         """Yield a report for each list, until None is received. Raises EOFError if the builder has ended."""
@@ -48,7 +49,7 @@ class ListWorker:
             if self._rows.is_left_out(number):
                 self._reports.append(Report(worker=self._number))
                 continue
-            one = self._rows.read(number, request, self._write_placed)
+            one = self._rows.read(number, request, self._write_now_and_then)
             self._read.append((time.monotonic(), one))
             self._write_placed()
             if self._read:
@@ -64,6 +65,12 @@ class ListWorker:
         self._watchdog.require_going_on()
         if not self._read or self._receiver.poll(POLL_SECONDS):
             self._sent.append(self._receiver.recv())
+
+    def _write_now_and_then(self) -> None:
+        now = time.monotonic()
+        if self._read and now >= self._look_due:
+            self._look_due = now + POLL_SECONDS
+            self._write_placed()
 
     def _write_placed(self) -> None:
         """Write the lists that were read and that are placed. Report those that are left out."""

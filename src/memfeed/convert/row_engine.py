@@ -78,10 +78,12 @@ class RowEngine:
                 for report in self._pool.reports:
                     self._receive(report)
                     yield report
+                has_died = False
             except WorkerDied as death:
                 self._note_death(death)
+                has_died = True
             self.close()
-            if not self._plan.is_read:
+            if has_died and not self._plan.is_read:
                 self._build.take_back()  # what dead workers had: the same rows go there
             self._drifts.promote(self._build)
 

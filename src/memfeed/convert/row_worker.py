@@ -199,10 +199,12 @@ class RowWorker:
                 done = report.row_count - before
                 problem = self._drift(rows[done], *report.drifts.pop())
             except SchemaError as error:
-                if len(rows) > 1:  # find the row: the others are written
+                if len(rows) > 1:  # find the row
                     return all(self._write([row], read, report) for row in rows)
                 done, problem = 0, error
             report.failed.append((rows[done], failure_of(problem)))
+            if not self._plan.is_read:
+                return False
             rows = rows[done + 1 :]
         return True
 
