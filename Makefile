@@ -111,6 +111,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sequences.py
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/first_epoch.py
+	if [ -e .venv-suites/.installed ]; then .venv-suites/bin/python benchmarks/memoize.py; else $(BIN)/python benchmarks/memoize.py; fi
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/cold.py

@@ -751,6 +751,37 @@ uses OpenCV's INTER_AREA, the loop by hand INTER_LINEAR, which skips pixels of l
 {targets(result)}"""
 
 
+def memoize(result: Result) -> str:
+    parts, shown = [], ", ".join(f"{name} {version}" for name, version in result["input"]["versions"].items())
+    for what, found in result["works"].items():
+        ours, rows = "memfeed.memoize", []
+        for name in [*found["median_seconds"], *found["median_seconds_read"]]:
+            if name not in [row[0] for row in rows]:
+                rows.append([name])
+                for part in ("", "_read"):
+                    seconds, times = found[f"median_seconds{part}"].get(name), found[f"ratios{part}"].get(name)
+                    rows[-1].append("" if seconds is None else microseconds(seconds))
+                    rows[-1].append("" if times is None or name == ours else f"{times:,.2f}")
+        size = f"{found['bytes'] / found['files'] / 1e6:,.2f} MB" if found["bytes"] > 1e6 else "64 bytes"
+        columns = ["", "to have it", "memoize is x times as fast", "and to read it", "memoize is x times as fast"]
+        parts.append(f"**{what}**, {found['files']} files, {size} each as an array\n\n{table(columns, rows)}")
+    left_out = f"Not installed: {', '.join(result['missing'])}. " if result["missing"] else ""
+    return f"""## Kept results of a function
+
+A function from a path to an array, in one process, in a plain loop over the same files in shuffled order, page cache
+warm; the times are of one file. "To read it": all bytes of the array are summed too, because a map is read only then.
+"decode" is what a DataLoader's worker does in every epoch. ".npy" is what Ultralytics does with `cache="disk"`:
+`np.load` of a file beside the image, if there is one. {left_out}{shown}. joblib keeps arrays in pickles, without
+`mmap_mode`; MONAI returns tensors. [memoize.md](memoize.md) compares what else they do.
+
+{chr(10).join(parts)}
+{targets(result)}"""
+
+
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
     "tutorial": tutorial,
     "loader": loader,
@@ -770,6 +801,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "windows": windows,
     "verify": verify,
     "first_epoch": first_epoch,
+    "memoize": memoize,
     "transforms": transforms,
     "weight": weight,
     "device-cuda": device,

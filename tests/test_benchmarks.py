@@ -59,6 +59,7 @@ FIGURES = {
     "others": "works",
     "augment": "images_per_second",
     "device": "gigabytes_per_second",
+    "memoize": "works",
 }
 
 

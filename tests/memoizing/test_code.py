@@ -16,7 +16,7 @@ from memfeed.errors import SchemaError
 from memfeed.memoizing.code import hash_function
 
 HEAD = """
-import functools, logging, numpy as np, torch
+import collections, dataclasses, datetime, functools, logging, re, typing, numpy as np, torch
 from pathlib import Path
 log = logging.getLogger("x")
 """
@@ -52,6 +52,27 @@ PAIRS = {
         "N = 1\ndef f(x): return [N for _ in (lambda: x)()]",
         "N = 2\ndef f(x): return [N for _ in (lambda: x)()]",
     ),
+    "a named tuple": (
+        "class P(typing.NamedTuple):\n    a: int = 1\ndef f(x): return P()",
+        "class P(typing.NamedTuple):\n    a: int = 2\ndef f(x): return P()",
+    ),
+    "a slot": (
+        "@dataclasses.dataclass(slots=True)\nclass D:\n    a: int\nd = D(1)\ndef f(x): return d.a",
+        "@dataclasses.dataclass(slots=True)\nclass D:\n    a: int\nd = D(2)\ndef f(x): return d.a",
+    ),
+    "a cached property": (
+        "class A:\n    @functools.cached_property\n    def n(self): return 1\ndef f(x): return A().n",
+        "class A:\n    @functools.cached_property\n    def n(self): return 2\ndef f(x): return A().n",
+    ),
+    "a pattern": ("P = re.compile('a')\ndef f(x): return P", "P = re.compile('b')\ndef f(x): return P"),
+    "a dtype of numpy": ("D = np.dtype('f4')\ndef f(x): return D", "D = np.dtype('f8')\ndef f(x): return D"),
+    "a dtype of torch": ("D = torch.int8\ndef f(x): return D", "D = torch.int16\ndef f(x): return D"),
+    "a range": ("R = range(3)\ndef f(x): return R", "R = range(4)\ndef f(x): return R"),
+    "a date": (
+        "D = datetime.date(2020, 1, 1)\ndef f(x): return D",
+        "D = datetime.date(2020, 1, 2)\ndef f(x): return D",
+    ),
+    "a deque": ("Q = collections.deque([1])\ndef f(x): return Q", "Q = collections.deque([2])\ndef f(x): return Q"),
     "bool or int": ("N = 1\ndef f(x): return N", "N = True\ndef f(x): return N"),
 }
 counter = itertools.count()
@@ -87,10 +108,33 @@ def test_a_logger_and_libraries_count_for_nothing(load):
     assert hash_function(f) == one
 
 
+def test_a_library_is_one_wherever_it_is_installed(load, tmp_path):
+    """Also in the directory of a user, of Debian, or of another environment."""
+    hashes = []
+    for folder in ("site-packages", "dist-packages", "mine"):
+        for number in (1, 2):
+            directory = tmp_path / f"{folder}-{number}" / folder
+            directory.mkdir(parents=True)
+            (directory / "helper.py").write_text(f"def help(x): return {number}")
+            spec = importlib.util.spec_from_file_location("helper", directory / "helper.py")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            f = load("def f(x): return help(x)")
+            f.__globals__["help"] = module.help
+            hashes.append(hash_function(f))
+    assert len({*hashes[:4]}) == 1
+    assert len({*hashes[3:]}) == 3
+
+
 LOCK, GENERATOR, DRAWS = threading.Lock(), torch.Generator(), np.random.default_rng(0)
+NEXT = iter([1, 2])
 
 
-@pytest.mark.parametrize("function", [lambda: LOCK, lambda: GENERATOR, lambda: DRAWS], ids=["lock", "torch", "numpy"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda: LOCK, lambda: GENERATOR, lambda: DRAWS, lambda: NEXT],
+    ids=["lock", "torch", "numpy", "iterator"],
+)
 def test_what_cannot_be_hashed_is_refused_and_a_version_helps(function):
     with pytest.raises(SchemaError, match=r"whose state cannot be hashed.*pass version=1"):
         hash_function(function)

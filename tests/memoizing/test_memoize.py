@@ -110,6 +110,17 @@ def test_dims_lie_in_memory_as_before(tmp_path, name):
     assert torch.equal(copied[0]["result"], value)
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_large_result_is_the_same_and_begins_at_a_multiple_of_64(tmp_path, mapped):
+    expected = np.random.default_rng(0).standard_normal((3, 200_000), np.float64)
+    load = memfeed.memoize(lambda: (expected, torch.from_numpy(expected)), tmp_path / "r.mf", mapped=mapped, version=1)
+    load()
+    array, tensor = load()
+    assert_equal((array, tensor), (expected, torch.from_numpy(expected)))
+    assert array.ctypes.data % 64 == tensor.data_ptr() % 64 == 0
+    assert array.flags.writeable is not mapped
+
+
 def test_nan_is_nan(tmp_path):
     load = memfeed.memoize(lambda: (float("nan"), torch.tensor(float("nan"))), tmp_path / "r.mf")
     load()

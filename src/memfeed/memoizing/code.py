@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import hashlib
 import inspect
 import logging
 import os
+import re
 import sys
 import sysconfig
 import types
@@ -20,6 +22,7 @@ from memfeed.errors import SchemaError
 from memfeed.schema import values
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also of a user, of Debian, and of another environment
 _COMPILED = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
@@ -108,8 +111,8 @@ class _Hash:
             self.add(value.__name__ if isinstance(value, types.ModuleType) else value.name)
         elif isinstance(value, functools.partial):
             self.value((value.func, value.args, value.keywords), where, depth)
-        elif isinstance(value, staticmethod | classmethod | property):
-            for one in (getattr(value, name, None) for name in ("__func__", "fget")):
+        elif isinstance(value, staticmethod | classmethod | property | functools.cached_property):
+            for one in (getattr(value, name, None) for name in ("__func__", "fget", "func")):
                 self.value(one, where, depth)
         elif isinstance(value, types.MethodType):
             self.value((value.__func__, value.__self__), where, depth)
@@ -165,10 +168,18 @@ class _Hash:
                 self.value(one, f"`{name}` of {cls.__qualname__}", depth)
 
     def _instance(self, value: Any, where: str, depth: int) -> None:
-        if isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState):
+        is_generator = isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState)
+        if is_generator or hasattr(value, "__next__"):
             raise self._unknown(value, where)
-        if not hasattr(value, "__dict__"):
-            raise self._unknown(value, where)
+        if not hasattr(value, "__dict__"):  # a dtype, a pattern, a date, an instance with __slots__: as pickle has it
+            try:
+                reducer: Any = copyreg.dispatch_table.get(type(value), lambda one: one.__reduce_ex__(2))
+                reduced = reducer(value)
+            except TypeError:
+                raise self._unknown(value, where) from None
+            parts = reduced if isinstance(reduced, str) else [*reduced[:3], *map(list, filter(None, reduced[3:5]))]
+            self.value(parts, where, depth)
+            return
         self.value(type(value), where, depth)
         for name, one in sorted(vars(value).items()):
             self.add(name)
@@ -210,4 +221,4 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_of_library(path: str) -> bool:
-    return not path or path.startswith("<frozen") or path.startswith(_LIBRARIES)
+    return not path or path.startswith(("<frozen", *_LIBRARIES)) or _INSTALLED.search(path) is not None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from memfeed.errors import MemfeedError, RandomDataError, StoreError
 from memfeed.memoizing import results
@@ -169,7 +168,7 @@ class Kept:
         """Return a result in memory of its own, as it would be read, and the blob that it lies in."""
         blob = np.concatenate(make_blob(digest, seconds, *results.encode(result)))
         layout = read_footer(blob, len(blob), self.path).layout
-        return results.decode(layout, torch.from_numpy(blob)), blob
+        return results.decode(layout, blob), blob
 
     def _compute_twice(self, compute: Callable[[], Any]) -> Any:
         """Return a result that is the same when it is computed again, with all random generators moved.

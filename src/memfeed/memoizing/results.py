@@ -132,7 +132,7 @@ def _is_plain(value: Any) -> bool:
     return kind is dict and all(type(key) is str and _is_plain(one) for key, one in value.items())
 
 
-def decode(layout: Layout, data: torch.Tensor, *, writable: bool = True) -> Any:
+def decode(layout: Layout, data: Bytes, *, writable: bool = True) -> Any:
     """Return the result whose leaves lie in ``data``, uint8 [n], in that memory. Arrays can be written if ``writable``.
 
     Raises CorruptStoreError for a tree that is not one of `encode`.
@@ -147,8 +147,9 @@ def decode(layout: Layout, data: torch.Tensor, *, writable: bool = True) -> Any:
 
 
 class _Decoder:
-    def __init__(self, leaves: tuple[Leaf, ...], data: torch.Tensor, writable: bool) -> None:
+    def __init__(self, leaves: tuple[Leaf, ...], data: Bytes, writable: bool) -> None:
         self._leaves, self._data, self._writable = leaves, data, writable
+        self._memory: torch.Tensor | None = None  # the same, once it is needed
 
     def value(self, node: Any) -> Any:
         """Return the value of a node."""
@@ -177,14 +178,16 @@ class _Decoder:
 
     def _tensor(self, index: int) -> torch.Tensor:
         leaf = self._leaves[index]
-        part = self._data[leaf.offset : leaf.offset + leaf.nbytes]
+        if self._memory is None:
+            self._memory = torch.from_numpy(self._data)
+        part = self._memory[leaf.offset : leaf.offset + leaf.nbytes]
         return part.view(DTYPES[leaf.dtype]).view(leaf.shape)
 
     def _array(self, index: int) -> Any:
         leaf = self._leaves[index]
-        part = self._data.numpy()[leaf.offset : leaf.offset + leaf.nbytes]
-        array = part.view(values.NUMPY_DTYPES[leaf.dtype]).reshape(leaf.shape)
-        array.flags.writeable = self._writable
+        array = np.ndarray(leaf.shape, values.NUMPY_DTYPES[leaf.dtype], self._data.data, leaf.offset)
+        if not self._writable:
+            array.flags.writeable = False
         return array
 
     def _image(self, mode: str, size: list[int], pixels: int, palette: Any, info: Any) -> Any:

@@ -99,11 +99,12 @@ def read_footer(end: Bytes, size: int, where: object) -> Blob:
     Raises CorruptStoreError, which names ``where``, for a layout that does not fit into the blob.
     """
     try:
-        digest, seconds, length, _ = _FOOTER.unpack(end[-_FOOTER.size :].tobytes())
+        data, at = end.data, len(end) - _FOOTER.size
+        digest, seconds, length, _ = _FOOTER.unpack_from(data, at)
         room = size - _FOOTER.size - length
-        if room < 0 or len(end) < length + _FOOTER.size:
+        if room < 0 or at < length:
             raise ValueError(f"a layout of {length:,} bytes")
-        text = end[len(end) - _FOOTER.size - length : len(end) - _FOOTER.size].tobytes()
+        text = data[at - length : at].tobytes()
         layout = (_cached_layout if length <= _LARGEST_CACHED else _parse)(text)
         for leaf in layout.leaves:
             if leaf.offset + leaf.nbytes > room:
