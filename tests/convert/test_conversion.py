@@ -78,7 +78,7 @@ def test_too_little_space_is_said_at_once(path, monkeypatch):
 
 
 def test_the_budget_and_the_bar_are_shown(path, capsys):
-    memfeed.cache(Made(lambda i: torch.zeros(1000), 50), path)
+    memfeed.cache(Made(lambda i: torch.zeros(1000), 50), path, progress=True)
     err = capsys.readouterr().err
     assert "memfeed: 50 rows, 200.0 KB, about" in err
     assert "free ->" in err

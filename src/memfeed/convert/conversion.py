@@ -157,7 +157,7 @@ class Conversion:
             self.worker_count = default_workers(given.length, result.probed.seconds)
         if self.worker_count and is_daemon() and not options.on_ray:
             self.worker_count = 0
-            if options.progress:
+            if options.says:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
 
     def run(self, sigterm: Sigterm) -> None:
@@ -172,7 +172,7 @@ class Conversion:
         """Write the rows that are absent, and commit the build. After an error the rows that were written are kept."""
         try:
             with Progress(
-                self.target.name, self.length, unit=" rows", shown=self.options.progress, done=_count_written(build)
+                self.target.name, self.length, unit=" rows", progress=self.options.progress, done=_count_written(build)
             ) as bar:
                 bar.say(f"memfeed: {message}")
                 self._fill(build, bar, sigterm)
@@ -195,7 +195,7 @@ class Conversion:
         build = self.resume()
         if build is not None:
             return build, f"resuming {build.root}: {_count_written(build):,} rows are written already"
-        overlap = overlap_factor(self.given, self.result) if self.options.progress else 1.0  # where nobody is told
+        overlap = overlap_factor(self.given, self.result) if self.options.says else 1.0  # where nobody is told
         row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
         budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, overlap)
         return self.begin(), f"{budget} -> {self.target}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,6 +26,7 @@ from memfeed.loading.sources import Caching, CannotCacheError, Require, check_re
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
+from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 
@@ -124,9 +125,9 @@ class Loader(DataLoader[T_co]):
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``last="pad"`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
-        pad: fields of varying length that come padded to the longest row of the batch, each with the value that fills
-            up the others: ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask", bool [k,
-            longest], True where values are real. The fields must be in a dict or TensorDict.
+        pad: the value that fills up rows to the longest of the batch: a number for all fields of varying length, or
+            one for each by name. ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask",
+            bool [k, longest], True where values are real. The fields must be in a dict or TensorDict.
         cache: where the store of a map-style ``dataset`` is kept; None for a temporary store, which is removed with the
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
@@ -192,7 +193,7 @@ class Loader(DataLoader[T_co]):
         ranks: tuple[int, int] | None = None,
         return_rows: bool = False,
         as_: ArrayKind = "torch",
-        pad: Mapping[Any, float] | None = None,
+        pad: Fill = None,
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
         decoders: Sequence[Callable[..., Any]] | None = None,
@@ -232,10 +233,9 @@ class Loader(DataLoader[T_co]):
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
-        self.return_rows, self.as_, self.pad, self.cache = return_rows, as_, pad, cache
-        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
+        self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
+        self.exclude_keys, self.snapshot_every_n_steps = exclude_keys, snapshot_every_n_steps
         self.decoders, self.require = decoders, require
-        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._epochs = Epochs(reading)
