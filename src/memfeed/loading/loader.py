@@ -20,6 +20,7 @@ from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
+from memfeed.loading.pickling import reduced
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
@@ -136,13 +137,11 @@ class Loader(DataLoader[T_co]):
             pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
             form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
             RAM, else "encoded". A line says which.
-        decoders: beside ``cache``, functions of your own whose results are kept where the dataset cannot be, beside the
-            decoders of libraries that are known. None: only those of libraries. (): nothing is kept, and such a dataset
-            is refused.
-        require: beside ``cache``, "batched": an error unless all random steps run on whole batches; "samples": an error
-            unless the dataset becomes a store. None: if no store can be made of the dataset, because its samples are
-            random and its pipeline cannot be cut, this loader becomes a `DataLoader` over the dataset as it is, for
-            which decoded files are kept at ``cache``; a line says so, and what it is worth. See docs/memoize.md.
+        require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
+            batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
+            loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
+            line says so, and what it is worth. See docs/memoize.md.
+        decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
 
@@ -400,19 +399,5 @@ class Loader(DataLoader[T_co]):
         self._epochs.move(batches, self._effective_settings())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.store.__reduce__()  # raises for columns in memory, which a pickle would copy
-        settings = self._settings
-        options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": settings.last == "drop"}
-        options |= {"prefetch_factor": settings.prefetch, "sampler": settings.sampler}
-        options["batch_sampler"] = settings.batch_sampler
-        options["batch_size"] = 1 if settings.batch_sampler is not None else settings.batch_size
-        options["collate_fn"] = user_collate(self.collate_fn)
-        if settings.takes_lists:
-            options |= {"sampler": settings.batch_sampler, "batch_sampler": None, "batch_size": None}
-        return _remake, (type(self), self.store, options, self.state_dict())
-
-
-def _remake(cls: type[Loader[Any]], dataset: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Loader[Any]:
-    loader = cls(dataset, **options)
-    loader.load_state_dict(state_dict)
-    return loader
+        options = {name: getattr(self, name) for name in READ_ONLY}
+        return reduced(self, self.store, options, self._settings, user_collate(self.collate_fn))
