@@ -109,7 +109,7 @@ def test_no_use_of_progress_is_forgotten():
     assert found == dict.fromkeys(COMMANDS)
 
 
-@pytest.mark.parametrize("use", set(USES) - {"memfeed demo"})
+@pytest.mark.parametrize("use", sorted(set(USES) - {"memfeed demo"}))
 @pytest.mark.parametrize(
     ("progress", "terminal", "is_shown"),
     [(None, False, False), (None, True, True), (True, False, True), (False, True, False)],
@@ -124,7 +124,7 @@ def test_progress_shows_a_bar_as_it_says(room, capsys, monkeypatch, use, progres
         assert not shown
 
 
-@pytest.mark.parametrize("value", ["yes", 1, print])
+@pytest.mark.parametrize("value", ["yes", 1, print], ids=["text", "number", "function"])
 def test_other_values_of_progress_are_refused(room, value):
     for use in PROGRESS.values():
         said = message(ValueError, use, room, value)
