@@ -107,10 +107,9 @@ class Loader(DataLoader[T_co]):
             thread if it is measured to be faster (see ``stats``). 0 for none. The attribute is None, as in a DataLoader
             without workers.
         ranks: ``(rank, world_size)``, which slice of each global batch this loader reads. By default those of
-            `torch.distributed` when an epoch starts, where it is initialised, else those of the launcher (RANK and
-            WORLD_SIZE). A sampler decides itself which rows its rank reads. If each rank of `torch.distributed` has a
-            store of its own, they find that out when the first epoch begins, and each reads all its rows, as with
-            ``ranks=(0, 1)``; ``len`` is that of a part before.
+            `torch.distributed` when an epoch starts, else of the launcher (RANK and WORLD_SIZE). A sampler decides
+            itself which rows its rank reads. If each rank of `torch.distributed` has a store of its own, each reads all
+            its rows, as with ``ranks=(0, 1)``; ``len`` is that of a part before the first epoch.
         collate_fn: called with the list of samples of a batch, in the form in which the dataset returned them, but with
             tensors in place of NumPy arrays and PIL images; slow, because samples are Python objects. If the store was
             cut (``memfeed.cache(..., split=True)``, or ``cache=``), its own transform runs first, on the gathered batch
@@ -120,9 +119,9 @@ class Loader(DataLoader[T_co]):
             order. With ``batch_size=None`` it gets the one sample.
         generator: the generator from which a missing seed is drawn.
         num_workers, pin_memory, timeout, worker_init_fn, multiprocessing_context, persistent_workers,
-            pin_memory_device, in_order: accepted as DataLoader's, without effect, except for a ``dataset`` that becomes
-            a store (see ``cache``). The attributes read as in a DataLoader without workers.
-        snapshot_every_n_steps: accepted as StatefulDataLoader's, without effect: a state is exact after every batch.
+            pin_memory_device, in_order: without effect, except for a ``dataset`` (see ``cache``). The attributes read
+            as in a DataLoader without workers.
+        snapshot_every_n_steps: of StatefulDataLoader, without effect: a state is exact after every batch.
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``last="pad"`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
@@ -145,8 +144,7 @@ class Loader(DataLoader[T_co]):
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
 
-    As many threads gather and transform batches as are measured to be worthwhile while the loop runs, at most
-    `torch.get_num_threads()` and the cores (see ``stats``).
+    Batches are gathered by as many threads as are measured to be worthwhile, at most `torch.get_num_threads()`.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind. For a dataset also what
@@ -233,8 +231,8 @@ class Loader(DataLoader[T_co]):
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
         self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
-        self.exclude_keys, self.snapshot_every_n_steps = exclude_keys, snapshot_every_n_steps
-        self.decoders, self.require = decoders, require
+        self.exclude_keys, self.decoders, self.require = exclude_keys, decoders, require
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._epochs = Epochs(reading)
