@@ -133,9 +133,8 @@ class Loader(DataLoader[T_co]):
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
             if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
         keep: beside ``cache``, how images of several sizes are stored that a random step resizes: "full", with all
-            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
-            form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
-            RAM, else "encoded". A line says which.
+            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None: as the store
+            has them; of a new one "full" if they fit in half of the free disk and of the RAM, else "encoded".
         require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
             batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
             loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
