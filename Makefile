@@ -158,7 +158,7 @@ peers-tests: .venv-suites/.installed
 	$(BIN)/python -m venv .venv-suites
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
 		> $$(.venv-suites/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/first.pth
-	.venv-suites/bin/python -m pip install --quiet accelerate expecttest lightning opacus parameterized \
+	.venv-suites/bin/python -m pip install --quiet accelerate expecttest lightning nibabel opacus parameterized \
 		pyre-extensions pytorch-ignite scikit-learn 'setuptools<81' skorch speechbrain tensorboard torchdata torch_geometric
 	.venv-suites/bin/python -m pip install --quiet --no-deps monai torchtnt  # monai forbids newer versions of torch
 	touch $@

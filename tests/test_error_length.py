@@ -59,7 +59,7 @@ ERRORS = {
     "select a long name": lambda store, path: store.select("x" * 1000),
     "select nothing": lambda store, path: store.select(),
     "select an empty list": lambda store, path: store.select([]),
-    "open": lambda store, path: memfeed.open(store.path, fields=["missing"]),
+    "open": lambda store, path: memfeed.open(store.path, select=["missing"]),
     "placement": lambda store, path: memfeed.Loader(store, placement={"missing": "mapped"}),
     "transform": lambda store, path: memfeed.Loader(store, transform={"missing": lambda x: x}),
     "on": lambda store, path: next(iter(memfeed.Loader(store, 2, transform=ToDtype(torch.float32, on="missing")))),

@@ -24,7 +24,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch.utils.data
@@ -42,6 +42,7 @@ IMPORT_FIRST = os.environ.get("MEMFEED_PEERS_IMPORT", "").split()
 SELECTED = os.environ.get("MEMFEED_PEERS_SELECTED")  # a file with the names of the tests to run
 PATCH = os.environ.get("MEMFEED_PEERS_PATCH", "").split()
 
+T = TypeVar("T")
 built = {"map": 0, "stream": 0}  # loaders that the running test has built
 
 
@@ -88,7 +89,7 @@ def replacement(original: type) -> type:
     """Return a class to stand where ``original`` stood."""
     base = memfeed.Loader if MODE in MODES else original
 
-    class Replacement(base, metaclass=AnyLoader):  # type: ignore[misc, valid-type]
+    class Replacement(base[T], metaclass=AnyLoader):  # type: ignore[misc, valid-type]
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Return torch's loader for a stream, which is not what is tested."""
             dataset = args[0] if args else kwargs.get("dataset")

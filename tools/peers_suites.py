@@ -42,7 +42,7 @@ SUITES = {
     "torchdata": Suite(
         "torchdata",
         "test/stateful_dataloader",
-        ("test_dataloader.py", "test_state_dict.py", "test_sampler.py"),
+        ("test_sampler.py", "test_state_dict.py", "test_dataloader.py"),  # the last one is the slowest
         (".",),
         ("torchdata.stateful_dataloader",),
         address="https://github.com/pytorch/data",
@@ -166,6 +166,7 @@ SUITES = {
         (".",),
         address="https://github.com/speechbrain/speechbrain",
     ),
+    # its tests fit their own source only, which needs the huggingface_hub and tokenizers that it names: PYTHONPATH
     "transformers": Suite(
         "transformers",
         ".",

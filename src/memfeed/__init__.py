@@ -78,7 +78,7 @@ _MODULES = {
 def open(
     path: "str | _os.PathLike[str]",
     *,
-    fields: "Names | None" = None,
+    select: "Names | None" = None,
     types: "type | Iterable[type]" = (),
     cache_dir: "str | _os.PathLike[str] | None" = None,
     size: "int | str | None" = None,
@@ -91,7 +91,7 @@ def open(
 
     Args:
         path: the directory, or the address.
-        fields: open only these, named as for `Store.select`; of a store at an address only these are fetched.
+        select: open only these fields, named as for `Store.select`; of a store at an address only these are fetched.
         types: the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their names.
             Without them a namedtuple is returned as an equal generated one, a dataclass as a dict, a tensorclass as a
             TensorDict.
@@ -114,11 +114,11 @@ def open(
     if cache_dir is None and size is None and ":/" not in _os.fsdecode(path):
         from memfeed.store.opened import open as open_local
 
-        return open_local(path, fields=fields, types=types)
+        return open_local(path, select=select, types=types)
     from memfeed.remote.opening import open_remote
 
     store = open_remote(path, cache_dir, size, types)
-    return store if fields is None else store.select(fields)
+    return store if select is None else store.select(select)
 
 
 if not TYPE_CHECKING:  # type checkers know the names from above, and report all others

@@ -1,4 +1,5 @@
 import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ from small_build import SCHEMA, packed
 
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
+from memfeed.building.extents import Extents, Wanted
 from memfeed.building.partial import runs
-from memfeed.building.space import Extents
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
-from memfeed.store.ragged import read_row
+from memfeed.store.ragged import ragged_files, read_row
 from support import equal
 
 
@@ -28,10 +29,11 @@ def test_a_writer_of_an_older_builder_is_turned_away(path):
 def test_extents_of_several_processes_never_meet(path):
     with claim(path) as root:
         Build.begin(root, SCHEMA, 10, None)
-        granted = [Extents(root).grant(1, size)[0] for size in (100, 1, 70_000, 5)]
-        ends = [start + size for start, size in zip(granted, (100, 1, 70_000, 5), strict=True)]
-        assert all(end <= start for end, start in zip(ends, granted[1:], strict=False))
-        assert Extents(root).grant(0, 10) == (0, 10), "each heap has its own"
+        heap, sizes = ragged_files(root, SCHEMA.fields[1]).heap, {5: 100, 3: 1, 4: 70_000, 0: 5}
+        granted = {row: Extents(root).place([Wanted(1, heap, row, row + 1, sizes[row])])[0] for row in sizes}
+        taken = sorted((granted[row], granted[row] + size) for row, size in sizes.items())
+        assert all(end <= start for (_, end), (start, _) in pairwise(taken))
+        assert Extents(root).place([Wanted(0, heap, 0, 1, 10)]) == [0], "each heap has its own"
 
 
 def test_a_build_that_was_removed_is_named(path):

@@ -2,17 +2,21 @@
 
 import errno
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from small_build import SCHEMA, is_right, packed
 
 import memfeed
 from disk import Faults
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.space import Extents
+from memfeed.building.extents import Extents, Wanted
+from memfeed.building.partial import runs
 from memfeed.errors import SpaceError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer
@@ -45,29 +49,73 @@ def root(path):
 def test_an_extent_is_a_small_part_of_its_heap(root):
     Build.begin(root, BIG, 10, None)
     extents, heap = Extents(root), heap_of(root)
-    for _ in range(3000):
-        extents.place(0, 60_000, heap)
+    for row in range(3000):
+        extents.place([Wanted(0, heap, row, row + 1, 60_000)])
     assert blocks(heap) <= 3000 * 60_000 * 1.02 + (1 << 20)
 
 
-def test_space_that_one_writer_is_granted_in_turn_has_no_gaps(root):
-    Build.begin(root, BIG, 10, None)
-    extents, heap = Extents(root), heap_of(root)
-    places = [extents.place(0, 40_000, heap) for _ in range(50)]
-    assert places == [40_000 * i for i in range(50)]
+@pytest.mark.parametrize("writers", [1, 3])
+def test_space_that_is_granted_in_turn_has_no_gaps(root, writers):
+    Build.begin(root, BIG, 50, None)
+    extents, heap = [Extents(root) for _ in range(writers)], heap_of(root)
+    places = [extents[row % writers].place([Wanted(0, heap, row, row + 1, 40_000)]) for row in range(50)]
+    assert places == [[40_000 * row] for row in range(50)]
+    assert heap.stat().st_size <= 50 * 40_000 + (1 << 16), "an extent is shared"
 
 
-def test_writers_give_back_what_is_left_of_an_extent_that_is_too_small(root):
-    Build.begin(root, BIG, 10, None)
-    heap = heap_of(root)
-    one, other = Extents(root), Extents(root)
-    for _ in range(20):
-        for extents in (one, other):
-            with open(heap, "r+b") as file:
-                file.seek(extents.place(0, 40_000, heap))
-                file.write(b"x" * 40_000)
-    assert heap.stat().st_size >= 40 * 65_536, "each lies in an extent of its own"
-    assert blocks(heap) <= 40 * 45_056 + 4 * 65_536
+def test_rows_go_after_the_row_before_them_where_nothing_is(root):
+    """Rows 2 and 3 are written first, then what is before them, as when rows were lost."""
+    build = Build.begin(root, BIG, 8, None)
+    writer = build.writer()
+    writer.write(0, 8, rows_of(10, 11, 12, 13, 0, 15, 16, 17))
+    build.units.drop(np.array([1, 2, 4, 5, 7]))
+    build = Build.resume(root)
+    writer = build.writer()
+    writer.write_runs([(1, 1), (2, 1)], rows_of(11, 12))
+    writer.write(4, 2, rows_of(0, 15))
+    writer.write(7, 1, rows_of(17))
+    start = np.fromfile(heap_of(root).with_name("start.memmap"), np.int64)
+    assert start.tolist() == [0, 10, 21, 33, 0, 46, 61, 77]
+
+
+@pytest.mark.parametrize("size", [11, 13])
+def test_rows_of_another_size_than_those_lost_get_no_space_of_others(root, size):
+    build = Build.begin(root, BIG, 3, None)
+    build.writer().write(0, 3, rows_of(10, 12, 10))
+    build.units.drop(np.array([1]))
+    build = Build.resume(root)
+    build.writer().write(1, 1, rows_of(size))
+    start = np.fromfile(heap_of(root).with_name("start.memmap"), np.int64)
+    assert start.tolist() == [0, 10 if size < 12 else 32, 22]
+    path = root.with_suffix("")
+    build.commit(path)
+    assert [row["r"].tolist() for row in memfeed.open(path)] == [[n] * n for n in (10, size, 10)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_rows_that_are_lost_and_written_again_in_order_have_the_places_of_the_first_time(tmp_path, data):
+    sizes = data.draw(st.lists(st.integers(0, 40), min_size=4, max_size=30))
+    count = len(sizes)
+    shutil.rmtree(tmp_path / "a.mf.build", ignore_errors=True)
+    with claim(tmp_path / "a.mf") as root:
+        build = Build.begin(root, BIG, count, None)
+        build.writer().write(0, count, rows_of(*sizes))
+        expected = heap_of(root).read_bytes()[: 4 * sum(sizes)]
+        starts = heap_of(root).with_name("start.memmap").read_bytes()
+        for _ in range(data.draw(st.integers(1, 3))):
+            build.units.drop(np.array(sorted(data.draw(st.sets(st.integers(0, count - 1)))), np.int64))
+            build = Build.resume(root)
+            writers = [build.writer() for _ in range(data.draw(st.integers(1, 3)))]
+            absent = build.absent()[: data.draw(st.integers(0, count))]
+            while len(absent):
+                part, absent = np.split(absent, [data.draw(st.integers(1, len(absent)))])
+                writer = data.draw(st.sampled_from(writers))
+                writer.write_runs(runs(part), rows_of(*(sizes[row] for row in part)))
+        for row in build.absent().tolist():
+            build.writer().write(row, 1, rows_of(sizes[row]))
+        assert heap_of(root).read_bytes()[: 4 * sum(sizes)] == expected
+        assert heap_of(root).with_name("start.memmap").read_bytes() == starts
 
 
 def test_on_a_full_disk_just_what_is_needed_is_taken(root):

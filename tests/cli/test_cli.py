@@ -474,7 +474,7 @@ def test_inspect_says_what_is_wrong_with_a_transform(
 def test_verify_says_ok_and_how_fast(capsys: pytest.CaptureFixture[str]) -> None:
     cached()
     capsys.readouterr()
-    assert main(["verify", "out.mf"]) == 0
+    assert main(["verify", "out.mf", "--progress"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("out.mf: ok, 5.9 KB at ")
     assert "100%" in err

@@ -150,8 +150,8 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.real_data
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no photographs at {REAL}")
 def test_the_command_on_real_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["demo", "--images", str(REAL), "--count", "24", "--workers", "2", "--out", str(tmp_path / "real.png")]
-    assert main(command) == 0
+    command = ["demo", "--images", str(REAL), "--count", "24", "--workers", "2", "--progress"]
+    assert main([*command, "--out", str(tmp_path / "real.png")]) == 0
     out, err = capsys.readouterr()
     assert "24 images" in out
     assert f"picture: {tmp_path / 'real.png'}" in out

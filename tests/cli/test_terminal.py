@@ -45,7 +45,7 @@ def is_harmless(text):
 
 def test_cache_and_verify_send_no_codes(capsys):
     name = f"{EVIL}.mf"
-    for words in (["cache", "evil_sets:data", name], ["verify", name], ["inspect", name]):
+    for words in (["cache", "evil_sets:data", name, "--progress"], ["verify", name, "--progress"], ["inspect", name]):
         assert main(words) == 0
         shown = capsys.readouterr()
         assert SHOWN in shown.out
@@ -72,7 +72,7 @@ def test_the_text_of_an_error_of_the_disk_is_escaped():
 
 
 def test_the_progress_bar_escapes_its_title_and_lines(capsys):
-    with Progress(EVIL, 2, unit=" rows", shown=True) as bar:
+    with Progress(EVIL, 2, unit=" rows", progress=True) as bar:
         bar.say(f"to {EVIL}")
         bar.advance(2)
     write_line(EVIL)

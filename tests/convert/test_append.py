@@ -87,8 +87,8 @@ def die_at_last_sync(monkeypatch, path):
     """An append to the store at ``path`` is killed while it writes the second file of the store."""
     real, done = join._fill, []
 
-    def fill(fd, pieces, hasher, end):
-        found = real(fd, pieces, hasher, end)
+    def fill(fd, pieces, hasher, end, bar):
+        found = real(fd, pieces, hasher, end, bar)
         done.append(end)
         if len(done) == 2:
             raise Dead

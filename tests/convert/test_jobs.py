@@ -1,5 +1,8 @@
 """Datasets that raise, and iterables that end too early."""
 
+import os
+import time
+
 import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -39,6 +42,22 @@ def test_samples_that_raise_can_be_left_out(path, workers):
         assert equal(store[row], dataset[i])
     store.verify()
     assert len(cache(dataset, path, on_error="skip")) == 197
+
+
+def test_the_first_sample_that_raises_is_named_whichever_worker_is_ready_first(path):
+    def make(i):
+        time.sleep(0.3 if i == 30 else 0.001)
+        if i in (30, 77, 131):
+            raise ValueError("broken")
+        return i
+
+    with pytest.raises(SampleError, match=r"^sample 30: .*\[30 rows are kept"):
+        cache(Made(make, 200), path, workers=3)
+
+
+def test_rows_that_were_probed_need_no_worker(path):
+    store = cache(Made(lambda i: {"pid": os.getpid(), "i": i}, 16), path, workers=2)
+    assert {int(row["pid"]) for row in store} == {os.getpid()}
 
 
 class Growing(IterableDataset):

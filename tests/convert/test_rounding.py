@@ -52,7 +52,6 @@ def test_values_beyond_float16_are_refused(path):
         ({"dtypes": {float: torch.float16, "x": torch.float32}}, "whose float rounds field 'x' too; .* leave one"),
         ({"allow": None}, 'found allow=None; expected "random" or "copy"'),
         ({"allow": [["copy"]]}, r'found allow=\[\[.copy.\]\]; expected "random" or "copy"'),
-        ({"fields": 3}, r"found fields=3; expected names, as fields=\(\"image\",\)"),
         ({"worker_init_fn": 3}, "found worker_init_fn=3; expected a function"),
     ],
 )

@@ -324,7 +324,9 @@ USE = (
     ),
     Known(
         "a dataset that draws random numbers",
-        "refused by `memfeed.cache`; `Loader(dataset)` cuts off the random steps of a pipeline, or refuses it",
+        "refused by `memfeed.cache`; `Loader(dataset)` cuts off the random steps of a pipeline, or refuses it; "
+        "`Loader(dataset, cache=path)` then is a DataLoader over it that keeps [decoded "
+        "files](memoize.md#datasets-that-no-store-can-hold)",
         "a store is fixed; move the random part to `transform=`",
         "-> memfeed's (RandomDataError|SplitError)",
         ways=["a random dataset"],

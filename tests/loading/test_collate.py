@@ -95,6 +95,17 @@ def test_each_epoch_has_other_crops(images, parts, capfd):
     assert [share_that_differs(one, other) for one, other in zip(epochs, again, strict=True)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("transform", [None, Normalize([0.5] * 3, [0.2] * 3)])
+def test_without_a_random_transform_the_generator_of_the_training_stays(images, transform):
+    """So that noise, or dropout, is what it is with DataLoader."""
+    collates = [Collate(transform), Loader(images, 5, transform=transform).collate_fn]
+    samples = images.__getitems__([3, 4])
+    for collate_fn in collates:
+        before = torch.get_rng_state()
+        collate_fn(samples)
+        assert torch.equal(torch.get_rng_state(), before) is (transform is None)
+
+
 def test_the_rows_of_a_batch_have_crops_of_their_own():
     rows = torch.arange(16.0).reshape(1, 1, 4, 4).expand(N, 1, 4, 4).clone()
     same = memfeed.cache({"image": rows}, progress=False)

@@ -27,6 +27,7 @@ import memfeed
 import memfeed.transforms as T
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
+from memfeed.loading.drawn_seed import draw_seed
 from support import Made, equal
 
 N = 40
@@ -448,6 +449,21 @@ def test_a_generator_that_is_put_in_seeds_the_next_pass(store, part):
     assert order(1) == order(1) != order(2)
 
 
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_a_sampler_that_draws_nothing_has_no_generator_to_replace(store, cls):
+    """Opacus' secure mode, which puts another generator in, refuses such a loader."""
+    generator = torch.Generator()
+    assert not hasattr(cls(store, 7, generator=generator).sampler, "generator")
+    assert cls(store, 7, shuffle=True, generator=generator).sampler.generator is generator
+
+
+def test_a_generator_that_is_put_into_a_sampler_that_draws_nothing_seeds_transforms(store):
+    loader = Loader(store, 7)
+    loader.sampler.generator = torch.Generator().manual_seed(5)
+    rows(loader)
+    assert loader.state_dict()["seed"] == draw_seed(torch.Generator().manual_seed(5))
+
+
 def test_a_generator_beside_a_seed_is_refused(store):
     with pytest.raises(LoaderError, match=r"found a generator for a loader with seed=3.*leave seed= out"):
         Loader(store, 7, shuffle=True, seed=3).sampler.generator = torch.Generator()
@@ -595,6 +611,16 @@ def test_a_pickle_keeps_the_arguments(store):
     )
     joined = pickle.loads(pickle.dumps(Loader([(store, 0.5), (store, 0.5)], 7, seed=1)))
     assert rows(joined) == rows(Loader([(store, 0.5), (store, 0.5)], 7, seed=1))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch, that Lightning causes
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_trainers_know_an_iterator_by_its_class_and_leave_it_out_of_a_pickle(store, cls):
+    combined = pytest.importorskip("lightning.pytorch.utilities").CombinedLoader([cls(store, 7)])
+    next(iter(combined))
+    assert pickle.loads(pickle.dumps(combined))._iterator.iterators == [None]
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(iter(cls(store, 7)))
 
 
 @pytest.mark.parametrize("keep", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -190,6 +190,46 @@ def test_every_batch_is_the_programs_own(tmp_path, files, name, workers):
     assert len(loader) == len(DataLoader(dataset(files), **options))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_four_crops_by_label_of_monai(tmp_path, workers):
+    """As its tutorials crop volumes: ``RandCropByPosNegLabeld`` with ``num_samples=4``."""
+    monai, nibabel = pytest.importorskip("monai"), pytest.importorskip("nibabel")
+    from monai import transforms as T
+    from monai.data import list_data_collate
+
+    items = []
+    for i in range(4):
+        volume = np.random.default_rng(i).normal(size=(24, 28, 20)).astype(np.float32)
+        names = {"image": str(tmp_path / f"image{i}.nii.gz"), "label": str(tmp_path / f"label{i}.nii.gz")}
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), names["image"])
+        nibabel.save(nibabel.Nifti1Image((volume > 1).astype(np.uint8), np.eye(4)), names["label"])
+        items.append(names)
+    both = ["image", "label"]
+
+    def dataset():
+        return monai.data.Dataset(
+            items,
+            T.Compose([
+                T.LoadImaged(both), T.EnsureChannelFirstd(both), T.ScaleIntensityd("image"),
+                T.RandCropByPosNegLabeld(both, "label", spatial_size=(8, 8, 8), num_samples=4),
+                T.RandRotate90d(both, prob=0.5, spatial_axes=(0, 2)), T.EnsureTyped(both, track_meta=False),
+            ]),
+        )  # fmt: skip
+
+    def read(make, **options):
+        monai.utils.set_determinism(3)
+        loader = make(dataset(), 2, shuffle=True, num_workers=workers, collate_fn=list_data_collate, **options)
+        found = [[{name: batch[name].clone() for name in both} for batch in loader] for _ in range(3)]
+        return found, loader
+
+    expected, _ = read(DataLoader)
+    for _ in range(2):
+        found, loader = read(memfeed.Loader, cache=tmp_path / "p.mf")
+        assert isinstance(loader, DecodedLoader)
+        assert difference(found, expected) is None
+    assert sum(one.report().hits for one in loader.decoded.used()) > 0
+
+
 def test_sound_is_decoded_once(tmp_path):
     soundfile = pytest.importorskip("soundfile")
     for i in range(4):

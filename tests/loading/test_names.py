@@ -97,7 +97,7 @@ def test_every_argument_takes_the_names(store):
     assert torch.equal(next(iter(loader))[2], LABELS + 100)
     assert [field.name for field in store.select("image", "label").schema] == ["image", "label"]
     assert torch.equal(store.column("label"), LABELS)
-    again = memfeed.open(store.path, fields=["image", "label"])
+    again = memfeed.open(store.path, select=["image", "label"])
     assert [field.name for field in again.schema] == ["image", "label"]
     assert list(again[0]) == [0, 2], "a tuple that loses a part is a dict"
     batch = next(iter(memfeed.Loader(again, N, transform=RandomHorizontalFlip(1.0, on="image"))))
@@ -120,7 +120,7 @@ ONE = {
 }
 SEVERAL = {
     "select": lambda store, which: store.select(which),
-    "open": lambda store, which: memfeed.open(store.path, fields=which),
+    "open": lambda store, which: memfeed.open(store.path, select=which),
 }
 ANY = {
     "placement": lambda store, name: memfeed.Loader(store, placement={name: "mapped"}),

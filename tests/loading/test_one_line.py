@@ -74,6 +74,28 @@ def test_workers_run_what_dataloaders_run(tmp_path):
     assert sum(rows(loader), []) == list(range(N))
 
 
+class Telling:
+    """A sampler that says how many rows it has given."""
+
+    def __init__(self):
+        self.given = 0
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        for self.given in range(1, N + 1):
+            yield self.given - 1
+
+
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_a_sampler_is_drawn_batch_by_batch(cls):
+    """What a sampler counts, and the generators that it draws from, are in a loop as with DataLoader."""
+    sampler = Telling()
+    given = [sampler.given for _ in cls(Made(sample, N), 8, sampler=sampler)]
+    assert given == [8, 16, 24, 32, 40, 48, N]
+
+
 @pytest.mark.parametrize(("count", "message"), [(2**70, "expected at most 4,096"), (1.5, "expected an int")])
 def test_a_number_of_workers_that_cannot_be(count, message):
     with pytest.raises(LoaderError, match=rf"found num_workers=.*{message}"):

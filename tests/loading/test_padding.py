@@ -65,6 +65,13 @@ def test_batches_are_those_of_pad_sequence(store, threaded, batch_size, shuffle,
         assert equal(batch, reference(rows, -7, 0.25))
 
 
+def test_a_number_fills_up_all_fields(store):
+    expected = list(Loader(store, 4, pad={"tokens": 0, ("inner", "xy"): 0}))
+    for batches in (Loader(store, 4, pad=0), DataLoader(store, 4, collate_fn=Collate(pad=0))):
+        assert all(equal(a, b) for a, b in zip(batches, expected, strict=True))
+        assert all(equal(a, b) for a, b in zip(_sent(batches), expected, strict=True))
+
+
 def test_some_fields_stay_jagged(store):
     batch = next(iter(Loader(store, 4, pad={"tokens": 0})))
     assert batch["inner"]["xy"].is_nested
@@ -133,18 +140,20 @@ def test_on_a_device_with_streams(store, monkeypatch):
 
 
 def test_what_cannot_be_padded(store, tmp_path):
-    for pad, error, message in (
-        (0, LoaderError, r'pad=\{"input_ids": 0\}'),
-        ({"label": 0}, FieldError, r"which is int64 \[\]; expected a field whose rows"),
-        ({"tokens": 0.5}, FieldError, "a number that int64 holds exactly"),
-        ({"tokens": None}, FieldError, "a number that int64 holds exactly"),
-        ({"token": 0}, FieldError, "found no field 'token'"),
+    for pad, message in (
+        ({"label": 0}, r"which is int64 \[\]; expected one of the fields of varying length"),
+        ({"tokens": 0.5}, "a number that int64 holds exactly"),
+        ({"tokens": None}, "a number that int64 holds exactly"),
+        ({"token": 0}, "found no field 'token'"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(FieldError, match=message):
             Loader(store, 2, pad=pad)
     for options in ({"batch_size": None}, {"collate_fn": list}):
-        with pytest.raises(LoaderError, match="leave pad= out"):
-            Loader(store, pad={"tokens": 0}, **options)
+        for pad in (0, {"tokens": 0}):
+            with pytest.raises(LoaderError, match="leave pad= out"):
+                Loader(store, pad=pad, **options)
+    with pytest.raises(LoaderError, match="leave pad= out"):
+        Collate(pad=0, collate_fn=list)
     pairs = memfeed.cache(Made([(torch.arange(n), n) for n in (3, 1)]), tmp_path / "a.mf", progress=False)
     with pytest.raises(LoaderError, match=r'make the store of samples like \{"tokens"'):
         Loader(pairs, 2, pad={0: 0})
@@ -154,7 +163,7 @@ def test_what_cannot_be_padded(store, tmp_path):
     taken = [{"a": torch.arange(n), "a_mask": 1} for n in (3, 1)]
     with pytest.raises(LoaderError, match='found a field "a_mask"'):
         Loader(memfeed.cache(Made(taken), tmp_path / "c.mf", progress=False), 2, pad={"a": 0})
-    with pytest.raises(FieldError, match="expected a field whose rows"):
+    with pytest.raises(FieldError, match="expected one of the fields of varying length"):
         next(iter(DataLoader(store, 2, collate_fn=Collate(pad={"label": 0}))))
 
 

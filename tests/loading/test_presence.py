@@ -15,6 +15,8 @@ from memfeed.store.row_supply import ReadRequest
 class Told:
     """A supply that notes what it is told."""
 
+    in_caller = False
+
     def __init__(self):
         self.events = []
 

@@ -239,6 +239,24 @@ def test_accelerate_with_two_processes(make, prepared, seed):
         assert found == [alone[::2], alone[1::2]]
 
 
+@pytest.mark.parametrize("make", ["store", "dataset"], indirect=True)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_accelerate_goes_on_in_the_epoch_of_a_state_though_it_counts_another_one(make, shuffle):
+    """As its loaders with ``use_stateful_dataloader``, which set the epoch of our sampler to the count of passes."""
+    first = make(shuffle=shuffle, transform=None)
+    parts = {"batch_sampler": first.batch_sampler, "collate_fn": first.collate_fn}
+    loader = make(batch_size=1, shuffle=None, seed=None, transform=None, **parts)
+    running = iter(loader)
+    next(running), next(running)
+    state, left = loader.state_dict(), [rows.tolist() for _, rows in running]
+    loader.load_state_dict(state)
+    loader.batch_sampler.sampler.set_epoch(1)
+    assert [rows.tolist() for _, rows in loader] == left
+    loader.load_state_dict({**state, "_iterator_finished": True})
+    loader.batch_sampler.sampler.set_epoch(1)
+    assert len([*loader]) == len(loader)
+
+
 # --- samplers as torch's documentation shows them
 
 

@@ -224,6 +224,34 @@ def test_a_sampler_goes_on_where_it_was(name, batches):
         assert torch.equal(torch.get_rng_state(), before), "the redraw leaves no trace in the global generator"
 
 
+def test_a_state_of_an_iterator_that_has_given_nothing_has_its_order():
+    loader = Loader(ROWS, 4, shuffle=True)
+    assert loader.state_dict()["seed"] == "", "nothing is drawn for nobody"
+    running = iter(loader)
+    state, order = loader.state_dict(), rows(running)
+    loader.load_state_dict(through_json(state))
+    assert rows(loader) == order
+
+
+def test_the_generator_of_a_sampler_deep_inside_of_others_goes_on_too():
+    class Inside:
+        def __init__(self, sampler):
+            self.sampler = sampler
+
+        def __iter__(self):
+            return iter(self.sampler)
+
+    def make(seed):
+        sampler = RandomSampler(range(N), generator=torch.Generator().manual_seed(seed))
+        return Loader(ROWS, batch_sampler=BatchSampler(Inside(Inside(sampler)), 4, drop_last=False))
+
+    loader, other = make(3), make(4)
+    running = iter(loader)
+    next(running), next(running)
+    other.load_state_dict(through_json(loader.state_dict()))
+    assert rows(other) == rows(running)
+
+
 def test_a_sampler_that_draws_something_else_is_refused():
     drawn = iter([[0, 1, 2, 3, 4, 5], [0, 1, 2, 9, 4, 5]])
 

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -100,6 +102,26 @@ class Batches(BatchSampler):
         self.sampler.set_epoch(epoch)
 
 
+class Inside:
+    """It draws from another sampler, and has no epoch."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        return iter(self.sampler)
+
+    def __len__(self):
+        return N
+
+
+def nested(inner, depth):
+    """Return a sampler that has another one so many levels deep."""
+    for _ in range(depth):
+        inner = Inside(inner)
+    return inner
+
+
 KINDS = [distributed, Wrapped, Slots, InDict, InGenerator, Batches]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -159,6 +181,49 @@ def test_a_call_of_the_inner_sampler_counts(inner):
         inner(sampler).set_epoch(epoch)
         found.append(epoch_of(loader))
     assert found == [0, 0, 4]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_sampler_deep_inside_of_others_has_the_epochs_of_the_loader(depth):
+    inner = distributed()
+    loader = loader_of(nested(inner, depth))
+    assert [epoch_of(loader) for _ in range(3)] == [0, 1, 2]
+    inner.set_epoch(6)
+    assert (epoch_of(loader), loader.epoch) == (6, 6)
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_samplers_without_an_end(loops):
+    """A mock makes a sampler of any name; a sampler may name itself."""
+    sampler = Inside(distributed())
+    sampler.batch_sampler = sampler if loops else Mock()
+    started = time.monotonic()
+    assert epoch_of(loader_of(sampler)) == 0
+    assert time.monotonic() - started < 5
+
+
+def test_what_an_outer_sampler_makes_of_an_epoch_counts():
+    class Halved(Inside):
+        def set_epoch(self, epoch):
+            self.sampler.set_epoch(epoch // 2)
+
+    loader = loader_of(Halved(distributed()))
+    assert [epoch_of(loader) for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_an_inner_sampler_that_was_set_before_is_not_set_back():
+    """Accelerate puts the batch sampler of a loader, with its own count of epochs, into another one."""
+
+    class Counting(Inside):
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    inner = distributed()
+    inner.set_epoch(1)
+    loader = loader_of(nested(Counting(inner), 1))
+    assert [epoch_of(loader) for _ in range(2)] == [1, 2]
 
 
 @every_kind
@@ -237,6 +302,17 @@ def test_a_method_of_the_object_alone_is_seen_by_what_it_changes():
         sampler.set_epoch(epoch)
         found.append(epoch_of(loader))
     assert found == [5, 6, 7]
+
+
+@pytest.mark.parametrize("cls", [DataLoader, Loader])
+def test_a_mock_in_the_place_of_a_method_counts_the_calls_of_its_user(cls):
+    sampler = distributed()
+    sampler.set_epoch = Mock()
+    loader = loader_of(sampler, cls)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert epoch_of(loader) == 0
+    assert sampler.set_epoch.call_count == 2
 
 
 def test_the_argument_may_be_named():

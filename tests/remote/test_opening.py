@@ -81,7 +81,7 @@ def test_what_a_batch_waits_for_is_asked_for_at_once(local, origin, cache, monke
                 counts["now"] -= 1
 
     monkeypatch.setattr(LazyRemote, "read", counted)
-    store = memfeed.open(origin, cache_dir=cache, fields=["image", "label"])
+    store = memfeed.open(origin, cache_dir=cache, select=["image", "label"])
     assert torch.equal(store[:]["image"], local[:]["image"])
     assert counts["most"] > LEAST_IN_FLIGHT
 
@@ -133,7 +133,7 @@ def test_blocks_are_those_that_are_fetched_together(local, origin, cache):
 
 
 def test_only_the_selected_fields_are_fetched(local, origin, cache):
-    store = memfeed.open(origin, cache_dir=cache, fields=["label", "text"])
+    store = memfeed.open(origin, cache_dir=cache, select=["label", "text"])
     (cache.parent / "remote/a.mf/image.memmap").chmod(0o644)
     (cache.parent / "remote/a.mf/image.memmap").write_bytes(b"")  # it is not looked at again
     assert equal(store[:], local.select("label", "text")[:])

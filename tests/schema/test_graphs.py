@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import memfeed
-from memfeed.errors import SchemaError
+from memfeed.errors import SchemaError, StaleStoreError
 from support import cache, equal
 
 with warnings.catch_warnings():
@@ -18,6 +18,8 @@ with warnings.catch_warnings():
     geometric = pytest.importorskip("torch_geometric.data")
     GraphLoader = pytest.importorskip("torch_geometric.loader").DataLoader
 Data, HeteroData, Batch = geometric.Data, geometric.HeteroData, geometric.Batch
+EdgeIndex = pytest.importorskip("torch_geometric.edge_index").EdgeIndex
+Index = pytest.importorskip("torch_geometric.index").Index
 
 
 class PairData(Data):
@@ -224,3 +226,62 @@ def test_the_order_of_the_fields_is_the_same_in_every_process(path):
     )
     assert done.returncode == 0, done.stderr
     assert [field.name for field in memfeed.open(there).schema] == [field.name for field in here.schema]
+
+
+# --- tensors with settings
+
+
+def edges(i, order="row"):
+    given = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    return EdgeIndex(given, sparse_size=(3 + i, 3 + i), sort_order=order, is_undirected=True)
+
+
+def index(i):
+    return Index([0, 1, 1, 2][: 2 + i % 3], dim_size=3 + i, is_sorted=True)
+
+
+SETTINGS = ("sparse_size", "sort_order", "is_undirected", "dim_size", "is_sorted")
+
+
+def settings(value):
+    found = (getattr(value, name, None) for name in SETTINGS)
+    return [one() if callable(one) else one for one in found]
+
+
+def same(one, other):
+    return (
+        type(one) is type(other)
+        and one.dtype == other.dtype
+        and one.tolist() == other.tolist()
+        and (settings(one) == settings(other))
+    )
+
+
+@pytest.mark.parametrize("kind", [edges, index, lambda i: edges(i, None), lambda i: EdgeIndex([[i], [1]])])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"cache": True}])
+def test_an_index_keeps_its_class_and_its_settings(path, kind, options):
+    graphs = [Data(part=kind(i), num_nodes=3 + i) for i in range(20)]
+    options = {name: path if name == "cache" else value for name, value in options.items()}
+    loader = memfeed.Loader(graphs, 4, **options)
+    for batch, expected in zip(loader, GraphLoader(graphs, 4), strict=True):
+        assert same(batch.part, expected.part)
+    assert all(same(sample.part, graph.part) for sample, graph in zip(loader.store, graphs, strict=True))
+    assert all(map(equal, loader.store, graphs))
+
+
+@pytest.mark.parametrize("kind", [edges, lambda i: Index([0, 1, 2], dim_size=3 + i)])
+def test_an_index_that_is_a_sample(path, kind):
+    samples = [kind(i).fill_cache_() if kind is edges else kind(i) for i in range(8)]
+    for options in ({"collate_fn": list}, {}):
+        found, expected = list(memfeed.Loader(samples, 4, **options)), list(DataLoader(samples, 4, **options))
+        assert len(found) == len(expected) == 2
+        assert all(map(same, sum(found, []), sum(expected, []))) if options else equal(found, expected)
+    assert all(map(same, cache(samples, path), samples))
+
+
+def test_settings_that_change_are_noticed(path):
+    graphs = [Data(part=edges(0), num_nodes=9) for _ in range(20)]
+    cache(graphs, path)
+    with pytest.raises(StaleStoreError, match="part"):
+        memfeed.cache([Data(part=edges(1), num_nodes=9) for _ in range(20)], path, progress=False)
+    assert not equal(graphs[0], Data(part=edges(1), num_nodes=9))

@@ -1,5 +1,7 @@
 """A store into memory elsewhere: chunks, views, structures, state_dicts, and what does not fit."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,7 @@ def test_weights_come_as_they_are(path):
 def test_a_bar_is_shown_for_a_copy_that_takes_long(path, capsys, monkeypatch):
     monkeypatch.setattr("memfeed.store.bulk.SLOW_SECONDS", -1.0)
     store = memfeed.cache(pair(), path, progress=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     store.to("cpu")
     assert "a.mf to cpu: 100%" in capsys.readouterr().err
     store.to("cpu", progress=False)

@@ -126,7 +126,7 @@ def test_select(store):
         part.select("label")
     with pytest.raises(FieldError, match=r"found select\(\) without a field; expected at least one of"):
         store.select()
-    assert list(memfeed.open(store.path, fields=["image"])[0]) == ["image"]
+    assert list(memfeed.open(store.path, select=["image"])[0]) == ["image"]
 
 
 def test_subsets_of_subsets(pairs):

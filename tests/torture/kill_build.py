@@ -73,7 +73,7 @@ def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[
         before = present[run_of]
         if (worker != PROBE or index not in probed) and index < len(before) and before[index]:
             counts["repeated" if before[index] == DURABLE else "written again"] += 1
-    counts.update(compared(path, n, ordered=work is not convert_stream), rows=n)
+    counts.update(compared(path, n, ordered=work is not convert_stream, same_bytes=work is convert), rows=n)
     counts["synced rows at a kill"] += int(sum(np.count_nonzero(rows == DURABLE) for rows in present.values()))
     counts["left"] += sorted(p.name for p in directory.iterdir()) != ["a.mf", "log", "stderr"]
     return counts

@@ -211,8 +211,11 @@ def presence(path: Path) -> np.ndarray:
         return np.zeros(0, np.uint8)
 
 
-def compared(path: Path, n: int, *, ordered: bool = True) -> dict[str, int]:
-    """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption."""
+def compared(path: Path, n: int, *, ordered: bool = True, same_bytes: bool = False) -> dict[str, int]:
+    """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption.
+
+    With ``same_bytes`` also the column files that differ.
+    """
     store = memfeed.open(path)
     rows = list(store) if ordered else sorted(store, key=lambda row: int(row["label"]))
     wrong = sum(not equal(row, sample(i)) for i, row in enumerate(rows[:n]))
@@ -220,6 +223,8 @@ def compared(path: Path, n: int, *, ordered: bool = True) -> dict[str, int]:
         whole = memfeed.cache([sample(i) for i in range(n)], progress=False)
         for name in ("image", "label"):
             wrong += store.column(name).numpy().tobytes() != whole.column(name).numpy().tobytes()
+        names = whole._view.manifest.files if same_bytes else ()
+        wrong += sum((store.path / name).read_bytes() != (whole.path / name).read_bytes() for name in names)
     try:
         store.verify()
     except memfeed.errors.CorruptStoreError:

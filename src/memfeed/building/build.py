@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.claim import clear
+from memfeed.building.extents import Extents
 from memfeed.building.partial import ABSENT, DURABLE, SKIPPED, Units, runs
 from memfeed.building.rows import RowWriter
-from memfeed.building.space import Extents, rewrite_gaps, take_back
+from memfeed.building.space import rewrite_gaps, take_back
 from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged
@@ -27,6 +28,7 @@ from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint
 from memfeed.system import files, machine, trust
 
 SYNC_SECONDS = 30.0
+QUIET_SECONDS = 1.0  # in which a worker of a dead builder ends its write, unless it is stopped
 _RANGES_SHOWN = 5
 
 
@@ -162,8 +164,7 @@ class Build:
                     files.chmod(root / name, 0o644)
         build._save()
         build.units.recover()
-        if build.units.is_quiet() and not build.is_closing:
-            take_back(root, build.schema, build.units.are_present())
+        build.take_back(wait_seconds=QUIET_SECONDS)
         return build
 
     @classmethod
@@ -187,6 +188,10 @@ class Build:
         """Return a writer of rows, one for each process. It pickles as a few small values."""
         return RowWriter(self.root, self.schema, self.settings.generation, self.units, rewrites=self.rewrites)
 
+    def begin_lists(self) -> int:
+        """Return the number of the first list of rows for `RowWriter.ask`."""
+        return Extents(self.root).begin_lists()
+
     def presence(self) -> npt.NDArray[np.uint8]:
         """Return the state of every row, in new memory."""
         return np.array(self.units.states)
@@ -201,7 +206,7 @@ class Build:
             row_count = len(self.units.states)
             self._write_regular(old, field, row_count)
             if old.row_bytes:
-                Extents(self.root).grant(field_index, row_count * old.row_bytes)
+                Extents(self.root).take_all(field_index, row_count * old.row_bytes, row_count)
                 files.sync_data(self._work / "extents")
             self._sync_directories([field])
         fields = [*self.schema.fields]
@@ -212,6 +217,15 @@ class Build:
         if old.kind == "fixed":
             files.rename(ragged.fixed_file(self.root, old), ragged.ragged_files(self.root, field).heap)
             self._sync_directories([field])
+            self.take_back()
+
+    def take_back(self, wait_seconds: float = 0.0) -> None:
+        """Let heap space be granted again in which no row lies, unless a writer may still write there.
+
+        No writer of this builder may be active. Make new writers afterwards.
+        """
+        if not self.is_closing and self.units.is_quiet(wait_seconds):
+            take_back(self.root, self.schema, self.units.are_present())
 
     def _write_regular(self, old: Field, field: Field, row_count: int) -> None:
         """Write start and dims of the fixed column ``old`` as if it had been ragged from the first row."""

@@ -17,7 +17,7 @@ from the files of the new one (`format.GENERATIONS`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,10 +33,8 @@ from memfeed.store.checksums import ChunkHasher, compute_checksums, read_checksu
 from memfeed.store.dataset_attributes import TARGETS_FILE
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.system import file_copies, files
-from memfeed.system.progress import write_line
+from memfeed.system.progress import Progress, write_line
 from memfeed.system.units import format_bytes
-
-Say = Callable[[str], None]
 
 
 class FilePart(NamedTuple):
@@ -58,12 +56,13 @@ class _TakenError(Exception):
     """The bytes after the end of a linked file belong to another append."""
 
 
-def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest:
+def join(root: Path, parts: Sequence[Part], *, grow: bool, bar: Progress, what: str) -> Manifest:
     """Write the store of the rows of all ``parts`` into the claimed directory ``root``; return its manifest.
 
-    With ``grow`` the files of the first part may get a second name and become longer. ``say`` is called with a line
-    that says what is written, before it is. Raises SchemaError if the parts differ, CorruptStoreError for bytes that
-    are not those that were written, SpaceError if the disk has too little room.
+    With ``grow`` the files of the first part may get a second name and become longer. ``bar`` counts the bytes that
+    are read; before, it gets a line that says ``what`` is written, and how many bytes. Raises SchemaError if the parts
+    differ, CorruptStoreError for bytes that are not those that were written, SpaceError if the disk has too little
+    room.
     """
     schema = merged_schema(parts)
     attributes, targets = merged_attributes(parts)
@@ -72,11 +71,12 @@ def join(root: Path, parts: Sequence[Part], *, grow: bool, say: Say) -> Manifest
     begun = {name: _begin(of_file[0], root / name, grow=grow) for name, of_file in pieces.items()}
     size = sum(_bytes_to_write(of_file, begun[name]) for name, of_file in pieces.items())
     files.check_room(root, size, f"the rows of {parts[-1].path}")
-    say(_cost(pieces, begun, size))
+    bar.say(f"memfeed: {what}: {_cost(pieces, begun, size)}")
+    bar.advance_to(0, sum(piece.size for name, of_file in pieces.items() for piece in of_file[bool(begun[name]) :]))
     if "linked" in begun.values():
         files.write_file(parts[0].path / format.APPEND_BEGUN, b"")
         files.sync_directory(parts[0].path)
-    hashes = {name: _write(root / name, of_file, begun[name]) for name, of_file in pieces.items()}
+    hashes = {name: _write(root / name, of_file, begun[name], bar) for name, of_file in pieces.items()}
     rows = sum(part.manifest.rows for part in parts)
     sizes = {name: max(piece.end for piece in of_file) for name, of_file in pieces.items()}
     if targets is not None:
@@ -184,12 +184,12 @@ def _cost(pieces: dict[str, list[FilePart]], begun: dict[str, str], size: int) -
 # --- the bytes
 
 
-def _write(path: Path, of_file: Sequence[FilePart], begun: str) -> list[int]:
+def _write(path: Path, of_file: Sequence[FilePart], begun: str, bar: Progress) -> list[int]:
     """Write a file, synced; return the hashes of its chunks."""
     first = of_file[0]
     if begun:
         try:
-            return _extend(path, of_file)
+            return _extend(path, of_file, bar)
         except _TakenError:
             files.remove(path)
             write_line(
@@ -197,10 +197,10 @@ def _write(path: Path, of_file: Sequence[FilePart], begun: str) -> list[int]:
                 f"{format_bytes(first.size)} are copied"
             )
     with files.opened(path, os.O_CREAT | os.O_TRUNC) as fd:
-        return _fill(fd, of_file, ChunkHasher(), 0)
+        return _fill(fd, of_file, ChunkHasher(), 0, bar)
 
 
-def _extend(path: Path, of_file: Sequence[FilePart]) -> list[int]:
+def _extend(path: Path, of_file: Sequence[FilePart], bar: Progress) -> list[int]:
     """Write the pieces after the first one, which is there. Raise _TakenError if the bytes after it are others."""
     first, *others = of_file
     end = max(piece.end for piece in of_file)
@@ -216,10 +216,10 @@ def _extend(path: Path, of_file: Sequence[FilePart]) -> list[int]:
         hasher = ChunkHasher(first.hashes[:whole])
         for block in _blocks(first, whole):  # the last chunk gets another hash: it must be right before
             hasher.update(block)
-        return _fill(fd, others, hasher, first.size)
+        return _fill(fd, others, hasher, first.size, bar)
 
 
-def _fill(fd: int, pieces: Sequence[FilePart], hasher: ChunkHasher, end: int) -> list[int]:
+def _fill(fd: int, pieces: Sequence[FilePart], hasher: ChunkHasher, end: int, bar: Progress) -> list[int]:
     """Write pieces into an open file from byte ``end`` on, and sync it; return the hashes of its chunks."""
     for piece in pieces:
         if not piece.size:
@@ -230,6 +230,7 @@ def _fill(fd: int, pieces: Sequence[FilePart], hasher: ChunkHasher, end: int) ->
         for block in _blocks(piece):
             shifted = (np.frombuffer(block, "<i8") + piece.shift).tobytes() if piece.shift else block
             end = _put(fd, shifted, end, hasher, is_cloned=is_cloned)
+            bar.advance(len(block))
     files.sync(fd)
     return hasher.hashes()
 

@@ -21,6 +21,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ from memfeed.system import files, machine
 from memfeed.system.signals import defer_signals
 
 SYNCING = "syncing"
+_POLL_SECONDS = 0.005
 ABSENT, WRITTEN, DURABLE, SKIPPED, HELD = range(5)
 """DURABLE: on the disk. SKIPPED: a sample that raised. HELD: absent, but its room is reserved; see ``may_drop``."""
 
@@ -223,15 +225,19 @@ class Units:
                 if not self._writing:  # to close the file is not enough: a child forked now has it too
                     fcntl.flock(self._fd("writers"), fcntl.LOCK_UN)
 
-    def is_quiet(self) -> bool:
-        """Return True if no process is inside a write."""
+    def is_quiet(self, wait_seconds: float = 0.0) -> bool:
+        """Return True if no process is inside a write, or none is within so many seconds."""
+        end = time.monotonic() + wait_seconds
         with files.opened(self._work / "writers") as fd:
-            try:
-                files.lock(fd, self._work / "writers")
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            except BlockingIOError:
-                return False
-        return True
+            while True:
+                try:
+                    files.lock(fd, self._work / "writers")
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                    return True
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        return False
+                    time.sleep(_POLL_SECONDS)
 
     def drop(self, units: Int64Array) -> None:
         """Set units to absent, because their bytes will change or go. Only for those that no other process uses.

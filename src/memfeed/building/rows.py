@@ -6,19 +6,27 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from memfeed.building.extents import Extents, Wanted
 from memfeed.building.partial import SKIPPED, WRITTEN, Units
-from memfeed.building.space import Extents
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.values import Bytes
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.ragged import consecutive_starts, element_counts, fixed_file, ragged_files
+from memfeed.store.ragged import INT64_BYTES, consecutive_starts, element_counts, fixed_file, ragged_files
 from memfeed.system import files
 from memfeed.system.descriptors import FileHandles
+
+
+class Placed(NamedTuple):
+    """The first byte of a run of rows in a heap, and how many bytes it has."""
+
+    at: int
+    size: int
 
 
 class RowWriter:
@@ -64,19 +72,19 @@ class RowWriter:
         """Write rows ``first`` to ``first + count`` of every field, then their presence; return the bytes written."""
         return self.write_runs([(first, count)], columns)
 
-    def write_runs(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed]) -> int:
+    def write_runs(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed], number: int | None = None) -> int:
         """Write several runs of rows, (first, count) each, then their presence; return the bytes written.
 
-        ``columns`` has the rows of all runs, one run after another.
+        ``columns`` has the rows of all runs, one run after another. ``number`` is that of a list that was placed.
         """
         if self.rewrites:
             self.check_generation()
             self._units.drop(np.concatenate([np.arange(first, first + count) for first, count in runs]))
         with self._as_builder():
-            written = 0
-            for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
+            placed, written = self._place(runs, columns, number), 0
+            for field, packed, of_field in zip(self.schema.fields, columns, placed, strict=True):
                 if field.kind != "fixed":
-                    written += self._write_ragged(index, field, runs, packed)
+                    written += self._write_ragged(field, runs, packed, of_field)
                 elif field.row_bytes:
                     written += self._write_fixed(field, runs, packed)
             for first, count in runs:
@@ -100,20 +108,65 @@ class RowWriter:
             files.write_all_at(fd, buffers, first * size) for (first, _), buffers in zip(runs, parts, strict=True)
         )
 
-    def _write_ragged(self, field_index: int, field: Field, runs: Sequence[tuple[int, int]], packed: Packed) -> int:
+    def ask(self, number: int, runs: Sequence[tuple[int, int]], columns: Sequence[Packed], *, is_last: bool) -> None:
+        """Ask for the heap space of a list of rows, which `write_runs` writes once it ``is_placed``.
+
+        It is, once all lists with smaller numbers have asked. With ``is_last`` no list after it is placed.
+        """
+        with self._as_builder():
+            self._extents.ask(number, self._wanted(runs, columns), is_last=is_last)
+
+    def is_placed(self, number: int) -> bool:
+        """Return True if a list that has asked is placed."""
+        return self._extents.is_placed(number)
+
+    def is_left_out(self, number: int) -> bool:
+        """Return True if a list will not be placed, because one before it was the last."""
+        return self._extents.is_left_out(number)
+
+    def _place(
+        self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed], number: int | None
+    ) -> list[list[Placed]]:
+        """Return where each run goes in the heap of each field; nothing for a fixed one."""
+        placed: list[list[Placed]] = [[] for _ in columns]
+        wanted, firsts = self._wanted(runs, columns), list[int]()
+        if number is not None:
+            firsts = self._extents.take(number)
+        elif wanted:
+            firsts = self._extents.place(wanted)
+        for one, at in zip(wanted, firsts, strict=True):
+            placed[one.field_index].append(Placed(at, one.size))
+        return placed
+
+    def _wanted(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed]) -> list[Wanted]:
+        wanted = []
+        for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
+            if field.kind != "fixed":
+                assert packed.dims is not None
+                counts, heap, done = element_counts(packed.dims), ragged_files(self.root, field).heap, 0
+                for first, count in runs:
+                    size = int(counts[done : done + count].sum()) * field.itemsize
+                    wanted.append(Wanted(index, heap, first, first + count, size))
+                    done += count
+        return wanted
+
+    def _write_ragged(
+        self, field: Field, runs: Sequence[tuple[int, int]], packed: Packed, placed: Sequence[Placed]
+    ) -> int:
         assert packed.dims is not None
         counts, paths = element_counts(packed.dims), ragged_files(self.root, field)
-        size = int(counts.sum()) * field.itemsize
-        at = self._extents.place(field_index, size, paths.heap) if size else 0
-        starts = consecutive_starts(counts, at // field.itemsize)
-        if size:
-            files.write_all_at(self._handles(paths.heap), packed.buffers, at)
-        for path, records in ((paths.dims, packed.dims), (paths.start, starts)):
-            fd, size, done = self._handles(path), records[:1].nbytes, 0
-            for first, count in runs:
-                files.write_at(fd, records[done : done + count], first * size)
-                done += count
-        return size + starts.nbytes + packed.dims.nbytes
+        ranges = _joined(placed)
+        parts = [packed.buffers] if len(ranges) == 1 else _cut(packed.buffers, [one.size for one in ranges])
+        for one, buffers in zip(ranges, parts, strict=True) if ranges else ():
+            files.write_all_at(self._handles(paths.heap), buffers, one.at)
+        done, start_bytes, dims_bytes = 0, INT64_BYTES, packed.dims[:1].nbytes
+        for (first, count), one in zip(runs, placed, strict=True):
+            rows = slice(done, done + count)
+            starts = consecutive_starts(counts[rows], one.at // field.itemsize)
+            files.write_at(self._handles(paths.dims), packed.dims[rows], first * dims_bytes)
+            files.write_at(self._handles(paths.start), starts, first * start_bytes)
+            done += count
+        return sum(one.size for one in ranges) + done * (start_bytes + dims_bytes)
 
     def mark(self, first: int, count: int, state: int) -> None:
         """Set the presence of rows ``first`` to ``first + count``."""
@@ -122,6 +175,17 @@ class RowWriter:
     def close(self) -> None:
         """Close its files."""
         self._handles.close()
+
+
+def _joined(placed: Sequence[Placed]) -> list[Placed]:
+    """Join ranges of bytes that follow one another, and leave out those without bytes."""
+    found: list[Placed] = []
+    for one in placed:
+        if found and found[-1].at + found[-1].size == one.at:
+            found[-1] = Placed(found[-1].at, found[-1].size + one.size)
+        elif one.size:
+            found.append(one)
+    return found
 
 
 def _cut(buffers: Sequence[Bytes], sizes: Sequence[int]) -> Iterator[list[Bytes]]:

@@ -1,105 +1,78 @@
-"""The heap space of a build: granted to its writers in extents, and given back where no row needs it."""
+"""Heap space in which no row lies: given back to the disk, granted again, or written once more."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.errors import SpaceError, StoreError
+from memfeed.building.extents import NO_LIST, RECORD
+from memfeed.errors import StoreError
+from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.ragged import INT64_BYTES, dims_width, ragged_files, used_heap_ranges
+from memfeed.store.ragged import (
+    INT64_BYTES,
+    ROWS_AT_ONCE,
+    dims_width,
+    element_counts,
+    open_rows,
+    ragged_files,
+    used_heap_ranges,
+)
 from memfeed.system import files
 
-FIRST_EXTENT, LARGEST_EXTENT = 64 << 10, 64 << 20
-EXTENTS_A_HEAP = 64  # an extent takes no more than this part of what the heap has
-ALIGN = 64
-_RECORD = np.dtype([("field", "<i8"), ("start", "<i8"), ("size", "<i8")])
-
-
-class Extents:
-    """Heap space, granted in extents that are recorded before use; a writer writes only inside its own.
-
-    A writer of a killed builder can live on, so new space is granted after everything recorded.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / WORK_DIRECTORY / "extents"
-        self._free: dict[int, tuple[int, int]] = {}  # field index -> first and last + 1 free byte of its extent
-        self._ends: dict[int, int] = {}  # field index -> the end of what is recorded
-        self._read = 0  # bytes of the log that were read
-
-    def place(self, field_index: int, size: int, heap: Path) -> int:
-        """Return the byte of the field's heap where the next ``size`` bytes go, reserved on the disk."""
-        at, end = self._free.get(field_index, (0, 0))
-        if at + size > end:
-            with files.opened(heap, os.O_CREAT) as fd:
-                start, new_end = self.grant(field_index, size, fd)
-                if start == _aligned(end):  # nobody else was granted space meanwhile: the rest can be used
-                    start = at
-                else:
-                    files.punch(fd, [(at, end)])
-            at, end = start, new_end
-        self._free[field_index] = (at + size, end)
-        return at
-
-    def grant(self, field_index: int, size: int, heap_fd: int | None = None) -> tuple[int, int]:
-        """Record ``size`` more bytes of a heap as taken, or more; return the first byte and the last + 1.
-
-        With ``heap_fd`` they are reserved on the disk: more than ``size`` only if it has them.
-        """
-        with files.opened(self._path, os.O_CREAT) as fd:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                self._read_log(fd)
-                start = self._ends.get(field_index, 0)
-                if heap_fd is not None:
-                    size = _reserve(heap_fd, start, size)
-                files.write_at(fd, np.array([(field_index, start, size)], _RECORD).tobytes(), self._read)
-                return start, start + size
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough: a child forked now has it too
-
-    def _read_log(self, fd: int) -> None:
-        """Read what was recorded since the last time."""
-        size = (os.fstat(fd).st_size - self._read) // _RECORD.itemsize * _RECORD.itemsize
-        for field_index, start, taken in np.frombuffer(os.pread(fd, size, self._read), _RECORD).tolist():
-            self._ends[field_index] = max(self._ends.get(field_index, 0), _aligned(start + taken))
-        self._read += size
-
-
-def _reserve(heap_fd: int, start: int, size: int) -> int:
-    """Reserve an extent for ``size`` bytes of a heap; if the disk is nearly full, just these. Return its size."""
-    extent = _aligned(max(size, min(max(start // EXTENTS_A_HEAP, FIRST_EXTENT), LARGEST_EXTENT)))
-    try:
-        files.preallocate(heap_fd, extent, start)
-    except SpaceError:
-        files.preallocate(heap_fd, size, start)
-        files.punch(heap_fd, [(start + size, start + extent)])  # some file systems keep what they had found so far
-        return size
-    return extent
-
-
-def _aligned(at: int) -> int:
-    return -(-at // ALIGN) * ALIGN
+MOST_PARTS = 1 << 16  # of a heap that are recorded when a build is resumed; rows in more of them have no order
 
 
 def take_back(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> None:
-    """Give the disk all heap space in which no present row lies, and grant the space after the last one again.
+    """Give the disk all heap space in which no present row lies, and let it be granted again.
 
-    Only while no writer is inside a write, and before the new builder's first writer.
+    Only while no writer is inside a write, and before the next writer is made.
     """
     row_count = int(np.flatnonzero(present).max(initial=-1)) + 1
-    taken = []
+    taken = [np.empty(0, RECORD)]
     for index, field in enumerate(schema.fields):
         if field.kind != "fixed":
-            taken.append((index, 0, trim_heap(root, field, row_count, present[:row_count])))
-    files.write_atomically(root / WORK_DIRECTORY / "extents", np.array(taken, _RECORD).tobytes())
+            end = trim_heap(root, field, row_count, present[:row_count])
+            parts = _parts(root, field, row_count, present)
+            if parts.shape[1] > MOST_PARTS:
+                parts = np.array([[0], [end], [row_count]])
+            records = np.empty(parts.shape[1], RECORD)
+            records["field"], records["list"], (records["start"], stop, records["row"]) = index, NO_LIST, parts
+            records["size"] = stop - records["start"]
+            taken.append(records)
+    files.write_atomically(root / WORK_DIRECTORY / "extents", np.concatenate(taken).tobytes())
+
+
+def _parts(root: Path, field: Field, row_count: int, present: npt.NDArray[np.bool_]) -> Int64Array:
+    """Return the parts of a heap in which rows follow one another, int64 [3, k], in the order of the heap.
+
+    Of each: its first byte, its last + 1, and the row after its last one.
+    """
+    found = [np.empty((3, 0), np.int64)]
+    if row_count and ragged_files(root, field).heap.stat().st_size:
+        starts, dims = open_rows(root, field, row_count)
+        for first in range(0, row_count, ROWS_AT_ONCE):
+            part = slice(first, min(first + ROWS_AT_ONCE, row_count))
+            counts = element_counts(np.asarray(dims[part]))
+            kept = np.flatnonzero((counts > 0) & present[part])
+            begin = np.asarray(starts[part])[kept]
+            found.append(_join_parts(np.stack([begin, begin + counts[kept], kept + first + 1])))
+    parts = _join_parts(np.concatenate(found, axis=1))
+    parts[:2] *= field.itemsize
+    return parts[:, np.argsort(parts[0], kind="stable")]
+
+
+def _join_parts(parts: Int64Array) -> Int64Array:
+    begin, end, row = parts
+    cuts = np.flatnonzero(begin[1:] != end[:-1])
+    firsts, lasts = np.append(0, cuts + 1)[: len(begin)], np.append(cuts, -1)[: len(end)]
+    joined: Int64Array = np.stack([begin[firsts], end[lasts], row[lasts]])
+    return joined
 
 
 def rewrite_gaps(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> None:

@@ -36,6 +36,12 @@ class Allow(str, Enum):
 ALLOW_HELP = "random: accept random samples, drawn once. copy: copy data that is memory-mapped. May be repeated."
 
 
+ShowProgress = Annotated[
+    bool | None,
+    typer.Option("--progress/--no-progress", help="Show a progress bar, or nothing.", show_default="on a terminal"),
+]
+
+
 class Floats(str, Enum):
     """The values of ``--floats``."""
 
@@ -82,7 +88,7 @@ def cache(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing: measure the forms that the store may have.")
     ] = False,
-    progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Convert a dataset to a store, once.
 

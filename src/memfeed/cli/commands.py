@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli.cache_command import ALLOW_HELP, Allow, OnError, parse_dtype
+from memfeed.cli.cache_command import ALLOW_HELP, Allow, OnError, ShowProgress, parse_dtype
 from memfeed.cli.error_lines import UsageError
 from memfeed.system.units import format_bytes, printable
 
@@ -25,7 +25,7 @@ def append(
     ] = None,
     allow: Annotated[list[Allow] | None, typer.Option(help=ALLOW_HELP)] = None,
     split: Annotated[bool, typer.Option("--split", help="For a store that was made with --split.")] = False,
-    progress: Annotated[bool, typer.Option(help="Show the expected size and a progress bar.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Add every sample of a dataset to a store, after its rows, which are not copied.
 
@@ -49,7 +49,7 @@ def append(
 
 def concat(
     places: Annotated[list[Path], typer.Argument(metavar="STORE... OUT", help="The stores, and the one to write.")],
-    progress: Annotated[bool, typer.Option(help="Say what is written.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Write the rows of several stores into a new one, sharing their bytes where the file system can."""
     if len(places) < 2:
@@ -89,11 +89,10 @@ def inspect(
 
 def verify(
     store: Annotated[str, typer.Argument(help="The directory of the store, or its address.")],
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
     from memfeed.remote.address import is_address
-    from memfeed.system.progress import Progress
 
     if is_address(store):
         _verify_address(store, progress)
@@ -101,18 +100,17 @@ def verify(
     opened = memfeed.open(store)
     total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else opened.nbytes
     started = time.perf_counter()
-    with Progress(Path(store).name, total_bytes, unit="B", shown=progress and total_bytes > 0) as bar:
-        opened.verify(bar.advance_to)
+    opened.verify(progress=progress)
     _report(store, total_bytes, started)
 
 
-def _verify_address(text: str, progress: bool) -> None:
+def _verify_address(text: str, progress: bool | None) -> None:
     from memfeed.remote.address import parse_address
     from memfeed.remote.chunks import verify as verify_address
     from memfeed.system.progress import Progress
 
     address, started = parse_address(text), time.perf_counter()
-    with Progress(address.name, None, unit="B", shown=progress) as bar:
+    with Progress(address.name, None, unit="B", progress=progress) as bar:
         store = verify_address(text, bar.advance_to)
     _report(str(address), sum(store.manifest.files.values()), started)
 
@@ -128,7 +126,7 @@ def push(
     remove_old: Annotated[
         bool, typer.Option("--remove-old", help="Afterwards remove the objects of older and interrupted pushes.")
     ] = False,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Write a store to an address. The same command resumes an interrupted push.
 
@@ -146,7 +144,7 @@ def pull(
     address: Annotated[str, typer.Argument(help="The store's address: s3://bucket/name, gs://, az://, https://.")],
     store: Annotated[Path, typer.Argument(help="The directory to write.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")] = False,
-    progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Copy a store from an address to this machine. The same command resumes an interrupted pull."""
     pulled = memfeed.pull(address, store, overwrite=overwrite, progress=progress)
@@ -162,7 +160,7 @@ def demo(
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes of DataLoader. Default: one per core.")
     ] = None,
-    progress: Annotated[bool, typer.Option(help="Show progress bars.")] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Train one epoch from DataLoader and one from memfeed; print the times and draw them."""
     from memfeed.cli.demo import run

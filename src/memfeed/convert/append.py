@@ -26,7 +26,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
 from memfeed.system import files
-from memfeed.system.progress import write_line
+from memfeed.system.progress import SLOW_SECONDS, Progress, is_shown, write_line
 
 SUFFIX = ".append"  # of the store of the new rows, beside the one that gets them
 COMMITTED = "committed"  # in it: the digest of the manifest in which its rows are
@@ -45,7 +45,7 @@ def append(
     worker_init_fn: Callable[[int], None] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     allow: str | Collection[str] = (),
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Store:
     """Add every sample of a dataset to a store that exists, after its rows, and open the new generation of the store.
 
@@ -114,7 +114,7 @@ def append(
 
 
 def concat(
-    stores: Sequence[Store | str | os.PathLike[str]], path: str | os.PathLike[str], *, progress: bool = True
+    stores: Sequence[Store | str | os.PathLike[str]], path: str | os.PathLike[str], *, progress: bool | None = None
 ) -> Store:
     """Write the rows of several stores, one store's after the other, into a new store at ``path``, and open it.
 
@@ -124,7 +124,7 @@ def concat(
     Args:
         stores: one or more stores, or their paths: whole ones, no views, all of one schema.
         path: the directory of the new store; nothing may exist there yet.
-        progress: print the line.
+        progress: as for `memfeed.cache`.
 
     Raises:
         SchemaError: the stores differ; the first difference is named. StoreError: something is at ``path``, or a store
@@ -133,6 +133,7 @@ def concat(
 
     After an error or a kill nothing is at ``path``, and the same call starts anew.
     """
+    is_shown(progress)  # raises for what has no meaning
     if isinstance(stores, str | os.PathLike | Store) or not len(stores):
         raise ValueError(f"found {stores!r:.80} to concatenate; expected a list of one or more stores")
     opened = [_whole(store) for store in stores]
@@ -150,22 +151,21 @@ def concat(
     return open_store(target, types=[cls for store in opened for cls in store._view.types])
 
 
-def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), progress: bool) -> Manifest:
+def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), progress: bool | None) -> Manifest:
     """Write the store of all rows into the build's directory, and seal it.
 
     ``older`` are the digests of the first store and of those before it, whose next generation this is.
     """
     parts = [Part(store.path, store._view.manifest) for store in stores if store._view.manifest is not None]
 
-    def say(cost: str) -> None:
-        if progress:
-            rows = " + ".join(f"{part.manifest.rows:,}" for part in parts)
-            write_line(f"memfeed: {rows} rows -> {root.with_suffix('')}: {cost}")
-
+    what = f"{' + '.join(f'{part.manifest.rows:,}' for part in parts)} rows -> {root.with_suffix('')}"
     clear(root)
     try:
         try:
-            manifest = join(root, parts, grow=bool(older), say=say)
+            with Progress(
+                root.with_suffix("").name, None, unit="B", progress=progress, delay_seconds=SLOW_SECONDS
+            ) as bar:
+                manifest = join(root, parts, grow=bool(older), bar=bar, what=what)
         finally:
             for store in stores:
                 store._backing.check()  # what was read, or is missing, may be that of a store that replaced this one

@@ -18,7 +18,7 @@ from memfeed.store.store import Store
 
 
 def cache_at(
-    address: str | os.PathLike[str] | Address, build: Callable[[Path], Store], *, replace: bool, progress: bool
+    address: str | os.PathLike[str] | Address, build: Callable[[Path], Store], *, replace: bool, progress: bool | None
 ) -> Store:
     """Return the store that ``build`` makes or opens in `build_directory`, after it was pushed to ``address``.
 

@@ -30,6 +30,8 @@ def columns_of(node: Node, batch: Any) -> list[Any]:
             f"found a batch of {node.name}, which has no canvas_size for each row; expected samples: append them one "
             "by one"
         )
+    if node.kind == "tensor":
+        raise SchemaError(f"found a batch of {node.name}; expected samples: append them one by one")
     opened = open_container(batch)
     if opened is None:
         raise SchemaError(

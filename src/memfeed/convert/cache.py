@@ -37,7 +37,7 @@ def cache(
     dataset: Any,
     path: str | os.PathLike[str] | None = None,
     *,
-    fields: Sequence[str] | Mapping[Any, Kind] | None = None,
+    fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
@@ -50,7 +50,7 @@ def cache(
     allow: str | Collection[str] = (),
     overwrite: bool = False,
     lazily: bool = False,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Store:
     """Write every sample of a dataset once into a store at ``path``, and open it. A store that exists is only opened.
 
@@ -66,8 +66,8 @@ def cache(
         path: the store's directory; None makes a temporary one, removed with the last store object that uses it. An
             address (``s3://bucket/ants.mf``): the store is built in a directory of its own below
             ``$XDG_CACHE_HOME/memfeed`` (``~/.cache/memfeed``), stays there, and is pushed; see ``docs/remote.md``.
-        fields: names for the leaves of a tuple sample, in order; or ``{path: kind}`` to fix how a leaf is stored
-            ("fixed", "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
+        fields: a name for each leaf of a sample, in order; or ``{name: kind}`` to fix how a leaf is stored ("fixed",
+            "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
         dtypes: ``{field: dtype}`` to cast; a cast that would change a value is refused. The key ``float`` stands for
             the float tensors of a map-style dataset, which torch.float16 or torch.bfloat16 rounds; batches have that
             dtype: ``dtypes={float: torch.float16}`` takes half the bytes of float32.
@@ -96,7 +96,8 @@ def cache(
         allow: what is refused otherwise, one or several: "random" stores one draw of random samples, "copy" copies data
             that is memory-mapped on disk already.
         overwrite: replace an existing store. Its readers keep the columns they use; who opens it gets the new one.
-        progress: print the budget and a progress bar on stderr.
+        progress: True shows a progress bar on stderr, None if that is a terminal or a notebook, False none. False also
+            leaves out the lines that say what is done, such as the budget.
         lazily: return at once a store that is filled while it is read, of a map-style dataset: the workers read the
             rows that a `Loader` needs next, then all others, and commit the store when the last row is there. Several
             processes of one machine may do so together at one path. ``docs/filling.md`` says what such a store can do.
@@ -137,12 +138,12 @@ def repair(
     dataset: Any,
     path: str | os.PathLike[str],
     *,
-    fields: Sequence[str] | Mapping[Any, Kind] | None = None,
+    fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
     on_error: Literal["raise", "skip"] = "raise",
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Store:
     """Check every byte of the store at ``path``, recompute the rows whose bytes are damaged, and open it.
 
@@ -220,14 +221,14 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     options = msgspec.structs.replace(options, keep=options.keep or made_with)
     cut = split_input(given, stored, options, target)
     if cut is None:
-        if options.keep is not None and options.progress:
+        if options.keep is not None and options.says:
             write_line(f"memfeed: keep={options.keep!r} has no effect: no random step resizes what is stored")
         options = msgspec.structs.replace(options, keep=None)
     else:
         watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
         given = msgspec.structs.replace(given, dataset=cut.dataset)
         options = msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
-        if options.progress:
+        if options.says:
             write_line(f"memfeed: {cut.line}")
     if options.floats is not None:
         if given.kind != "map":

@@ -157,7 +157,7 @@ class Conversion:
             self.worker_count = default_workers(given.length, result.probed.seconds)
         if self.worker_count and is_daemon() and not options.on_ray:
             self.worker_count = 0
-            if options.progress:
+            if options.says:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
 
     def run(self, sigterm: Sigterm) -> None:
@@ -172,7 +172,7 @@ class Conversion:
         """Write the rows that are absent, and commit the build. After an error the rows that were written are kept."""
         try:
             with Progress(
-                self.target.name, self.length, unit=" rows", shown=self.options.progress, done=_count_written(build)
+                self.target.name, self.length, unit=" rows", progress=self.options.progress, done=_count_written(build)
             ) as bar:
                 bar.say(f"memfeed: {message}")
                 self._fill(build, bar, sigterm)
@@ -195,7 +195,7 @@ class Conversion:
         build = self.resume()
         if build is not None:
             return build, f"resuming {build.root}: {_count_written(build):,} rows are written already"
-        overlap = overlap_factor(self.given, self.result) if self.options.progress else 1.0  # where nobody is told
+        overlap = overlap_factor(self.given, self.result) if self.options.says else 1.0  # where nobody is told
         row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
         budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, overlap)
         return self.begin(), f"{budget} -> {self.target}"
@@ -281,14 +281,18 @@ class Conversion:
                 init=self.options.worker_init_fn,
             )
         else:
-            if not self.options.allow_random:
-                self.write_probed(build, on_report)
             workers, seconds, init = self.worker_count, self.result.probed.seconds, self.options.worker_init_fn
             if self.pickled is not None:
+                if not self.options.allow_random:
+                    self.write_probed(build, on_report)
                 convert_on_ray(self._ray, build, self.pickled, self.plan, workers, seconds, on_report)
                 return
-            open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init)
-            convert_map(build, self.plan, open_pool, on_report, seconds=seconds)
+            known = {} if self.options.allow_random else self._skip_failed(build, on_report)
+            if all(row in known for row in build.absent()[: len(known) + 1].tolist()):
+                workers = 0  # there is nothing to read
+            open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init, known)
+            most_rows = self.plan.rows_per_write  # a list is written at once, in its turn
+            convert_map(build, self.plan, open_pool, on_report, seconds=seconds, most_rows=most_rows)
 
     def _require_length(self, build: Build) -> None:
         """Raise BuildError if an iterable gave more or fewer samples than its ``len``, or fewer than ``length=``."""
@@ -307,15 +311,20 @@ class Conversion:
         """Write the probed samples, so that they are not decoded again."""
         presence = build.presence()
         writer = RunWriter(build, self.plan, may_promote=may_promote)
-        for index, sample in zip(self.result.probed.indices, self.result.probed.samples, strict=True):
+        for index, sample in self._skip_failed(build, on_report).items():
             if presence[index] == ABSENT:
                 report = Report()
                 writer.write(index, [flatten_sample(self.plan, sample, index)], index, report)
                 on_report(report)
         writer.rows.close()
-        failed = [index for index in self.result.probed.failed if presence[index] == ABSENT]
+
+    def _skip_failed(self, build: Build, on_report: OnReport) -> dict[int, Any]:
+        """Mark the probed samples that raised as skipped, and return the others by their rows."""
+        probed, presence = self.result.probed, build.presence()
+        failed = [index for index in probed.failed if presence[index] == ABSENT]
         mark_skipped(build, failed)
         on_report(Report(skipped_count=len(failed)))
+        return dict(zip(probed.indices, probed.samples, strict=True))
 
     def keep_or_remove(self, build: Build, error: BaseException) -> None:
         """Sync the rows that were written, and add to an error of ours that they are kept.

@@ -205,7 +205,7 @@ class DatasetSupply:
         if self._done.is_set() or self._lead is None or self.conversion.is_temporary:
             return
         self.build.sync()
-        if self.conversion.options.progress:
+        if self.conversion.options.says:
             found = self.progress()
             write_line(
                 f"memfeed: {self.conversion.target}: {found.present:,} of {found.total:,} rows are kept; the same call "
@@ -221,9 +221,9 @@ class DatasetSupply:
 
     def _new_bar(self) -> Progress:
         found = self.progress()
-        name, shown = self.conversion.target.name, self.conversion.options.progress
+        name, progress = self.conversion.target.name, self.conversion.options.progress
         done = found.present + found.skipped
-        return Progress(name, found.total, unit=" rows", shown=shown, done=done, delay_seconds=1.0)
+        return Progress(name, found.total, unit=" rows", progress=progress, done=done, delay_seconds=1.0)
 
     # --- what loaders ask for
 

@@ -15,7 +15,7 @@ from memfeed.convert.jobs import StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import Pool, run_job
 from memfeed.convert.row_engine import RowEngine
-from memfeed.convert.row_queue import LIST_SECONDS
+from memfeed.convert.row_queue import LIST_SECONDS, MOST_IDLE_ROWS
 from memfeed.convert.write_run import WRITE_BYTES, Drifts, Report, RunWriter, WritePlan, mark_skipped
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
@@ -36,11 +36,12 @@ def convert_map(
     *,
     seconds: float,
     list_seconds: float = LIST_SECONDS,
+    most_rows: int = MOST_IDLE_ROWS,
 ) -> None:
     """Write every absent row of a map-style dataset, as `RowEngine` does. Raise what a sample raised."""
     if not len(build.absent()):
         return
-    engine = RowEngine(build, plan, open_pool, seconds, list_seconds)
+    engine = RowEngine(build, plan, open_pool, seconds, list_seconds, most_rows)
     with contextlib.closing(engine):
         for report in engine.reports():
             on_report(report)

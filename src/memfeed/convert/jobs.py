@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from memfeed.building.build import Build
 from memfeed.building.partial import SKIPPED
+from memfeed.convert.list_worker import ListWorker
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.row_worker import Request, RowWorker
 from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
@@ -28,22 +29,39 @@ STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
 class RowJob:
     """Reads and writes the rows of a map-style dataset that each process is sent, one list after another.
 
+    Lists get heap space in the order in which they were sent, so that the bytes of a store do not depend on which
+    process is ready first. Rows of a store that is read meanwhile have no order, and are written at once.
+
     Args:
         worker_count: processes; with 0 of them the builder itself is worker 0.
+        known: samples that were read before, by their rows.
     """
 
-    def __init__(self, dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        build: Build,
+        plan: WritePlan,
+        worker_count: int,
+        init: WorkerInit = None,
+        known: Mapping[int, Any] | None = None,
+    ) -> None:
         self.dataset, self.build, self.plan, self.init = dataset, build, plan, init
-        self.watchdog = Watchdog(worker_count)
+        self.watchdog, self._known = Watchdog(worker_count), known or {}
         pipes = [torch.multiprocessing.Pipe(duplex=False) for _ in range(worker_count)]
         self._receivers: list[Connection] = [receiver for receiver, _ in pipes]
         self._senders: list[Connection] = [sender for _, sender in pipes]
         self._here: deque[Request | None] = deque()
+        self._number = build.begin_lists() if worker_count and not plan.is_read else 0  # of the next list
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}  # for a process that is not forked it is less work to read them again
 
     def send(self, worker: int, request: Request | None) -> None:
         """Let a worker do something after what it was asked for before, or end it: None."""
         if self._senders:
-            self._senders[worker].send(request)
+            self._senders[worker].send((self._number, request))
+            self._number += request is not None
         else:
             self._here.append(request)
 
@@ -53,12 +71,15 @@ class RowJob:
         if worker is not None:
             for sender in self._senders:
                 sender.close()  # else no worker would see that the builder has died
-        rows = RowWorker(self.dataset, self.build, self.plan, self.watchdog, worker)
+        rows = RowWorker(self.dataset, self.build, self.plan, self.watchdog, worker, self._known)
         with contextlib.closing(rows), contextlib.suppress(EOFError):
+            if worker is not None and not self.plan.is_read:
+                yield from ListWorker(rows, self.watchdog, number, self._receivers[worker]).run()
+                return
             while True:
                 if worker is not None:
                     self.watchdog.record(number, ENDED)  # it may wait for long, which is no stall
-                request = self._here.popleft() if worker is None else self._receivers[number].recv()
+                request = self._here.popleft() if worker is None else self._receivers[worker].recv()[1]
                 if request is None:
                     return
                 self.watchdog.record(number, WAITING)

@@ -101,7 +101,7 @@ def _lead(
             conversion.finish(build, message, Sigterm())  # only its commit is left
             stack.close()
             return open_store(target, types=conversion.result.types, owner=owner)
-        if options.progress:
+        if options.says:
             write_line(f"memfeed: {message}, filled while it is read")
     try:
         files.write_file(root / WORK_DIRECTORY / SETTINGS, msgspec.json.encode(_settings(conversion)))

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import torch
 
-from memfeed.errors import SchemaError, brief
+from memfeed.errors import FieldError, SchemaError, brief
 from memfeed.schema import codec
 from memfeed.schema.fields import DEEPEST, Kind, Schema
 from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.tree import as_types
 from memfeed.store.dataset_attributes import Keep, metadata_problem
+from memfeed.system.progress import is_shown
 
 SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
 
@@ -38,7 +39,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     copy_existing: bool = False
     overwrite: bool = False
     repair: bool = False  # see `memfeed.repair`
-    progress: bool = True
+    progress: bool | None = None  # see `memfeed.system.progress`
     lazily: bool = False
     engine: str | None = None
     worker_init_fn: WorkerInit = None
@@ -51,6 +52,11 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_error == "skip"
 
     @property
+    def says(self) -> bool:
+        """True if lines that say what is done are printed."""
+        return self.progress is not False
+
+    @property
     def on_ray(self) -> bool:
         """True if tasks of Ray read and write the rows."""
         return self.engine is not None
@@ -59,6 +65,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
 def options_of(
     dataset: Any,
     *,
+    fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
     dtypes: Mapping[Any, torch.dtype] | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     metadata: dict[str, Any] | None = None,
@@ -72,6 +79,7 @@ def options_of(
     allowed = _allowed(allow)
     options = ConvertOptions(
         **others,
+        fields=_fields(fields),
         dtypes=casts,
         floats=floats,
         types=as_types(types),
@@ -83,6 +91,19 @@ def options_of(
     )
     _check(dataset, options)
     return options
+
+
+def _fields(fields: Any) -> tuple[str, ...] | Mapping[Any, Kind] | None:
+    """Return the names of all leaves, in order, or their kinds by name. Raise FieldError for anything else."""
+    if fields is None or isinstance(fields, Mapping):
+        return fields
+    names = (fields,) if isinstance(fields, str) else fields
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) and name for name in names):
+        raise FieldError(
+            f'found fields={brief(fields)}; expected a name for each leaf of a sample, in order, as fields=["image"], '
+            'or kinds by name, as fields={"boxes": "jagged"}'
+        )
+    return tuple(names)
 
 
 def _floats_and_casts(dtypes: Mapping[Any, torch.dtype] | None) -> tuple[torch.dtype | None, dict[Any, torch.dtype]]:
@@ -125,10 +146,6 @@ def _allowed(allow: str | Collection[str]) -> frozenset[str]:
 def _check(dataset: Any, options: ConvertOptions) -> None:
     """Raise ValueError for arguments that contradict each other, or have no meaning."""
     on_error, workers, length, keep = options.on_error, options.workers, options.length, options.keep
-    if not isinstance(options.fields, Collection | None):
-        raise ValueError(
-            f'found fields={brief(options.fields)}; expected names, as fields=("image",), or {{name: kind}}'
-        )
     if not (options.worker_init_fn is None or callable(options.worker_init_fn)):
         raise ValueError(
             f"found worker_init_fn={brief(options.worker_init_fn)}; expected a function of a worker's number"
@@ -150,6 +167,7 @@ def _check(dataset: Any, options: ConvertOptions) -> None:
             f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
         )
     _check_keep(keep)
+    is_shown(options.progress)  # raises for what has no meaning
 
 
 def _check_keep(keep: Any) -> None:

@@ -247,7 +247,10 @@ def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None =
 
 
 def _sample_bytes(sample: Any) -> int:
-    opened = open_container(sample)
+    try:
+        opened = open_container(sample)
+    except SchemaError:  # which is raised again where the field is known
+        return 0
     if opened is not None:
         return sum(map(_sample_bytes, opened[1]))
     if isinstance(sample, torch.Tensor):

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -53,8 +53,8 @@ class Pool(NamedTuple):
     """Workers that do what they are sent, in that order. Each reports once for each request, and other things too.
 
     ``send(worker, None)`` ends a worker. ``reports``, of all workers, end once each was sent None and has done what it
-    had before; they raise WorkerDied. A worker has at most ``lists_ahead`` requests: with two it reads one list while
-    its report of another is sent.
+    had before; they raise WorkerDied. A worker has at most ``lists_ahead`` requests that it has not read: with two it
+    reads one list while its report of another is sent.
     """
 
     worker_count: int
@@ -93,12 +93,20 @@ def run_job(job: Job, worker_count: int) -> Iterator[Iterator[Report]]:
 
 @contextlib.contextmanager
 def open_processes(
-    dataset: Any, build: Build, plan: WritePlan, worker_count: int, init: WorkerInit = None
+    dataset: Any,
+    build: Build,
+    plan: WritePlan,
+    worker_count: int,
+    init: WorkerInit = None,
+    known: Mapping[int, Any] | None = None,
 ) -> Iterator[Pool]:
-    """Start processes that write the rows that they are sent; with 0 of them this one does."""
+    """Start processes that write the rows that they are sent; with 0 of them this one does.
+
+    ``known`` has samples that were read before, by their rows.
+    """
     worker_count = min(worker_count, max(len(build.absent()), 1))
     try:
-        job = RowJob(dataset, build, plan, worker_count, init)
+        job = RowJob(dataset, build, plan, worker_count, init, known)
     except OSError as error:
         raise _not_started(error, 0, worker_count) from error
     with contextlib.closing(job), run_job(job, worker_count) as reports:

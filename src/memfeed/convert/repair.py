@@ -47,7 +47,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
             raise BuildError(
                 f"{root}: found an unfinished build; expected none: finish it (overwrite=True) or remove it to repair"
             )
-        with Progress(target.name, store.nbytes, unit="B", shown=options.progress) as bar:
+        with Progress(target.name, store.nbytes, unit="B", progress=options.progress) as bar:
             damaged = find_damage(target, manifest, bar.advance_to)
             if not damaged:
                 bar.say(f"memfeed: {target}: no row is damaged")
@@ -86,7 +86,7 @@ def _open_repairable(target: Path, given: Input) -> tuple[Store, Manifest]:
     return store, manifest
 
 
-def find_damage(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> list[Chunk]:
+def find_damage(path: Path, manifest: Manifest, report: OnProgress | None = None) -> list[Chunk]:
     """Return the chunks that differ from what was written. Raise CorruptStoreError if the checksums are damaged."""
     try:
         read_checksums(path, manifest)
@@ -94,7 +94,7 @@ def find_damage(path: Path, manifest: Manifest, progress: OnProgress | None = No
         raise CorruptStoreError(
             f"{error}; memfeed.repair needs them: write the store again with overwrite=True"
         ) from None
-    return list(bad_chunks(path, manifest, progress))
+    return list(bad_chunks(path, manifest, report))
 
 
 class _Column:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 
 from memfeed.building.build import Build
 from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
-from memfeed.convert.row_queue import LIST_SECONDS, RowQueue
+from memfeed.convert.row_queue import LIST_SECONDS, MOST_IDLE_ROWS, RowQueue
 from memfeed.convert.row_worker import REREAD, Request
 from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
@@ -31,6 +31,7 @@ class RowEngine:
         open_pool: starts workers for the build as it is then, and ends them at the end of the block.
         seconds: that one sample takes, as far as known.
         list_seconds: of work in one list of rows.
+        most_rows: of one list.
     """
 
     def __init__(
@@ -40,13 +41,16 @@ class RowEngine:
         open_pool: Callable[[], AbstractContextManager[Pool]],
         seconds: float,
         list_seconds: float = LIST_SECONDS,
+        most_rows: int = MOST_IDLE_ROWS,
     ) -> None:
-        self.queue = RowQueue(build.units.states, seconds, list_seconds, is_shared=plan.is_read)
+        states = build.units.states
+        self.queue = RowQueue(states, seconds, list_seconds, is_shared=plan.is_read, most_rows=most_rows)
         self.lock, self.is_reread = threading.RLock(), False
         self._build, self._plan, self._open_pool = build, plan, open_pool
         self._workers = ExitStack()
         self._pool: Pool | None = None
         self._sent: list[deque[Request]] = []  # what each worker has
+        self._read: list[int] = []  # how many lists each has read, which wait for their turn
         self._drifts = Drifts()
         self._deaths: dict[int, int] = {}
         self._interrupts = 0
@@ -57,6 +61,7 @@ class RowEngine:
         pool = self._workers.enter_context(self._open_pool())
         with self.lock:
             self._pool, self._sent = pool, [deque() for _ in range(pool.worker_count)]
+            self._read = [0] * pool.worker_count
             self.feed()
             if self._stopping.is_set():
                 self._end_workers()
@@ -73,9 +78,13 @@ class RowEngine:
                 for report in self._pool.reports:
                     self._receive(report)
                     yield report
+                has_died = False
             except WorkerDied as death:
                 self._note_death(death)
+                has_died = True
             self.close()
+            if has_died and not self._plan.is_read:
+                self._build.take_back()  # what dead workers had: the same rows go there
             self._drifts.promote(self._build)
 
     def close(self) -> None:
@@ -98,7 +107,8 @@ class RowEngine:
             lists = self._pool.lists_ahead * len(self._sent)
             for _ in range(self._pool.lists_ahead):
                 for worker, sent in enumerate(self._sent):
-                    if len(sent) < self._pool.lists_ahead and len(rows := self.queue.take(lists)):
+                    unread = len(sent) - self._read[worker]
+                    if unread < self._pool.lists_ahead and len(rows := self.queue.take(lists)):
                         self._send(worker, rows)
 
     def request_reread(self) -> None:
@@ -137,12 +147,15 @@ class RowEngine:
             if report.worker >= 0:
                 self._interrupts = 0
                 request = self._sent[report.worker].popleft()
+                self._read[report.worker] = max(self._read[report.worker] - 1, 0)  # the first it has was read first
                 if isinstance(request, str):
                     self.is_reread = True
                 else:
                     self.queue.give_back(request, dict(report.failed), report.seconds)
+            if report.reader >= 0:
+                self._read[report.reader] += 1
             self.queue.retry_lost()
-            if report.worker >= 0 or self.queue.is_idle_due():
+            if report.worker >= 0 or report.reader >= 0 or self.queue.is_idle_due():
                 self.feed()
 
     def _send(self, worker: int, request: Request) -> None:

@@ -33,6 +33,7 @@ class RowQueue:
         seconds: that one sample takes, as far as known.
         list_seconds: of work in one list of rows.
         is_shared: other processes fill the same store, and each begins elsewhere with the rows that nobody wants.
+        most_rows: of one list that nobody wants.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class RowQueue:
         list_seconds: float = LIST_SECONDS,
         *,
         is_shared: bool = False,
+        most_rows: int = MOST_IDLE_ROWS,
     ) -> None:
-        self._list_seconds, self._is_shared = list_seconds, is_shared
+        self._list_seconds, self._is_shared, self._most_rows = list_seconds, is_shared, most_rows
         self.presence = np.asarray(presence)  # indexing a memmap itself takes ten times as long
         self.failed: dict[int, Any] = {}
         self._is_sent = np.zeros(len(presence), bool)  # to a worker of this process, or failed
@@ -109,7 +111,7 @@ class RowQueue:
             idle = np.flatnonzero((self.presence == ABSENT) & ~self._is_sent)
             first = random.Random(os.getpid()).randrange(len(idle) + 1) if self._is_shared else 0
             self._idle.extend(part for part in (idle[first:], idle[:first]) if len(part))
-        return self._take_from(self._idle, min(by_time, MOST_IDLE_ROWS), lists)
+        return self._take_from(self._idle, min(by_time, self._most_rows), lists)
 
     def _take_from(self, rows: deque[Int64Array], most: int, lists: int) -> Sequence[int]:
         """Take up to ``most`` free rows from the first array that has any."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from memfeed.building.build import Build
+from memfeed.building.partial import runs
 from memfeed.convert.failure import failure_of
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.randomness import Draws
 from memfeed.convert.readback import require_reread
 from memfeed.convert.sharing import share_memory
-from memfeed.convert.watchdog import WAITING, Watchdog
-from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.convert.watchdog import WAITING, WRITING, Watchdog
+from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, pack_rows
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
+from memfeed.schema.codec import Packed
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -23,17 +25,38 @@ Request = Sequence[int] | str
 """Rows, or ``REREAD``."""
 
 
+class ReadList(NamedTuple):
+    """Rows that were read and packed, and are not written yet. They ascend."""
+
+    number: int
+    rows: list[int]
+    columns: list[Packed]
+    report: Report
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes of its rows."""
+        return sum(len(buffer) for packed in self.columns for buffer in packed.buffers)
+
+
 class RowWorker:
     """Reads and writes lists of rows, and reports each.
 
     Args:
         number: of the worker; None for the builder itself, the only process that may promote a column.
+        known: samples that were read before, by their rows.
     """
 
     def __init__(
-        self, dataset: Any, build: Build, plan: WritePlan, watchdog: Watchdog, number: int | None = None
+        self,
+        dataset: Any,
+        build: Build,
+        plan: WritePlan,
+        watchdog: Watchdog,
+        number: int | None = None,
+        known: Mapping[int, Any] | None = None,
     ) -> None:
-        self._dataset, self._build, self._plan = dataset, build, plan
+        self._dataset, self._build, self._plan, self._known = dataset, build, plan, known or {}
         self._watchdog, self._number = watchdog, number or 0
         self._writer = RunWriter(build, plan, may_promote=number is None)
         self._draws = Draws(dataset, plan)
@@ -66,22 +89,70 @@ class RowWorker:
         report.seconds = time.monotonic() - started
         return report
 
+    def read(self, number: int, rows: Sequence[int], between: Callable[[], object]) -> ReadList:
+        """Read list ``number``, and ask for its heap space. ``between`` is called before each sample.
+
+        Nothing is read after the first row that fails. No list is placed after one with a row that failed, or that
+        needs a promotion: the rows that are missing then are written before those that follow.
+        """
+        report, started = Report(worker=self._number), time.monotonic()
+        self._watchdog.record(self._number, WAITING)
+        self._draws.begin()
+        read = self._read(rows, report, between)
+        self._check_draws(read)
+        order = sorted(read)
+        columns = list(zip(*(read[row] for row in order), strict=True))
+        packed = pack_rows(self._build.schema, self._plan, columns, order)
+        if packed.error is not None:
+            report.failed.insert(0, (order[packed.row_count], failure_of(packed.error)))
+        elif packed.drift is not None:
+            report.drifts.append(packed.drift)
+        one = ReadList(number, order[: packed.row_count], packed.columns, report)
+        is_last = bool(report.failed or report.drifts)
+        self._writer.rows.ask(number, runs(one.rows), one.columns, is_last=is_last)
+        report.seconds = time.monotonic() - started
+        return one
+
+    def is_placed(self, number: int) -> bool:
+        """Return True if a list that was read can be written."""
+        return self._writer.rows.is_placed(number)
+
+    def is_left_out(self, number: int) -> bool:
+        """Return True if a list will not be written, because one before it was the last."""
+        return self._writer.rows.is_left_out(number)
+
+    def write_list(self, one: ReadList) -> Report:
+        """Write a list that was read and placed."""
+        report, started = one.report, time.monotonic()
+        self._watchdog.record(self._number, WRITING)
+        if one.rows:
+            report.byte_count += self._writer.rows.write_runs(runs(one.rows), one.columns, one.number)
+            report.row_count += len(one.rows)
+        self._watchdog.record(self._number, WAITING)
+        report.seconds += time.monotonic() - started
+        return report
+
     def _write_parts(self, rows: Sequence[int], report: Report) -> None:
         step = self._plan.rows_per_write
         for first in range(0, len(rows), step):
             self._draws.begin()
             read = self._read(rows[first : first + step], report)
-            self._draws.check(read, self._read_again)
+            self._check_draws(read)
             if not self._write(sorted(read), read, report) or (report.failed and not self._plan.is_read):
                 break
 
-    def _read(self, rows: Sequence[int], report: Report) -> dict[int, list[Any]]:
+    def _read(self, rows: Sequence[int], report: Report, between: Callable[[], object] = int) -> dict[int, list[Any]]:
         """Return a copy of the leaves of the sample of each row that can be read, and report the others."""
         read: dict[int, list[Any]] = {}
-        samples = self._read_together(rows)
-        for at, row in enumerate(rows):
+        unknown = [row for row in rows if row not in self._known]
+        samples = dict(zip(unknown, self._read_together(unknown), strict=False)) | dict(self._known)
+        for row in rows:
+            between()
             try:
-                sample = samples[at] if samples else read_sample(self._dataset, row, self._watchdog, self._number)
+                if row in samples:
+                    sample = samples[row]
+                else:
+                    sample = read_sample(self._dataset, row, self._watchdog, self._number)
                 # a dataset may fill one buffer for every sample: the next one would change this one
                 read[row] = [values.copy_value(leaf) for leaf in flatten_sample(self._plan, sample, row)]
             except (SampleError, SchemaError) as error:
@@ -109,6 +180,9 @@ class RowWorker:
         self._reads_singly = share_memory(samples)
         return [] if self._reads_singly or len(samples) != len(rows) else samples
 
+    def _check_draws(self, read: Mapping[int, list[Any]]) -> None:
+        self._draws.check({row: leaves for row, leaves in read.items() if row not in self._known}, self._read_again)
+
     def _read_again(self, row: int) -> list[Any]:
         return flatten_sample(self._plan, read_sample(self._dataset, row, self._watchdog, self._number), row)
 
@@ -125,10 +199,12 @@ class RowWorker:
                 done = report.row_count - before
                 problem = self._drift(rows[done], *report.drifts.pop())
             except SchemaError as error:
-                if len(rows) > 1:  # find the row: the others are written
+                if len(rows) > 1:  # find the row
                     return all(self._write([row], read, report) for row in rows)
                 done, problem = 0, error
             report.failed.append((rows[done], failure_of(problem)))
+            if not self._plan.is_read:
+                return False
             rows = rows[done + 1 :]
         return True
 

@@ -45,11 +45,15 @@ class Watchdog:
 
     def begin_read(self, worker: int, first: int, count: int = 1) -> None:
         """Record that `worker` asks the dataset for `count` samples from `first`. Raise Stopped after ``stop``."""
-        if self._stop[0]:
-            raise Stopped
+        self.require_going_on()
         self._reader_pid = os.getpid()
         self._first[worker], self._count[worker] = first, count
         self.record(worker, READING)
+
+    def require_going_on(self) -> None:
+        """Raise Stopped after ``stop``."""
+        if self._stop[0]:
+            raise Stopped
 
     def end_read(self, worker: int) -> None:
         """Record that the dataset has returned them, or has raised. End a process that the dataset has forked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,12 +15,13 @@ from memfeed.building.rows import RowWriter
 from memfeed.convert.failure import Failure
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import codec
-from memfeed.schema.codec import ShapeMismatchError
+from memfeed.schema.codec import Packed, ShapeMismatchError
+from memfeed.schema.fields import Field, Schema
 from memfeed.schema.infer import promote
 from memfeed.schema.tree import Flattener
 
 WRITE_BYTES = 8 << 20
-MOST_ROWS_A_WRITE = 1024
+MOST_ROWS_A_WRITE = 4096
 
 
 class WritePlan(msgspec.Struct, frozen=True):
@@ -48,7 +49,8 @@ class Report(msgspec.Struct):
     """Counts of what was written since the last report; the drifts that were found, (field index, shape).
 
     ``worker`` has finished what it was asked for first of all that is left, in ``seconds``; -1 for none. ``failed`` has
-    the rows that could not be read or written, with their errors.
+    the rows that could not be read or written, with their errors. ``reader`` has read a list, and will write it in its
+    turn; -1 for none.
     """
 
     row_count: int = 0
@@ -56,6 +58,7 @@ class Report(msgspec.Struct):
     skipped_count: int = 0
     drifts: list[tuple[int, tuple[int, ...]]] = []
     worker: int = -1
+    reader: int = -1
     failed: list[tuple[int, Failure]] = []
     seconds: float = 0.0
 
@@ -90,36 +93,77 @@ def no_sample(index: int) -> SampleError:
     )
 
 
+class PackedRows(NamedTuple):
+    """The first ``row_count`` of some rows, packed, and what is wrong with the row after them.
+
+    That is a shape that its column does not admit yet (field index, shape), or an error.
+    """
+
+    row_count: int
+    columns: list[Packed]
+    drift: tuple[int, tuple[int, ...]] | None = None
+    error: SchemaError | None = None
+
+
+def pack_rows(schema: Schema, plan: WritePlan, columns: Sequence[Any], indices: Sequence[int]) -> PackedRows:
+    """Pack rows, given as one sequence of values per field, up to the first that cannot be packed."""
+    count, packed = len(indices), list[Packed]()
+    for field_index, (field, column) in enumerate(zip(schema.fields, columns, strict=False)):
+        try:
+            packed.append(_pack(plan, field_index, field, column, indices))
+        except ShapeMismatchError as mismatch:
+            at, drift, error = mismatch.position, (field_index, mismatch.shape), None
+        except SchemaError as raised:
+            at, drift, error = getattr(raised, "position", 0), None, raised
+        else:
+            continue
+        before = pack_rows(schema, plan, [part[:at] for part in columns], indices[:at])
+        is_first = before.drift is None and before.error is None
+        return before._replace(drift=drift, error=error) if is_first else before
+    return PackedRows(count, packed)
+
+
+def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices: Sequence[int]) -> Packed:
+    """Pack a column. An array [rows, ...] is packed whole.
+
+    Raises SchemaError with the sample's index and the field, or ShapeMismatchError for a column that can be promoted.
+    """
+    pack = codec.pack_column if isinstance(column, np.ndarray | torch.Tensor) else codec.pack
+    try:
+        return pack(field, column, cast=field_index in plan.casts)
+    except SchemaError as error:
+        at, text = getattr(error, "position", 0), str(error)
+        if isinstance(error, ShapeMismatchError):
+            if field_index not in plan.fixed:
+                raise
+            text = (
+                f"found dims {list(error.shape)}; expected {field.describe()}, as like= or fields= (or the store that "
+                "gets the rows) fixed it: change the sample, or leave that argument out"
+            )
+        named: Any = SchemaError(f"sample {indices[at]}, field {field.name}: {text}")
+        named.position = at
+        raise named from None
+
+
 def write_rows(
     writer: RowWriter, plan: WritePlan, rows: Sequence[int], columns: Sequence[Any], indices: Sequence[int]
 ) -> int:
     """Pack rows, given as one sequence of values per field, and write them. Return the bytes written.
 
-    An array [rows, ...] is packed whole. `rows` ascend; `indices` are those of the samples in the dataset. Raises
-    SchemaError with the sample's index and the field, or PromotionNeeded.
+    `rows` ascend; `indices` are those of the samples in the dataset. Raises SchemaError with the sample's index and the
+    field, or PromotionNeeded, after the rows before it were written.
     """
     if not rows:
         return 0
-    packed = []
-    for field_index, (field, column) in enumerate(zip(writer.schema.fields, columns, strict=True)):
-        pack = codec.pack_column if isinstance(column, np.ndarray | torch.Tensor) else codec.pack
-        try:
-            packed.append(pack(field, column, cast=field_index in plan.casts))
-        except ShapeMismatchError as mismatch:
-            shape = mismatch.shape
-            if field_index in plan.fixed:
-                raise SchemaError(
-                    f"sample {indices[mismatch.position]}, field {field.name}: found dims {list(shape)}; expected "
-                    f"{field.describe()}, as like= or fields= (or the store that gets the rows) fixed it: change the "
-                    "sample, or leave that argument out"
-                ) from None
-            done = mismatch.position
-            byte_count = write_rows(writer, plan, rows[:done], [part[:done] for part in columns], indices[:done])
-            raise PromotionNeeded(done, byte_count, field_index, shape) from None
-        except SchemaError as error:
-            at = getattr(error, "position", 0)
-            raise SchemaError(f"sample {indices[at]}, field {field.name}: {error}") from None
-    return writer.write_runs([(rows[0], len(rows))] if isinstance(rows, range) else runs(rows), packed)
+    packed = pack_rows(writer.schema, plan, columns, indices)
+    if packed.error is not None:
+        raise packed.error
+    done = packed.row_count
+    where = [(rows[0], done)] if isinstance(rows, range) else runs(rows[:done])
+    byte_count = writer.write_runs(where, packed.columns) if done else 0
+    if packed.drift is not None:
+        raise PromotionNeeded(done, byte_count, *packed.drift)
+    return byte_count
 
 
 class RunWriter:

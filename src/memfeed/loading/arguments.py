@@ -32,6 +32,7 @@ from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
 from memfeed.schema.fields import Node
 from memfeed.schema.graphs import graph_collater
+from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 from memfeed.transfer.to_device import check_device
@@ -74,7 +75,7 @@ class Arguments:
     ranks: tuple[int, int] | None
     return_rows: bool
     as_: ArrayKind
-    pad: Mapping[Any, float] | None
+    pad: Fill
     follow_batch: Sequence[str] | None
     exclude_keys: Sequence[str] | None
     num_workers: int
@@ -317,7 +318,7 @@ def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
     if len(store) and not has_graphs(store.schema.structure):
         raise LoaderError(
             "found follow_batch= or exclude_keys= for samples without graphs, where they do nothing; expected samples "
-            "with a Data or HeteroData of PyTorch Geometric: leave them out. memfeed.open(path, fields=[...]) leaves "
+            "with a Data or HeteroData of PyTorch Geometric: leave them out. memfeed.open(path, select=[...]) leaves "
             "fields out"
         )
     return graph_collater(follow_batch, exclude_keys)

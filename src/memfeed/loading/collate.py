@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from memfeed.loading.sample_lists import CollateSamples, collate_finished, givin
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
+from memfeed.store.lengths import Fill
 from memfeed.store.read_samples import ReadSamples
 from memfeed.store.store import Store
 from memfeed.system.buffers import shared_number
@@ -53,14 +54,15 @@ class Collate:
         transform: UserTransform = None,
         device: torch.device | str | None = None,
         seed: int | None = None,
-        pad: Mapping[Any, float] | None = None,
+        pad: Fill = None,
         collate_fn: Callable[[Any], Any] | None = None,
     ) -> None:
         self.transform, self.device, self.seed, self.pad, self.collate_fn = transform, device, seed, pad, collate_fn
         self._has_own_transform, self._is_by_length = transform is None, False
-        if pad and collate_fn is not None:
+        if pad is not None and collate_fn is not None:
             raise padding_beside_collate()
         self._bound = bind(transform)  # raises for what is no transform
+        self._has_transform = self._bound is not None
         self._finish: CollateSamples | None = None
         self._one_row: OneRow | None = None
         self._padded: Sequence[PaddedField] = ()
@@ -99,8 +101,11 @@ class Collate:
         return batch
 
     def _keys(self, rows: torch.Tensor) -> Keys:
-        """Return the keys of a batch. Without seed and epoch its seed is drawn: nobody says which epoch it is of."""
-        seed = self._seed()
+        """Return the keys of a batch. Without seed and epoch its seed is drawn: nobody says which epoch it is of.
+
+        Where no transform needs keys, torch's generator stays as the training left it.
+        """
+        seed = self._seed() if self._has_transform else 0
         return Keys(draw_seed(None), NO_EPOCH, rows) if seed is None else Keys(seed, max(0, int(self._epoch)), rows)
 
     def _seed(self) -> int | None:
@@ -127,6 +132,7 @@ class Collate:
         bound = bind(
             giving_samples(transform) if is_finishing else transform, store.schema, windows=store._view.window_paths
         )
+        self._has_transform = bound is not None
         self._one_row = OneRow(store.schema, transform, self.collate_fn is None and not self._is_by_length)
         self._bound = self._one_row.after(bound)
         self._finish = None
@@ -156,7 +162,7 @@ class LoaderCollate(Collate):
     """
 
     def __init__(self, settings: Settings, clock: EpochClock) -> None:
-        pad = {one.path: one.value for one in settings.padded}
+        pad = {one.path: one.value for one in settings.padded} or None
         super().__init__(settings.transform, settings.device, pad=pad, collate_fn=settings.collate_fn)
         self._has_own_transform, self._is_by_length = settings.has_own_transform, settings.by_length
         self.settings, self.clock = settings, clock
@@ -171,14 +177,15 @@ class LoaderCollate(Collate):
                 'a batch: leave last="pad" out there'
             )
         if settings.batch_size is None:  # one sample, or what the store gives for a list of rows
-            if bind(self.transform) or self.device or settings.returns_rows or self.pad or settings.as_ != "torch":
+            changes = bind(self.transform) or self.device or self.pad is not None
+            if changes or settings.returns_rows or settings.as_ != "torch":
                 raise LoaderError(
                     "found batch_size=None on a loader whose rows another component draws, and a transform, device, "
                     "pad=, return_rows or as_; expected batches beside them: pass batch_size= or batch_sampler="
                 )
             return default_convert(samples)  # type: ignore[no-untyped-call]
         if not isinstance(samples, ReadSamples):
-            if self.transform is None and not settings.returns_rows and not self.pad:
+            if self.transform is None and not settings.returns_rows and self.pad is None:
                 return (self.collate_fn or default_collate)(samples)
             return super().__call__(samples)  # raises
         batch = super().__call__(samples)

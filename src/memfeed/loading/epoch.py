@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from memfeed.errors import LoaderError
 from memfeed.loading.background import Background, Pause
@@ -55,18 +56,28 @@ class EpochProgress:
         return self.iterator is not None and self.iterator() is not None
 
 
-class EpochIterator(itertools.chain[Any]):
-    """The batches of an epoch, with the length of a whole one. A chain adds no Python to each batch."""
+class IteratorPickledError(LoaderError, NotImplementedError):
+    """An iterator was to be pickled or copied; DataLoader's raises NotImplementedError."""
+
+
+class EpochIterator(itertools.chain[Any], _BaseDataLoaderIter):
+    """The batches of an epoch, with the length of a whole one. A chain adds no Python to each batch.
+
+    Trainers know an iterator of DataLoader by its class: Lightning leaves it out where it pickles its loaders.
+    """
 
     length: Callable[[], int]
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        pass  # a chain takes its parts when it is made; what DataLoader's iterator holds is not here
 
     def __len__(self) -> int:
         return self.length()
 
     def __reduce__(self) -> NoReturn:
-        raise LoaderError(
-            "found a pickle or a copy of an iterator of a Loader; expected one of the loader itself, which continues "
-            "after the last batch: pickle.dumps(loader), or keep loader.state_dict()"
+        raise IteratorPickledError(
+            "found a pickle or a copy of an iterator of a Loader, which cannot be pickled; expected one of the loader "
+            "itself, which continues after the last batch: pickle.dumps(loader), or keep loader.state_dict()"
         )
 
 

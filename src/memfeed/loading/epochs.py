@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler
-
 from memfeed.errors import LoaderError
 from memfeed.loading import position
 from memfeed.loading.arguments import Reading
@@ -15,11 +13,11 @@ from memfeed.loading.background import Pause
 from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
-from memfeed.loading.index_samplers import wraps_own_sampler
+from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
-from memfeed.loading.samplers import FollowedSamplers
+from memfeed.loading.samplers import FollowedSamplers, parts_of
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
 from memfeed.order.choice import Blocks
 from memfeed.order.shards import RankShards
@@ -34,19 +32,20 @@ class Epochs:
 
     Args:
         reading: what the loader reads.
-        samplers: the user's samplers, whose epoch is set.
     """
 
-    def __init__(self, reading: Reading, *samplers: Any) -> None:
+    def __init__(self, reading: Reading) -> None:
         self._reading, self._clock = reading, reading.clock
         self.reader = EpochReader(reading.store, reading.settings, reading.rows, reading.batches)
         self.policy = _new_policy(reading.settings, reading.store)  # who makes batches, the caller or a thread
         self.pause = Pause()
         self.progress: EpochProgress | None = None  # of the newest iterator; None until it has given a batch
+        self._newest: weakref.ref[Iterator[Any]] | None = None  # iterator, which may have given nothing yet
         self.gathered_before = 0  # bytes that were gathered before its epoch
         self.has_compared = False  # whether the ranks have compared their stores
         self._world_size: int | None = None  # of the newest epoch
-        self._samplers = FollowedSamplers(one for one in samplers if not _is_own(one))
+        parts = parts_of(reading.settings.user_sampler)
+        self._samplers = FollowedSamplers(part for part in parts if not isinstance(part, RowSampler))
         if not reading.is_rebuilt:
             self._clock.begin_at(self._samplers.epoch or 0)
 
@@ -80,7 +79,7 @@ class Epochs:
         prefetch = self._reading.settings.prefetch
         iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
         iterator.length = length
-        progress.iterator = weakref.ref(iterator)
+        progress.iterator = self._newest = weakref.ref(iterator)
         return iterator
 
     def begin(self, progress: EpochProgress, settings: Settings) -> Start:
@@ -166,7 +165,8 @@ class Epochs:
 
     def state(self, settings: Settings) -> dict[str, Any]:
         """See `Loader.state_dict`."""
-        if self._clock.generator is not None and settings.ranks()[1] == 1:
+        is_waiting = self.progress is None and self._newest is not None and self._newest() is not None
+        if (is_waiting or self._clock.generator is not None) and settings.ranks()[1] == 1:
             self._clock.resolve_seed(1)  # so that a state before the first batch has the order of that loader
         epoch, reached = self._position()
         cuts = self._reading.rows.cuts
@@ -184,7 +184,7 @@ class Epochs:
             cuts.load(epoch, saved.get("pieces", "") if rows_before else "")
         if seed is None:
             self._clock.load_seed(saved["seed"] if isinstance(saved["seed"], int) else None)
-        self._clock.load(epoch, found, at_end=last_row is None or rows_before >= last_row)
+        self._clock.load(epoch, found, at_end=rows_before >= self._end_of(settings))
         self._samplers.forget_news()
         self.progress = None
 
@@ -210,6 +210,19 @@ class Epochs:
             self._clock.move(moved)
         else:
             progress.position, progress.moved = moved, True
+
+    def _end_of(self, settings: Settings) -> int:
+        """Return the position from which nothing may be left of an epoch; 0 for a user's own sampler, which decides."""
+        if settings.has_own_order:
+            return self.shards(settings).rows
+        if not wraps_own_sampler(settings.user_sampler):
+            return 0
+        try:
+            end = len(settings.user_sampler)
+        except (TypeError, NotImplementedError):
+            return 0
+        drops = settings.last == "drop" and settings.batch_sampler is None
+        return end - end % settings.rows_a_batch if drops else end
 
     def _position(self) -> tuple[int, Position | None]:
         progress = self.progress
@@ -245,7 +258,3 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     reads_here = store._view.supply is not None and store._view.supply.in_caller
     allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
-
-
-def _is_own(sampler: Any) -> bool:
-    return sampler is None or (type(sampler) is not BatchSampler and wraps_own_sampler(sampler, 0))

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 
 from memfeed.errors import LoaderError, RowError, brief
 from memfeed.loading.position import Position, SamplerPosition
-from memfeed.loading.samplers import SamplerGenerators
+from memfeed.loading.samplers import SamplerGenerators, parts_of
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.orders import Order, Rows
 from memfeed.order.pieces import RankPieces
@@ -128,7 +128,7 @@ def tasks_of_sampler(
     """
     generators, hasher = SamplerGenerators(sampler), hashlib.blake2b(digest_size=8)
     # ranks share one state, and each draws rows of its own
-    hashes = not any(isinstance(one, DistributedSampler) for one in (sampler, getattr(sampler, "sampler", None)))
+    hashes = not any(isinstance(one, DistributedSampler) for one in parts_of(sampler))
     if begin is None:
         begin = SamplerPosition(0, generators.states(), "")
         drawing, row_count = iter(sampler), 0

@@ -16,6 +16,7 @@ from memfeed.errors import LoaderError
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.position import Position, rows_before
+from memfeed.loading.samplers import parts_of
 from memfeed.order.choice import Blocks, Shuffle, mixed_orders, orders_of, piece_orders
 from memfeed.order.epoch_orders import EpochOrders
 from memfeed.order.pieces import RankCut
@@ -173,6 +174,15 @@ class OrderedSampler(RowSampler, SequentialSampler):
     def __init__(self, data_source: Any, rows: RowOrder, clock: EpochClock) -> None:
         self.data_source, self._rows, self._clock = data_source, rows, clock
 
+    @property
+    def generator(self) -> torch.Generator | None:
+        """There is none, as in a SequentialSampler: who looks for one learns that. One that is set seeds transforms."""
+        raise AttributeError("found a sampler that draws nothing, and has no generator; expected shuffle=True")
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        self._clock.generator = generator
+
 
 class MixedSampler(RowSampler, Sampler[int]):
     """The order of ``shuffle=Blocks()``, of ``weights`` and of ``placement="sharded"``.
@@ -191,11 +201,6 @@ def make_sampler(data_source: Any, rows: RowOrder, clock: EpochClock) -> Sampler
     return (ShuffledSampler if rows.shuffle else OrderedSampler)(data_source, rows, clock)
 
 
-def wraps_own_sampler(sampler: Any, depth: int = 4) -> bool:
+def wraps_own_sampler(sampler: Any) -> bool:
     """Return True if ``sampler`` is a sampler of ours, or draws from one: batch samplers and frameworks wrap them."""
-    if isinstance(sampler, RowSampler):
-        return True
-    names = ("sampler", "batch_sampler", "dataset", "_sampler", "_batch_sampler")
-    return depth > 0 and any(
-        wraps_own_sampler(found, depth - 1) for name in names if (found := getattr(sampler, name, None)) is not None
-    )
+    return any(isinstance(part, RowSampler) for part in parts_of(sampler))

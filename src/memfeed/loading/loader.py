@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,12 +20,14 @@ from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
+from memfeed.loading.pickling import reduced
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
 from memfeed.store.dataset_attributes import Keep
+from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
 
@@ -105,10 +107,9 @@ class Loader(DataLoader[T_co]):
             thread if it is measured to be faster (see ``stats``). 0 for none. The attribute is None, as in a DataLoader
             without workers.
         ranks: ``(rank, world_size)``, which slice of each global batch this loader reads. By default those of
-            `torch.distributed` when an epoch starts, where it is initialised, else those of the launcher (RANK and
-            WORLD_SIZE). A sampler decides itself which rows its rank reads. If each rank of `torch.distributed` has a
-            store of its own, they find that out when the first epoch begins, and each reads all its rows, as with
-            ``ranks=(0, 1)``; ``len`` is that of a part before.
+            `torch.distributed` when an epoch starts, else of the launcher (RANK and WORLD_SIZE). A sampler decides
+            itself which rows its rank reads. If each rank of `torch.distributed` has a store of its own, each reads all
+            its rows, as with ``ranks=(0, 1)``; ``len`` is that of a part before the first epoch.
         collate_fn: called with the list of samples of a batch, in the form in which the dataset returned them, but with
             tensors in place of NumPy arrays and PIL images; slow, because samples are Python objects. If the store was
             cut (``memfeed.cache(..., split=True)``, or ``cache=``), its own transform runs first, on the gathered batch
@@ -118,35 +119,31 @@ class Loader(DataLoader[T_co]):
             order. With ``batch_size=None`` it gets the one sample.
         generator: the generator from which a missing seed is drawn.
         num_workers, pin_memory, timeout, worker_init_fn, multiprocessing_context, persistent_workers,
-            pin_memory_device, in_order: accepted as DataLoader's, without effect, except for a ``dataset`` that becomes
-            a store (see ``cache``). The attributes read as in a DataLoader without workers.
-        snapshot_every_n_steps: accepted as StatefulDataLoader's, without effect: a state is exact after every batch.
+            pin_memory_device, in_order: without effect, except for a ``dataset`` (see ``cache``). The attributes read
+            as in a DataLoader without workers.
+        snapshot_every_n_steps: of StatefulDataLoader, without effect: a state is exact after every batch.
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``last="pad"`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.
         as_: "torch" for tensors, "numpy" or "jax" for arrays that share their memory where they can.
-        pad: fields of varying length that come padded to the longest row of the batch, each with the value that fills
-            up the others: ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask", bool [k,
-            longest], True where values are real. The fields must be in a dict or TensorDict.
+        pad: the value that fills up rows to the longest of the batch: a number for all fields of varying length, or
+            one for each by name. ``pad={"tokens": 0}`` gives "tokens" [k, longest, ...] and beside it "tokens_mask",
+            bool [k, longest], True where values are real. The fields must be in a dict or TensorDict.
         cache: where the store of a map-style ``dataset`` is kept; None for a temporary store, which is removed with the
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
             if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
         keep: beside ``cache``, how images of several sizes are stored that a random step resizes: "full", with all
-            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None takes the
-            form that the store has already; for a new one "full" if all images fit in half of the free disk and of the
-            RAM, else "encoded". A line says which.
-        decoders: beside ``cache``, functions of your own whose results are kept where the dataset cannot be, beside the
-            decoders of libraries that are known. None: only those of libraries. (): nothing is kept, and such a dataset
-            is refused.
-        require: beside ``cache``, "batched": an error unless all random steps run on whole batches; "samples": an error
-            unless the dataset becomes a store. None: if no store can be made of the dataset, because its samples are
-            random and its pipeline cannot be cut, this loader becomes a `DataLoader` over the dataset as it is, for
-            which decoded files are kept at ``cache``; a line says so, and what it is worth. See docs/memoize.md.
+            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None: as the store
+            has them; of a new one "full" if they fit in half of the free disk and of the RAM, else "encoded".
+        require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
+            batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
+            loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
+            line says so, and what it is worth. See docs/memoize.md.
+        decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
 
-    As many threads gather and transform batches as are measured to be worthwhile while the loop runs, at most
-    `torch.get_num_threads()` and the cores (see ``stats``).
+    Batches are gathered by as many threads as are measured to be worthwhile, at most `torch.get_num_threads()`.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind. For a dataset also what
@@ -192,7 +189,7 @@ class Loader(DataLoader[T_co]):
         ranks: tuple[int, int] | None = None,
         return_rows: bool = False,
         as_: ArrayKind = "torch",
-        pad: Mapping[Any, float] | None = None,
+        pad: Fill = None,
         cache: str | os.PathLike[str] | None = None,
         keep: Keep | None = None,
         decoders: Sequence[Callable[..., Any]] | None = None,
@@ -232,13 +229,12 @@ class Loader(DataLoader[T_co]):
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
-        self.return_rows, self.as_, self.pad, self.cache = return_rows, as_, pad, cache
-        self.follow_batch, self.exclude_keys = follow_batch, exclude_keys
-        self.decoders, self.require = decoders, require
+        self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
+        self.exclude_keys, self.decoders, self.require = exclude_keys, decoders, require
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
-        self._epochs = Epochs(reading, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        self._epochs = Epochs(reading)
         self._locked = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -400,19 +396,5 @@ class Loader(DataLoader[T_co]):
         self._epochs.move(batches, self._effective_settings())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.store.__reduce__()  # raises for columns in memory, which a pickle would copy
-        settings = self._settings
-        options = {name: getattr(self, name) for name in READ_ONLY} | {"drop_last": settings.last == "drop"}
-        options |= {"prefetch_factor": settings.prefetch, "sampler": settings.sampler}
-        options["batch_sampler"] = settings.batch_sampler
-        options["batch_size"] = 1 if settings.batch_sampler is not None else settings.batch_size
-        options["collate_fn"] = user_collate(self.collate_fn)
-        if settings.takes_lists:
-            options |= {"sampler": settings.batch_sampler, "batch_sampler": None, "batch_size": None}
-        return _remake, (type(self), self.store, options, self.state_dict())
-
-
-def _remake(cls: type[Loader[Any]], dataset: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Loader[Any]:
-    loader = cls(dataset, **options)
-    loader.load_state_dict(state_dict)
-    return loader
+        options = {name: getattr(self, name) for name in READ_ONLY}
+        return reduced(self, self.store, options, self._settings, user_collate(self.collate_fn))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from memfeed.errors import FieldError, LoaderError
+from memfeed.errors import LoaderError
 from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Node, Path, Schema
 from memfeed.schema.jagged import ragged_dim_of
-from memfeed.store.lengths import fill_value, is_jagged
+from memfeed.store.lengths import fill_values, is_jagged
 from memfeed.store.ragged_gather import pad_rows
 from memfeed.system.buffers import Fresh
 
@@ -25,22 +25,10 @@ class PaddedField(NamedTuple):
 
 
 def padded_fields(pad: Any, schema: Schema) -> tuple[PaddedField, ...]:
-    """Return the fields that ``pad`` names, by index. Raises LoaderError or FieldError for what cannot be padded."""
-    if pad is None:
-        return ()
-    if not isinstance(pad, Mapping):
-        raise LoaderError(f'found pad={pad!r}; expected the value that fills up each field: pad={{"input_ids": 0}}')
-    found = []
-    for name, value in pad.items():
-        index = schema.field_index(name)
-        field = schema.fields[index]
-        if not is_jagged(field):
-            raise FieldError(
-                f"found field {field.name} in pad=, which is {field.describe()}; expected a field whose rows are "
-                "tensors of which one dim varies: leave it out of pad="
-            )
-        found.append(PaddedField(index, field.path, fill_value(field, value, "pad")))
-    padded = tuple(sorted(found))
+    """Return the fields that ``pad`` fills up, by index. Raises LoaderError or FieldError for what cannot be padded."""
+    indices = [index for index, field in enumerate(schema) if is_jagged(field)]
+    values = fill_values(pad, schema, indices, "pad")
+    padded = tuple(PaddedField(index, schema.fields[index].path, value) for index, value in values.items())
     with_masks(schema.structure, [one.path for one in padded])
     return padded
 

@@ -217,8 +217,9 @@ def place(
     placements, there, tables, kept = list(placements), list(columns), {}, {}
     total = sum(one.nbytes for one in placements if one.where != "mapped")
     target = torch.device("cpu") if streams is None else streams.device
+    progress = None if total else False
     with (
-        Progress("placing columns", total, unit="B", shown=total > 0, delay_seconds=SLOW_SECONDS) as bar,
+        Progress("placing columns", total, unit="B", progress=progress, delay_seconds=SLOW_SECONDS) as bar,
         copies_to(target, streams) as copy_to_device,
     ):
         for field_index, column in enumerate(columns):

@@ -163,7 +163,7 @@ def _columns_as_views(columns: Sequence[Column], settings: Settings, structure: 
     if not is_keyed(transform) or not transform.takes_views:
         return []
     takes_batches = settings.finishes_samples or not (settings.collates_samples or settings.gives_samples)
-    if not takes_batches or not on_cpu or holds(structure, "tensordict", "tensorclass", "graph"):
+    if not takes_batches or not on_cpu or holds(structure, "tensordict", "tensorclass", "graph", "tensor"):
         return []
     return [index for index, column in enumerate(columns) if _may_hold_images(column)]
 

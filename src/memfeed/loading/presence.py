@@ -19,13 +19,17 @@ SAMPLER_BATCHES_AHEAD = 16  # of a user's sampler, which draws them in the calle
 
 
 def present_tasks(tasks: Iterator[GatherTask], store: Store, *, has_own_order: bool) -> Iterator[GatherTask]:
-    """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead.
+    """Yield ``tasks`` once their rows are there. Those of the next ones are asked for ahead, if processes read them.
 
     If the store masks rows, one that was skipped is replaced by another, and ``valid`` is False for it.
     """
     supply, reader, held = store._view.supply, store._view.reader(), deque[GatherTask]()
     if supply is None:
         yield from map(_all_valid, tasks)
+        return
+    if supply.in_caller:  # nobody is told: a user's sampler is drawn as DataLoader without workers draws it
+        for task in tasks:
+            yield _present(task, supply, reader, masks=store._backing.masks_rows)
         return
     rows_held, untold = 0, list[GatherTask]()
     is_finalizing = sys.is_finalizing  # an iterator that lives on ends after the modules have lost their names

@@ -18,6 +18,9 @@ from torch.utils.data import Sampler
 from memfeed.errors import LoaderError
 from memfeed.system import random_state
 
+MOST_PARTS = 32
+SAMPLER_NAMES = ("sampler", "batch_sampler", "_sampler", "_batch_sampler")  # of what a sampler draws from
+
 
 class FollowedSamplers:
     """The user's samplers that have ``set_epoch``, and whether somebody else than the loader calls that.
@@ -28,8 +31,9 @@ class FollowedSamplers:
 
     def __init__(self, samplers: Iterable[Any]) -> None:
         self._samplers = [one for one in samplers if _has_epochs(one)]
-        self._parts = _with_inner(self._samplers)
-        self._given: int | None = None  # in the newest call
+        self._parts = [part for part in parts_of(*self._samplers) if _has_epochs(part)]
+        # in the newest call; at first the highest one that is shown, because none is set back
+        self._given = max(self._shown(), default=None)
         self._is_driven = self._is_setting = False
         self.has_news = False  # somebody else has set the epoch since the last pass, and since the loader's was set
         self._is_recorded = [_record_calls(type(part)) for part in self._parts]
@@ -44,8 +48,11 @@ class FollowedSamplers:
     @property
     def epoch(self) -> int | None:
         """The epoch that was set last, or that a sampler or one inside of it shows; None if neither is known."""
+        return next(iter(self._shown()), None) if self._given is None else self._given
+
+    def _shown(self) -> list[int]:
         shown = (_as_epoch(getattr(part, "epoch", None)) for part in self._parts)
-        return next((epoch for epoch in (self._given, *shown) if epoch is not None), None)
+        return [epoch for epoch in shown if epoch is not None]
 
     def note_call(self, sampler: Any, epoch: Any) -> None:
         """Remember that ``set_epoch`` was called, if the sampler is one of these."""
@@ -77,8 +84,9 @@ class FollowedSamplers:
         if is_due or (was_named and not self.has_news):
             self._is_setting = True
             try:
-                for one in self._samplers:
-                    one.set_epoch(epoch)
+                for one in reversed(self._samplers):  # what an outer one makes of the epoch counts
+                    if "set_epoch" not in getattr(one, "__dict__", {}):  # who put it into one sampler calls it
+                        one.set_epoch(epoch)
             finally:
                 self._is_setting = False
             self._given = self._least = epoch
@@ -149,21 +157,33 @@ def _as_epoch(value: Any) -> int | None:
     return int(value) if isinstance(value, numbers.Integral) else None
 
 
-def _with_inner(samplers: Iterable[Any]) -> list[Any]:
-    """Return these samplers, and those among their attributes and so on, as far as they have ``set_epoch``."""
-    found = list(samplers)
-    for one in found:  # it grows
-        named = [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
-        inner = [value for value in getattr(one, "__dict__", {}).values() if isinstance(value, Sampler)]
-        found += [value for value in (*named, *inner) if value is not None and not any(value is seen for seen in found)]
-    return [one for one in found if _has_epochs(one)]
+def parts_of(*samplers: Any, depth: int = 4) -> list[Any]:
+    """Return samplers, and those inside of them, so many levels deep: each once, the outer ones first.
+
+    Those are what a sampler, or its dataset, names as its sampler, and torch's samplers among its attributes.
+    """
+    found, level = list[Any](), list(samplers)
+    for _ in range(depth + 1):
+        if len(found) > MOST_PARTS:  # objects that make an attribute of any name, as mocks do
+            break
+        level = [one for at, one in enumerate(level) if not any(one is other for other in (*found, *level[:at]))]
+        found += level
+        level = [inner for one in level for inner in _inner(one)]
+    return found
+
+
+def _inner(sampler: Any) -> list[Any]:
+    holders = (sampler, getattr(sampler, "dataset", None))
+    named = [getattr(holder, name, None) for holder in holders for name in SAMPLER_NAMES]
+    held = [value for value in getattr(sampler, "__dict__", {}).values() if isinstance(value, Sampler)]
+    return [value for value in (*named, *held) if value is not None]
 
 
 class SamplerGenerators:
     """The global generators of torch (CPU), numpy and Python, and the sampler's own ``generator`` if it has one."""
 
     def __init__(self, sampler: Any) -> None:
-        found = (getattr(part, "generator", None) for part in (sampler, getattr(sampler, "sampler", None)))
+        found = (getattr(part, "generator", None) for part in parts_of(sampler))
         self._own = next((generator for generator in found if isinstance(generator, torch.Generator)), None)
 
     def states(self) -> str:

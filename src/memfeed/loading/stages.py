@@ -175,7 +175,7 @@ def build_stages(assemble: Callable[[Any], Any], user: UserStages, transfer: Tra
         stages.append(Stage("transform", False, _transform(keyed)))
     if streams:
         # the event of the copy will do if nothing else computed on the device
-        if len(stages) > 1 or holds(structure, "graph"):
+        if len(stages) > 1 or holds(structure, "graph", "tensor"):
             stages.append(Stage("record an event", False, _record(transfer.record_event)))
         stages.append(Stage("wait for the transfer", True, _wait(transfer.receive_batch, transfer.current_stream)))
     elif transfer.device is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import cache
+from time import perf_counter
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class EpochOrders:
         """Return the order of an epoch."""
         if self._pid != os.getpid():  # threads do not survive a fork
             self._next, self._pid = None, os.getpid()
-        self._choose(time.perf_counter())
+        self._choose(perf_counter())
         if self._long:
             _keep_freed_memory()
         coming, self._next = self._next, None

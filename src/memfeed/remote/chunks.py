@@ -54,10 +54,10 @@ def in_threads(function: Callable[[_T], None], items: Sequence[_T], threads: int
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def verify(address: str, progress: OnProgress | None = None) -> RemoteStore:
+def verify(address: str, report: OnProgress | None = None) -> RemoteStore:
     """Read every byte of the store at ``address`` and compare it with the checksums; return what was verified.
 
-    ``progress`` is called with (bytes done, bytes in total), from one thread at a time.
+    ``report`` is called with (bytes done, bytes in total), from one thread at a time.
     Raises CorruptStoreError, which names field, rows and object, for the first bytes that have changed.
     """
     store = read_manifest(address)
@@ -69,8 +69,8 @@ def verify(address: str, progress: OnProgress | None = None) -> RemoteStore:
         read_chunk(store, *item)
         done += item[0].size
 
-    for first in range(0, len(chunks), 4 * CHUNKS_AT_ONCE):  # parts: to show progress in the caller's thread
+    for first in range(0, len(chunks), 4 * CHUNKS_AT_ONCE):  # parts: to report in the caller's thread
         in_threads(check, chunks[first : first + 4 * CHUNKS_AT_ONCE], CHUNKS_AT_ONCE)
-        if progress:
-            progress(done, total)
+        if report:
+            report(done, total)
     return store

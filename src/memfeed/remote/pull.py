@@ -24,17 +24,17 @@ from memfeed.store.opened import open_store
 from memfeed.store.row_supply import ReadRequest
 from memfeed.store.store import Store
 from memfeed.system import files, trust
-from memfeed.system.progress import Progress
+from memfeed.system.progress import Progress, is_shown
 
 
 def pull(
-    address: str | Address, path: str | os.PathLike[str], *, overwrite: bool = False, progress: bool = False
+    address: str | Address, path: str | os.PathLike[str], *, overwrite: bool = False, progress: bool | None = None
 ) -> Store:
     """Copy the store at an address to ``path`` on this machine, and open it.
 
     The copy has the same bytes, and so the same ``digest``; it is there when all of it is. Every chunk is compared with
     its checksum as it arrives. After an interruption the same call asks only for the chunks that are missing; they
-    wait in ``NAME.build``. If the store is there already, it is only opened.
+    wait in ``NAME.build``. If the store is there already, it is only opened. ``progress`` is that of `memfeed.cache`.
 
     Raises StoreNotFoundError if there is no store at the address; StoreError if ``path`` is another store, unless
     ``overwrite``, or something else; CorruptStoreError if bytes at the address are wrong; ObjectReplacedError if the
@@ -44,6 +44,7 @@ def pull(
 
         store = memfeed.pull("s3://bucket/ants.mf", "ants.mf")
     """
+    is_shown(progress)  # raises for what has no meaning
     remote = read_manifest(address)
     target = format.resolve(path, to_write=True)
     while True:
@@ -74,7 +75,7 @@ def _is_there(remote: RemoteStore, target: Path, overwrite: bool) -> bool:
     return found[1] == remote.digest
 
 
-def _fill(remote: RemoteStore, root: Path, progress: bool) -> None:
+def _fill(remote: RemoteStore, root: Path, progress: bool | None) -> None:
     """Make the claimed build a store: the complete cache of the one at the address, whose manifest has its bytes."""
     directory = _begin(remote, root)
     missing = np.flatnonzero(directory.are_absent(np.arange(directory.table.count)))
@@ -82,7 +83,7 @@ def _fill(remote: RemoteStore, root: Path, progress: bool) -> None:
     done = total - int(directory.table.bytes_of(missing).sum())
     fetching = Fetching(directory, remote, Demand(directory.table, _no_rows, directory.are_absent, None))
     try:
-        with Progress(f"pull {remote.address.name}", total, unit="B", shown=progress, done=done) as bar:
+        with Progress(f"pull {remote.address.name}", total, unit="B", progress=progress, done=done) as bar:
             fetching.bring(missing, bar.advance)
         directory.commit(read_only=True)
     finally:

@@ -24,7 +24,7 @@ from memfeed.store.checksums import chunks_of, describe_chunk, read_checksums
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.store import Store
 from memfeed.system import files
-from memfeed.system.progress import Progress
+from memfeed.system.progress import Progress, is_shown
 
 _FILES_AT_ONCE = 4
 _TENSORDICT_META = "meta.json"
@@ -46,7 +46,11 @@ class _Local:
 
 
 def push(
-    store: Store | str | os.PathLike[str], address: str | Address, *, remove_old: bool = False, progress: bool = False
+    store: Store | str | os.PathLike[str],
+    address: str | Address,
+    *,
+    remove_old: bool = False,
+    progress: bool | None = None,
 ) -> int:
     """Write a finished store to an address such as ``s3://bucket/ants.mf``; return how many bytes were sent.
 
@@ -54,7 +58,8 @@ def push(
     one is there: an older store at the address is replaced at once, and who reads it goes on. Its objects stay until a
     push with ``remove_old``, which also removes what interrupted pushes left. The bytes are compared with the
     store's checksums as they are sent. After an interruption the same call sends only the files that are missing. Of
-    the results of `memfeed.memoize` the rows that are there now are sent, as an ordinary store.
+    the results of `memfeed.memoize` the rows that are there now are sent, as an ordinary store. ``progress`` is that of
+    `memfeed.cache`.
 
     Raises StoreError if ``store`` is none, is a view, or is being filled; CorruptStoreError if it is damaged;
     ObjectReplacedError if another push to the address finished meanwhile; RemoteError if the address cannot be written.
@@ -63,6 +68,7 @@ def push(
 
         memfeed.push("ants.mf", "s3://bucket/ants.mf")
     """
+    is_shown(progress)  # raises for what has no meaning
     path = Path(store.path if isinstance(store, Store) else files.local_path(store))
     if memo_format.is_memo(path):
         return _push_results(store, path, address, remove_old=remove_old, progress=progress)
@@ -78,7 +84,7 @@ def push(
         if (found := there.get(f"{pointer.directory}/{name}")) is None or found.size != size
     }
     total = sum(sizes.values())
-    with Progress(f"push {to.name}", total, unit="B", shown=progress, done=total - sum(missing.values())) as bar:
+    with Progress(f"push {to.name}", total, unit="B", progress=progress, done=total - sum(missing.values())) as bar:
         _send_ranges(local, objects, f"{pointer.directory}/{RANGES}", there)
         if older := format.generations(local.path):
             objects.put(f"{pointer.directory}/{format.GENERATIONS}", "\n".join(older).encode())
@@ -92,7 +98,12 @@ def push(
 
 
 def _push_results(
-    store: Store | str | os.PathLike[str], path: Path, address: str | Address, *, remove_old: bool, progress: bool
+    store: Store | str | os.PathLike[str],
+    path: Path,
+    address: str | Address,
+    *,
+    remove_old: bool,
+    progress: bool | None,
 ) -> int:
     """Push memoized results. The rows that are there now are written into a store first, which takes as much space."""
     backing = store._backing if isinstance(store, Store) else memo_backing(path)

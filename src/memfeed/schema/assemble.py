@@ -20,6 +20,7 @@ from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Form, Node
 from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
+from memfeed.schema.kept_tensors import collate_kept, make_kept
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
 
@@ -196,13 +197,14 @@ def _rows(leaf: Any, form: Form) -> list[Any]:
     return rows if form == "tensor" else [row.tolist() if isinstance(row, torch.Tensor) else row for row in rows]
 
 
-def _graph_batch(node: Node, types: Mapping[str, type], forms: Sequence[Form], indices: list[int]) -> _Constructed:
-    """Return what makes a batch of graphs, one by one: only their class knows how to collate them."""
+def _collated(node: Node, types: Mapping[str, type], forms: Sequence[Form], indices: list[int]) -> _Constructed:
+    """Return what makes a batch of graphs, or of tensors of a class, one by one: only that knows how to collate."""
     make = assembler(node, types.values(), forms=(), batched=False)
+    collate = collate_graphs if node.kind == "graph" else collate_kept
 
     def construct(leaves: Sequence[Any]) -> Any:
         rows = zip(*(_rows(leaf, forms[index]) for leaf, index in zip(leaves, indices, strict=True)), strict=True)
-        return collate_graphs([make(list(row)) for row in rows])
+        return collate([make(list(row)) for row in rows])
 
     return _Constructed(construct, indices)
 
@@ -219,8 +221,8 @@ def _template(
         return None
     if node.kind == "shared":
         return _Constructed(lambda _: node.value if is_unbatched(node.value) else _non_tensor(node.value, ()), ())
-    if node.kind == "graph" and batched:
-        return _graph_batch(node, types, forms, list(itertools.islice(field_indices, len(list(node.leaves())))))
+    if node.kind in ("graph", "tensor") and batched:
+        return _collated(node, types, forms, list(itertools.islice(field_indices, len(list(node.leaves())))))
     children = [_template(child, types, forms, batched, field_indices) for child in node.children]
     if node.kind == "tv_tensor":  # default_collate makes plain tensors of them
         plain = operator.itemgetter(0)
@@ -229,6 +231,8 @@ def _template(
         return children
     if node.kind == "tuple":
         return tuple(children)
+    if node.kind == "tensor":
+        return _Constructed(lambda values: make_kept(node.name, values), children)
     if node.kind == "graph":
         graph = graph_class(node.name, types.get(node.name))
         return _Constructed(lambda values: make_graph(graph, node.keys, values), children)

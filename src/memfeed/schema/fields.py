@@ -36,6 +36,7 @@ NodeKind = Literal[
     "tensorclass",
     "graph",
     "tv_tensor",
+    "tensor",
 ]
 
 DEEPEST = 64

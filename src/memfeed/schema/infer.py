@@ -62,8 +62,8 @@ def infer(
     chosen = fields if isinstance(fields, Mapping) else {}
     for key, kind in chosen.items():
         if kind not in get_args(Kind):
-            raise SchemaError(
-                f"found kind {kind!r} for {key!r} in fields=; expected one of {', '.join(get_args(Kind))}"
+            raise FieldError(
+                f"found kind {brief(kind)} for {brief(key)} in fields=; expected one of {', '.join(get_args(Kind))}"
             )
     structure, leaves = infer_structure(samples, {**(kinds or {}), **chosen}, indices or range(len(samples)))
     if not leaves:
@@ -160,8 +160,6 @@ def _names_of_leaves(given: Sequence[str], structure: Node) -> list[str]:
 
 def _checked_names(given: Sequence[str], leaves: Sequence[str]) -> list[str]:
     """Return the names that fields= gives; raise FieldError unless there is one for each leaf."""
-    if isinstance(given, str) or not all(isinstance(name, str) and name for name in given):
-        raise FieldError(f"found fields={brief(given)}; expected a list with a name (a str) for each leaf, in order")
     if len(given) != len(leaves) or len(set(given)) != len(given):
         raise FieldError(
             f"found {len(given)} names in fields= ({listed(given, 100)}); expected {len(leaves)} different ones, one "

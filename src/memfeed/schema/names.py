@@ -1,5 +1,8 @@
 """Paths of fields, and the fields that a user names. Every argument that names fields follows the rule of this module.
 
+``select`` chooses fields of a store, `memfeed.open(path, select=...)` and `Store.select` alike. ``fields=`` names them,
+or chooses their kinds, where a store is made.
+
 - A str or int is one field: the name that ``fields=`` gave it, its key or position, or its path joined by dots.
 - A tuple is one path: ``("target", "boxes")``. Keys that contain a dot are reached by it: ``("a.b",)``.
 - A list is several of these.

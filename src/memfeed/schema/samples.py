@@ -144,6 +144,8 @@ class _BatchFlattener(Flattener):
             leaves.append(value)
         elif node.kind == "tv_tensor":
             leaves += [value, None]
+        elif node.kind == "tensor":
+            raise self._mismatch(path, f"a batch of {node.name}, of which only its library knows the rows", "samples")
         elif node.kind == "graph":
             leaves += self._rows_of_graphs(node, value, path, len(leaves))
         elif node.kind not in ("none", "shared"):

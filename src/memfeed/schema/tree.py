@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +19,7 @@ from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Node, Path, display
 from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
+from memfeed.schema.kept_tensors import PARTS, is_kept, open_kept
 from memfeed.schema.tensordicts import is_a, is_tensorclass
 
 
@@ -57,6 +59,8 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     """
     cls = type(value)
     if isinstance(value, torch.Tensor):
+        if is_kept(value):
+            return Node(kind="tensor", name=cls.__name__, keys=PARTS), open_kept(value)
         if cls is torch.Tensor or (name := tv_tensors.class_name(value)) not in tv_tensors.SIZED:
             return None
         node = Node(kind="tv_tensor", name=name, keys=tv_tensors.SIZED_KEYS, value=tv_tensors.options_of(value))
@@ -80,13 +84,15 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         )
         return node, [value[key] for key in keys]
     if isinstance(value, Mapping):
-        for key in value:
+        # an Enum of strings is equal to them, and looked up by them
+        keys = tuple(key.value if isinstance(key, Enum) and isinstance(key, str) else key for key in value)
+        for key in keys:
             if type(key) not in (str, int):
                 raise SchemaError(
                     f"found the dict key {key!r} of type {type(key).__name__}; expected str or int keys: convert it in "
                     "the dataset"
                 )
-        return Node(kind="dict", keys=tuple(value)), list(value.values())
+        return Node(kind="dict", keys=keys), list(value.values())
     if dataclasses.is_dataclass(cls):
         names = record_names(cls)
         unset = [name for name in names if not hasattr(value, name)]
@@ -142,7 +148,7 @@ class Flattener:
             return
         opened = open_container(value)
         if opened is None or opened[0].kind not in (node.kind, self.stands_for.get(node.kind)):
-            expected = node.name if node.kind == "tv_tensor" else f"a {node.kind}"
+            expected = node.name if node.kind in ("tv_tensor", "tensor") else f"a {node.kind}"
             raise self._mismatch(path, type(value).__name__, expected)
         found, content = opened
         if node.kind in ("tuple", "list"):
@@ -153,6 +159,8 @@ class Flattener:
                 raise self._mismatch(path, f"a {node.kind} of {len(content)}", f"one of {len(node.children)}", hint)
         elif node.kind == "tv_tensor" and (found.name, found.value) != (node.name, node.value):
             raise self._mismatch(path, f"{found.name} of {found.value}", f"{node.name} of {node.value}")
+        elif node.kind == "tensor" and found.name != node.name:
+            raise self._mismatch(path, found.name, node.name)
         elif found.keys != node.keys:
             by_key = dict(zip(found.keys, content, strict=True))
             if set(by_key) != set(node.keys):
@@ -191,7 +199,7 @@ def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
         opened = open_container(value)
         if opened is None:
             return
-        if opened[0].kind == "tv_tensor":
+        if opened[0].kind in ("tv_tensor", "tensor"):
             return
         if opened[0].name:
             add_type(types, type(value))

@@ -18,6 +18,7 @@ from memfeed.errors import SchemaError
 from memfeed.schema import tv_tensors
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.fields import DTYPES, Form, dtype_name
+from memfeed.schema.kept_tensors import copy_kept, is_kept
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 Bytes = npt.NDArray[np.uint8]
@@ -218,7 +219,7 @@ def copy_value(leaf: Any) -> Any:
             # torch would divide an image among threads, which wait for each other on busy cores
             return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
         if holds_more(leaf):
-            return leaf
+            return copy_kept(leaf) if is_kept(leaf) else leaf
         try:
             return leaf.detach().clone()
         except RuntimeError as error:  # torch cannot copy its dtype (int4, say)

@@ -48,7 +48,7 @@ def on_device(batch: Any, device: torch.device | str) -> Any:
 
 
 def load(
-    columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool
+    columns: Sequence[Column], rows: Int64Array, device: torch.device | str, title: str, *, progress: bool | None
 ) -> list[Any]:
     """Return the leaves of one batch of ``rows`` on a device; see ``Store.to``."""
     target = _target(device)
@@ -57,7 +57,7 @@ def load(
     leaves = []
     total = sum(_bytes(column, rows) for column in columns)
     with (
-        Progress(f"{title} to {target}", total, unit="B", shown=progress, delay_seconds=SLOW_SECONDS) as bar,
+        Progress(f"{title} to {target}", total, unit="B", progress=progress, delay_seconds=SLOW_SECONDS) as bar,
         copies_to(target) as copy,
     ):
         for column in columns:

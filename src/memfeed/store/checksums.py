@@ -138,7 +138,7 @@ OnProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in total)."""
 
 
-def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> Generator[Chunk, None, None]:
+def bad_chunks(path: Path, manifest: Manifest, report: OnProgress | None = None) -> Generator[Chunk, None, None]:
     """Yield the chunks whose bytes have changed, as they are found. Raises CorruptStoreError for bad checksums."""
     format.check_columns(path, manifest)  # again: they may have changed since the store was opened
     expected = [one for of_file in read_checksums(path, manifest).values() for one in of_file]
@@ -150,8 +150,8 @@ def bad_chunks(path: Path, manifest: Manifest, progress: OnProgress | None = Non
             if have != want:
                 yield chunk
             done += chunk.size
-            if progress:
-                progress(done, total)
+            if report:
+                report(done, total)
 
 
 def _hash(path: Path, chunk: Chunk) -> int:
@@ -164,9 +164,9 @@ def _hash(path: Path, chunk: Chunk) -> int:
         ) from None
 
 
-def verify(path: Path, manifest: Manifest, progress: OnProgress | None = None) -> None:
+def verify(path: Path, manifest: Manifest, report: OnProgress | None = None) -> None:
     """Raise CorruptStoreError naming field, rows and file of the first chunk whose bytes have changed."""
-    with closing(bad_chunks(path, manifest, progress)) as bad:
+    with closing(bad_chunks(path, manifest, report)) as bad:
         for chunk in bad:
             raise CorruptStoreError(_damage(path, manifest, chunk))
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from memfeed.errors import FieldError
+from memfeed.errors import FieldError, brief, listed
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.store.column import Column
 
 ROWS_AT_ONCE = 1 << 20
+
+Fill: TypeAlias = float | Mapping[Any, float] | None
+"""A number that fills up all fields of varying length, or one for each field by its name; see `fill_values`."""
 
 
 def row_lengths(column: Column, rows: Int64Array) -> Int64Array:
@@ -70,28 +73,65 @@ def _has_group(schema: Schema, index: int) -> bool:
     return schema.fields[index].lengths_of is not None
 
 
-def fill_value(field: Field, value: Any, option: str) -> Any:
-    """Return the value of ``option`` for a field: ``value`` itself, or its entry for the field in a mapping.
+def fill_values(given: Any, schema: Schema, indices: Sequence[int], option: str) -> dict[int, Any]:
+    """Return the value of each field that ``given`` fills up, by the field's index, in the order of the schema.
 
-    Raises FieldError for a value that the field's dtype cannot hold.
+    Every argument that fills up rows follows this rule. A number is the value of all fields at ``indices``, those that
+    can be filled up. A mapping gives the number of each field that it names, see `memfeed.schema.names`. None fills up
+    no field. ``option`` is the name of the argument. Raises FieldError for everything else: a name that no field has or
+    that is not one of ``indices``, or a number that the field's dtype does not hold exactly.
     """
-    found = value.get(field.name) if isinstance(value, Mapping) else value
-    try:
-        fits = isinstance(found, int | float) and (
-            found != found or torch.tensor(found, dtype=field.torch_dtype, device="cpu").item() == found
+    if given is None:
+        return {}
+    names = listed([schema.fields[index].name for index in indices])
+    if not isinstance(given, int | float | Mapping) or given == {}:
+        example = schema.fields[indices[0]].name if indices else "input_ids"
+        raise FieldError(
+            f"found {option}={brief(given)}; expected a number for all fields of varying length ({names or 'none'}), "
+            f'or one for each field: {option}={{"{example}": 0}}'
         )
+    if not isinstance(given, Mapping):
+        if not indices:
+            raise FieldError(f"found {option}={given}; expected a field of varying length: leave {option}= out")
+        return {index: _number(schema.fields[index], given, option) for index in indices}
+    found: dict[int, Any] = {}
+    for name, value in given.items():
+        index = schema.field_index(name)
+        field = schema.fields[index]
+        if index not in indices:
+            raise FieldError(
+                f"found {option}= for field {field.name}, which is {field.describe()}; expected one of the fields of "
+                f"varying length that are filled up ({names or 'none'}): leave {field.name} out of {option}="
+            )
+        if index in found:
+            raise FieldError(
+                f"found two values for field {field.name} in {option}={brief(given)}; expected one: leave one out"
+            )
+        found[index] = _number(field, value, option)
+    return dict(sorted(found.items()))
+
+
+def _number(field: Field, value: Any, option: str) -> Any:
+    """Return ``value``. Raise FieldError unless it is a number that the field's dtype holds exactly."""
+    is_number = isinstance(value, int | float) and (not isinstance(value, bool) or field.dtype == "bool")
+    is_nan = is_number and value != value
+    try:
+        fits = is_number and (is_nan or torch.tensor(value, dtype=field.torch_dtype, device="cpu").item() == value)
     except (RuntimeError, TypeError, ValueError, OverflowError):
         fits = False
-    if not fits or (found != found and not field.torch_dtype.is_floating_point):
+    if not fits or (is_nan and not field.torch_dtype.is_floating_point):
         raise FieldError(
-            f"found {option}={value!r} for field {field.name}, which is {field.describe()}; expected a number that "
-            f"{field.dtype} holds exactly: {option}=0"
+            f"found {option}={brief(value)} for field {field.name}, which is {field.describe()}; expected a number "
+            f"that {field.dtype} holds exactly: {option}=0"
         )
-    return found
+    return value
 
 
 def same_lengths(columns: Sequence[Column], rows: Int64Array) -> Int64Array:
-    """Return the lengths that ``rows`` have in all of ``columns``. Raises FieldError where they differ."""
+    """Return the lengths that ``rows``, those of a view, have in all of ``columns``.
+
+    Raises FieldError where they differ, which names the row by its number in the view.
+    """
     first, *others = (row_lengths(column, rows) for column in columns)
     for column, lengths in zip(columns[1:], others, strict=True):
         if not np.array_equal(first, lengths):

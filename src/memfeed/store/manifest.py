@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
+from memfeed.schema.kept_tensors import PARTS
 from memfeed.schema.stems import is_stem, same_file
 from memfeed.schema.tv_tensors import SIZED, SIZED_KEYS
 from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
@@ -78,7 +79,9 @@ def required_version(manifest: Manifest) -> int:
 
 def _is_new_node(node: Node) -> bool:
     """Return True if a node, or one below it, has a kind or a key that version 1 does not have."""
-    return node.kind in ("graph", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
+    return (
+        node.kind in ("graph", "tensor", "tv_tensor") or bool(node.dim_names) or any(map(_is_new_node, node.children))
+    )
 
 
 def manifest_problem(manifest: Manifest) -> str:
@@ -177,6 +180,8 @@ def node_problem(node: Node, depth: int = 0) -> str:
         bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
         if bad:
             return f"{bad[0]!r} as a Python name"
+    if node.kind == "tensor" and node.keys != PARTS:
+        return f"a tensor with other parts than {', '.join(PARTS)}"
     if node.kind in ("tensordict", "graph") and not all(isinstance(key, str) for key in node.keys):
         return f"a {node.kind} with keys that are no strings"
     if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):

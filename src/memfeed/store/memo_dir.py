@@ -79,7 +79,7 @@ def read(root: Path, numbers: Int64Array) -> Contents:
     return Contents(schema, columns, rows, digest.hexdigest())
 
 
-def verify(root: Path, rows: Rows, progress: Callable[[int, int], None] | None) -> None:
+def verify(root: Path, rows: Rows, report: Callable[[int, int], None] | None) -> None:
     """Read the results and compare them with their hashes. Raises CorruptStoreError that names the first bad row."""
     heap, done, total = ragged_files(root, BLOB).heap, 0, int(rows.blobs[:, 1].sum())
     for number, (start, size) in zip(rows.numbers.tolist(), rows.blobs.tolist(), strict=True):
@@ -91,8 +91,8 @@ def verify(root: Path, rows: Rows, progress: Callable[[int, int], None] | None) 
                 f"expected those of its hash: remove {root}, and the results are computed again"
             )
         done += size
-        if progress is not None:
-            progress(done, total)
+        if report is not None:
+            report(done, total)
 
 
 def _places(root: Path, field: Field, numbers: Int64Array) -> Int64Array:

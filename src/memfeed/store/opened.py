@@ -36,17 +36,16 @@ def open_store(path: str | os.PathLike[str], *, types: type | Iterable[type] = (
     return store.subset(np.arange(filled))  # a replay buffer that is not full yet
 
 
-def open(path: str | os.PathLike[str], *, fields: Names | None = None, types: type | Iterable[type] = ()) -> Store:
+def open(path: str | os.PathLike[str], *, select: Names | None = None, types: type | Iterable[type] = ()) -> Store:
     """Open a memfeed store, or any directory written by `TensorDict.memmap()`, in milliseconds for any size.
 
     The manifest and the size of every file are checked first; nothing is mapped and no class is imported by name.
     ``types`` are the namedtuple, dataclass and tensorclass classes of the samples, one or several, found by their
-    names: without them a namedtuple is
-    returned as an equal generated one, a dataclass as a dict, a tensorclass as a TensorDict. ``fields`` opens only
-    some fields, named as for `Store.select`.
+    names: without them a namedtuple is returned as an equal generated one, a dataclass as a dict, a tensorclass as a
+    TensorDict. ``select`` opens only some fields, named as for `Store.select`.
 
     Raises StoreError if ``path`` is not a store (or one of a newer format), CorruptStoreError if it is damaged,
     FieldError for a field that it does not have.
     """
     store = open_store(path, types=types)
-    return store if fields is None else store.select(fields)
+    return store if select is None else store.select(select)

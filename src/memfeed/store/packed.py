@@ -8,14 +8,14 @@ where they begin in it, is arithmetic on the documents' lengths.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from memfeed.errors import FieldError
+from memfeed.errors import FieldError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.store.backing import Backing
@@ -23,13 +23,10 @@ from memfeed.store.column import Column, FileRows
 from memfeed.store.columns import ComputedColumn
 from memfeed.store.copied_ranges import LOOPS, must_fit
 from memfeed.store.document_blocks import DocumentPieces, Packing
-from memfeed.store.lengths import fill_value, jagged_field, same_lengths
+from memfeed.store.lengths import Fill, fill_values, jagged_field, same_lengths
 from memfeed.store.ragged_columns import RaggedRows
 from memfeed.store.ragged_gather import raw
 from memfeed.store.view import View
-
-Fill = float | Mapping[str, float] | None
-"""A value for every packed field, or one for each by its name."""
 
 
 def _repeat(values: npt.NDArray[Any], lengths: Int64Array, out: npt.NDArray[Any]) -> None:
@@ -179,15 +176,15 @@ def packed_backing(view: View, which: tuple[Any, ...], size: int, end: Fill, fil
             f"found {int(lengths.sum()):,} tokens in field {sources[0].field.name}; expected at least one block of "
             f"{size:,}: pack into smaller blocks, or fill up the last one with pad=0"
         )
+    ends, fills = (_values(given, view.schema, indices, option) for given, option in ((end, "eos"), (fill, "pad")))
     columns: list[Column] = []
-    for source in sources:
+    for index, source in zip(indices, sources, strict=True):
         name = source.field.name.rpartition(".")[2]
         field = Field(
             path=(name,), name=name, stem=name, kind="fixed", dtype=source.field.dtype,
             shape=(size, *source.field.shape[1:]),
         )  # fmt: skip
-        end_value = None if end is None else fill_value(source.field, end, "eos")
-        columns.append(TokenColumn(field, packing, source, end_value, _fill(source.field, fill)))
+        columns.append(TokenColumn(field, packing, source, ends.get(index), fills.get(index)))
     first = columns[0].field.name
     computed: list[tuple[str, str, type[PackedColumn]]] = [
         ("document_ids", "int32", DocumentIds),
@@ -212,8 +209,16 @@ def packed_backing(view: View, which: tuple[Any, ...], size: int, end: Fill, fil
     )  # fmt: skip
 
 
-def _fill(field: Field, fill: Fill) -> Any:
-    return None if fill is None else fill_value(field, fill, "pad")
+def _values(given: Fill, schema: Schema, indices: Sequence[int], option: str) -> dict[int, Any]:
+    """Return the value of each packed field; see ``fill_values``. Raise FieldError if some have one and others not."""
+    found = fill_values(given, schema, indices, option)
+    left = [schema.fields[index].name for index in indices if found and index not in found]
+    if left:
+        raise FieldError(
+            f"found {option}={brief(given)} without field {left[0]}; expected a number for each packed field: add "
+            f"{left[0]}, or write one number for all"
+        )
+    return found
 
 
 def in_order(columns: Sequence[Column], order: Any) -> list[Column]:

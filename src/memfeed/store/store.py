@@ -7,7 +7,8 @@ __lazy_modules__ = ["memfeed.store.lengths"]  # Python 3.15 imports it at its fi
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,12 @@ from memfeed.store.read_samples import ReadSamples
 from memfeed.store.view import View
 from memfeed.system.forks import fork_safe
 from memfeed.system.messages import say_once
+from memfeed.system.progress import SLOW_SECONDS, Progress
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from memfeed.store.packed import Fill
+    from memfeed.store.lengths import Fill
     from memfeed.transforms import Transform
 
 
@@ -151,12 +153,12 @@ class Store(Facts):
     # --- all rows at once
 
     @fork_safe
-    def to(self, device: torch.device | str, *, progress: bool = True) -> Any:
+    def to(self, device: torch.device | str, *, progress: bool | None = None) -> Any:
         """Return all rows on a device as one batch, equal to ``store[:]``. Needs no more than a chunk of RAM at a time.
 
         A TensorDict of weights has no rows and is returned as it is. The memory belongs to the caller. ``progress``
-        shows a bar on stderr. Raises LoaderError for a device that does not exist, StoreError if the fields of fixed
-        size do not fit into the free memory of a CUDA device.
+        is that of `memfeed.cache`; with None only copies that take seconds show a bar. Raises LoaderError for a device
+        that does not exist, StoreError if the fields of fixed size do not fit into the free memory of a CUDA device.
 
         Example::
 
@@ -276,8 +278,8 @@ class Store(Facts):
             which: the field, whose rows are documents of varying length; None for the only one. A list of fields of the
                 same lengths (tokens and labels) packs them alike.
             size: tokens of a block.
-            eos: a token to put after each document; a mapping of one per field. None puts none.
-            pad: the value that fills up the last block; a mapping of one per field. There is then a field
+            eos: a token to put after each document of all fields, or one for each field by its name. None puts none.
+            pad: the value that fills up the last block of all fields, or one for each by name. There is then a field
                 "NAME_mask" (of the first field's name), bool [size], True for tokens of documents; document_ids are -1
                 elsewhere. None leaves out the tokens that make no whole block, fewer than ``size``.
 
@@ -310,10 +312,10 @@ class Store(Facts):
 
     # --- trust
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def verify(self, *, progress: bool | None = None) -> None:
         """Read every byte and compare it with the checksums. Raises CorruptStoreError naming field, rows and file.
 
-        ``progress`` is called with (bytes done, bytes in total).
+        ``progress`` is that of `memfeed.cache`; with None only stores that take seconds show a bar.
         """
         from memfeed.store.checksums import verify  # a training verifies nothing
 
@@ -321,18 +323,19 @@ class Store(Facts):
         backing = self._backing
         while isinstance(backing.owner, View):  # rows that are made of another store's
             backing = backing.owner.backing
-        if backing.verify is not None:
-            backing.verify(progress)
-            return
-        if backing.manifest is None or backing.path is None:
+        check, path, manifest = backing.verify, backing.path, backing.manifest
+        if check is None and path is not None and manifest is not None:
+            check = partial(verify, path, manifest)
+        if check is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
                 "its sizes were checked when it was opened: cache(..., allow='copy') makes a store that has them"
             )
-        try:
-            verify(backing.path, backing.manifest, progress)
-        finally:
-            backing.check()  # the damage may be that of a store that replaced this one
+        with Progress(self.path.name, None, unit="B", progress=progress, delay_seconds=SLOW_SECONDS) as bar:
+            try:
+                check(bar.advance_to)
+            finally:
+                backing.check()  # the damage may be that of a store that replaced this one
 
 
 def with_transform(store: Store, transform: Transform | None) -> Store:

@@ -1,4 +1,8 @@
-"""A progress bar: rows per second, bytes, time left. What happens to stderr never decides what happens to the work."""
+"""A progress bar: rows per second, bytes, time left. What happens to stderr never decides what happens to the work.
+
+Every argument ``progress=`` has the meaning of `is_shown`: None shows a bar where stderr is a terminal or a notebook,
+True shows it always, False never. Lines that say what is done, beside the bar, are printed unless it is False.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,34 @@ from typing import Any
 from tqdm.auto import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
+from memfeed.errors import brief
 from memfeed.system.units import format_bytes, printable
 
 SLOW_SECONDS = 2.0  # copies that take longer show a bar
+
+
+def is_shown(progress: bool | None) -> bool:
+    """Return whether an argument ``progress=`` asks for a bar. Raise ValueError for a value that has no meaning."""
+    if progress is None:
+        return _is_seen()
+    if isinstance(progress, bool):
+        return progress
+    raise ValueError(
+        f"found progress={brief(progress)}; expected True (show a bar), False (show none), or None (show one if stderr "
+        "is a terminal)"
+    )
+
+
+def _is_seen() -> bool:
+    """Return True if a person sees stderr while the program runs: it is a terminal, or in a notebook."""
+    try:
+        if sys.stderr is not None and sys.stderr.isatty():
+            return True
+    except (AttributeError, OSError, ValueError):  # ValueError: it is closed
+        return False
+    python = sys.modules.get("IPython")
+    shell = getattr(python, "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
 
 
 class _Bar(tqdm):
@@ -39,17 +68,25 @@ os.register_at_fork(after_in_child=lambda: _Bar.set_lock(threading.RLock()))  # 
 
 
 class Progress:
-    """A context manager around a progress bar on stderr, which appears after ``delay_seconds``, if ``shown``.
+    """A context manager around a progress bar on stderr, if ``progress`` asks for one; see `is_shown`.
 
-    ``done`` units of ``total`` were done before. Nothing is shown where stderr is absent, closed or full.
+    ``done`` units of ``total`` were done before. With ``progress=None`` the bar appears after ``delay_seconds``.
+    Nothing is shown where stderr is absent, closed or full.
     """
 
     def __init__(
-        self, title: str, total: int | None, *, unit: str, shown: bool, done: int = 0, delay_seconds: float = 0
+        self,
+        title: str,
+        total: int | None,
+        *,
+        unit: str,
+        progress: bool | None,
+        done: int = 0,
+        delay_seconds: float = 0,
     ) -> None:
-        desc = printable(title)
-        self._options = {"desc": desc, "total": total, "unit": unit, "initial": done, "delay": delay_seconds}
-        self._shown, self._done = shown, done
+        delay = 0 if progress else delay_seconds
+        self._options = {"desc": printable(title), "total": total, "unit": unit, "initial": done, "delay": delay}
+        self._shown, self._says, self._done = is_shown(progress), progress is not False, done
         self._bar: tqdm[object] | None = None
         self.bytes = 0
 
@@ -74,11 +111,13 @@ class Progress:
 
     def advance_to(self, done: int, total: int) -> None:
         """Set the units done, as a callback that gets (units done, units in total)."""
+        if self._bar is not None:
+            self._bar.total = total
         self.advance(done - self._done)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self._shown:
+        """Print a line above the bar, or alone where no bar is shown, unless ``progress`` is False."""
+        if self._says:
             write_line(text)
 
 

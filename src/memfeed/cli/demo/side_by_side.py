@@ -36,7 +36,7 @@ def run(
     count: int = 1000,
     out: Path = Path("memfeed-demo.png"),
     workers: int | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     console: Console | None = None,
 ) -> Result:
     """Train both epochs, print the table of their times, and draw them to the PNG file ``out``.
@@ -67,7 +67,7 @@ def run(
         with tempfile.TemporaryDirectory(prefix="memfeed-demo-") as scratch, torch.random.fork_rng(devices):
             if images is None:
                 images = Path(scratch) / "photos"
-                with Progress("making photos", count, unit=" photos", shown=progress) as bar:
+                with Progress("making photos", count, unit=" photos", progress=progress) as bar:
                     make_photos(images, count, seed=SEED, advance=bar.advance)
             store_path = Path(scratch) / "demo.mf"
             result = _compare(images, count, store_path, _cores() if workers is None else workers, progress)
@@ -80,7 +80,7 @@ def run(
     return result
 
 
-def _compare(root: Path, count: int, store_path: Path, workers: int, progress: bool) -> Result:
+def _compare(root: Path, count: int, store_path: Path, workers: int, progress: bool | None) -> Result:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = image_folder(root, _torchvision_transform())
     generator = torch.Generator().manual_seed(SEED)
@@ -176,7 +176,7 @@ def timed_epoch(
     classes: int,
     device: torch.device,
     *,
-    progress: bool,
+    progress: bool | None,
 ) -> EpochTiming:
     """Train a new model on every batch once. ``name`` and ``total``, the number of samples, are for the progress bar.
 
@@ -191,7 +191,7 @@ def timed_epoch(
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    with Progress(name, total, unit=" images", shown=progress) as bar:
+    with Progress(name, total, unit=" images", progress=progress) as bar:
         started = time.perf_counter()
         steps, wait_seconds = [(0.0, 0)], 0.0
         for images, labels in batches:

@@ -23,10 +23,10 @@ import os, random, sys, time
 import numpy as np
 import memfeed
 
-folder, keys, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+folder, keys, pause, size = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] or None
 log = os.open(os.path.join(folder, f"log-{os.getpid()}"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
-@memfeed.memoize(os.path.join(folder, "r.mf"), version=1)
+@memfeed.memoize(os.path.join(folder, "r.mf"), version=1, size=size)
 def load(number):
     begin = time.monotonic_ns()
     time.sleep(pause)
@@ -45,11 +45,11 @@ for number in order:
 """
 
 
-def begin(folder: Path, count: int, keys: int, pause: float) -> list[subprocess.Popen]:
+def begin(folder: Path, count: int, keys: int, pause: float, size: str = "") -> list[subprocess.Popen]:
     """Start jobs that wait until all of them are ready."""
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(folder), str(keys), str(pause)],
+            [sys.executable, "-c", WORKER, str(folder), str(keys), str(pause), size],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(count)
@@ -118,6 +118,24 @@ def test_processes_are_killed_while_they_fill_one_path(tmp_path, kills):
     assert killed > 0
     check(tmp_path, killed, keys)
     assert np.all(np.fromfile(tmp_path / "r.mf" / ".build" / "presence", np.uint8) != 0)
+
+
+def test_results_are_dropped_while_processes_are_killed(tmp_path):
+    keys, draw = 300, random.Random(1)
+    jobs = begin(tmp_path, 3, keys, 0.0, "100KB")
+    for _ in range(4):
+        time.sleep(draw.uniform(0.05, 0.3))
+        victim = jobs.pop(0)
+        victim.kill()
+        _, errors = victim.communicate(timeout=60)
+        assert victim.returncode in (0, -signal.SIGKILL), errors
+        jobs += begin(tmp_path, 1, keys, 0.0, "100KB")
+    for job in jobs:
+        _, errors = job.communicate(timeout=120)
+        assert job.returncode == 0, errors
+    store = memfeed.open(tmp_path / "r.mf")
+    store.verify()
+    assert 10 < len(store) < keys  # about 1,300 bytes each
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
