@@ -122,7 +122,7 @@ class RowWorker:
         return self._writer.rows.is_left_out(number)
 
     def write_list(self, one: ReadList) -> Report:
-        """Write a list that was read and placed."""
+        """Write a list that was read. If it is not placed, it is written out of order."""
         report, started = one.report, time.monotonic()
         self._watchdog.record(self._number, WRITING)
         if one.rows:
