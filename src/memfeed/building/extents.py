@@ -27,6 +27,7 @@ from memfeed.system import files
 
 FIRST_EXTENT, LARGEST_EXTENT = 64 << 10, 64 << 20
 EXTENTS_A_HEAP = 64  # an extent takes no more than this part of what the heap has
+MOST_PARTS = 1 << 16  # of a heap whose ends are known; rows after others have no order
 NO_LIST = -1
 RECORD = np.dtype([("field", "<i8"), ("start", "<i8"), ("size", "<i8"), ("row", "<i8"), ("list", "<i8")])
 """Bytes of a heap: the first, how many, the row after the last that has some of them, and NO_LIST.
@@ -199,7 +200,8 @@ class _Heap:
     """What is recorded of one heap: the end of all space that was taken, the holes before it, and where rows end."""
 
     def __init__(self) -> None:
-        self.end, self.had_holes = 0, False
+        self.end = self.length = 0  # of what is recorded, and of the file as far as known
+        self.had_holes = False
         self.holes: list[tuple[int, int]] = []  # first byte and last + 1, ascending
         self._rows: list[int] = []  # ascending: all rows recorded before this one ...
         self._ends: list[int] = []  # ... end at this byte
@@ -223,7 +225,7 @@ class _Heap:
         at = bisect.bisect_right(self._rows, last) - 1
         if at >= 0 and (self._rows[at] == last or self._ends[at] == start):
             self._rows[at], self._ends[at] = last, start + size
-        else:
+        elif len(self._rows) < MOST_PARTS:
             self._rows.insert(at + 1, last)
             self._ends.insert(at + 1, start + size)
 
@@ -234,10 +236,11 @@ def _reserve(wanted: Wanted, at: int, heap: _Heap) -> None:
     After the end of the file an extent is reserved, for the rows that follow too; if the disk is nearly full, just
     these bytes. So the length of the file says how much is reserved, but for holes.
     """
-    if not wanted.size:
+    end = at + wanted.size
+    if not wanted.size or (end <= heap.length and not heap.had_holes):
         return
     with files.opened(wanted.heap, os.O_CREAT) as fd:
-        length, end = os.fstat(fd).st_size, at + wanted.size
+        heap.length = length = os.fstat(fd).st_size
         if end <= length:
             if heap.had_holes:
                 files.preallocate(fd, wanted.size, at)
