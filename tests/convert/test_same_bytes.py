@@ -155,3 +155,9 @@ def test_rows_that_a_dead_worker_had_asked_space_for_go_there(tmp_path, monkeypa
     with pytest.warns(RuntimeWarning, match="is left out"):
         store = cache(dataset, tmp_path / "a.mf", workers=2, **options)
     assert bytes_by_name(store) == bytes_by_name(expected)
+
+
+def test_a_worker_that_may_keep_nothing_waits_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("memfeed.convert.list_worker.MOST_BYTES_READ", 0)
+    one, other = (cache(Drawn(0, 500), tmp_path / f"{workers}.mf", workers=workers) for workers in (0, 3))
+    assert bytes_by_name(one) == bytes_by_name(other)
