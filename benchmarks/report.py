@@ -762,7 +762,8 @@ def memoize(result: Result) -> str:
                     seconds, times = found[f"median_seconds{part}"].get(name), found[f"ratios{part}"].get(name)
                     rows[-1].append("" if seconds is None else microseconds(seconds))
                     rows[-1].append("" if times is None or name == ours else f"{times:,.2f}")
-        size = f"{found['bytes'] / found['files'] / 1e6:,.2f} MB" if found["bytes"] > 1e6 else "64 bytes"
+        mean = found["bytes"] / found["files"]
+        size = f"{mean / 1e6:,.2f} MB" if mean > 1e4 else f"{mean:,.0f} bytes"
         columns = ["", "to have it", "memoize is x times as fast", "and to read it", "memoize is x times as fast"]
         parts.append(f"**{what}**, {found['files']} files, {size} each as an array\n\n{table(columns, rows)}")
     left_out = f"Not installed: {', '.join(result['missing'])}. " if result["missing"] else ""
@@ -771,8 +772,8 @@ def memoize(result: Result) -> str:
 A function from a path to an array, in one process, in a plain loop over the same files in shuffled order, page cache
 warm; the times are of one file. "To read it": all bytes of the array are summed too, because a map is read only then.
 "decode" is what a DataLoader's worker does in every epoch. ".npy" is what Ultralytics does with `cache="disk"`:
-`np.load` of a file beside the image, if there is one. {left_out}{shown}. joblib keeps arrays in pickles, without
-`mmap_mode`; MONAI returns tensors. [memoize.md](memoize.md) compares what else they do.
+`np.load` of a file beside the image, if there is one. joblib keeps arrays in pickles, without `mmap_mode`; MONAI returns
+tensors. {left_out}{shown}. [memoize.md](memoize.md) compares what else they do.
 
 {chr(10).join(parts)}
 {targets(result)}"""

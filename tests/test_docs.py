@@ -35,6 +35,7 @@ dataset = Squares()
 """
 BEFORE = {
     "filling": [""],
+    "memoize": ["", "", "", "", ""],
     "remote": ["memfeed.cache(dataset, 'imagenet.mf')", ""],
     "sequences": [
         "",
@@ -55,6 +56,13 @@ BEFORE = {
 }
 AFTER = {
     "filling": ["assert sum(len(labels) for _, labels in loader) == 100"],
+    "memoize": [
+        "assert load.report()[2:4] == (84, 12)",
+        "",
+        "assert crop.shape == (32, 32, 3)",
+        "assert bounded.report().misses == 12",
+        "assert len(store) == 12 and store[0]['result'].shape == (32, 32, 3)",
+    ],
     "remote": ["", "assert labels.shape == (36,)"],
     "sequences": [
         "assert batch['input_ids'].shape[1] == 128",

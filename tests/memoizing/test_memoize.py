@@ -116,14 +116,26 @@ def test_dims_lie_in_memory_as_before(tmp_path, name):
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_large_result_is_the_same_and_begins_at_a_multiple_of_64(tmp_path, mapped):
-    expected = np.random.default_rng(0).standard_normal((3, 200_000), np.float64)
+@pytest.mark.parametrize("megabytes", [3, 17])
+def test_a_large_result_is_the_same_and_begins_at_a_multiple_of_64(tmp_path, megabytes, mapped):
+    expected = np.random.default_rng(0).standard_normal((megabytes, 125_000), np.float64)
     load = memfeed.memoize(lambda: (expected, torch.from_numpy(expected)), tmp_path / "r.mf", mapped=mapped, version=1)
     load()
     array, tensor = load()
     assert_equal((array, tensor), (expected, torch.from_numpy(expected)))
     assert array.ctypes.data % 64 == tensor.data_ptr() % 64 == 0
     assert array.flags.writeable is not mapped
+    tensor += 1
+    assert_equal(load()[1], torch.from_numpy(expected))
+
+
+def test_a_large_result_whose_file_was_cut_is_an_error(tmp_path):
+    load = memfeed.memoize(lambda: np.ones((34, 125_000)), tmp_path / "r.mf", version=1)
+    for _ in range(2):
+        load()
+    os.truncate(tmp_path / "r.mf" / "blob" / "heap.bin", 1000)
+    with pytest.raises(CorruptStoreError, match="it was cut"):
+        load()
 
 
 def test_nan_is_nan(tmp_path):

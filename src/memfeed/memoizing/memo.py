@@ -34,6 +34,7 @@ from memfeed.system.files import open_write
 
 _FULL = 15 / 16  # of ``size``: how much is left after rows were dropped
 _LARGE = 1 << 22
+_FRESH = 1 << 25  # bytes of memory that glibc always asks the system for: a copy from a map fills it faster than a read
 _PARTS = 256  # the room is measured again after a process wrote this part of ``size``
 
 
@@ -159,12 +160,25 @@ class Memo:
     def _bytes(self, start: int, size: int) -> Bytes:
         """Return bytes of the heap in new memory, uint8 [size]."""
         data, done = _new_memory(size), 0
+        if size >= _FRESH:
+            with contextlib.suppress(OSError, ValueError):  # there are too many maps, or the file was cut
+                data[:] = self._map_private(start, size)[1]
+                return data
         while done < size:
             count = os.preadv(self._heap, [data.data[done:]], start + done)
             if not count:
                 raise CorruptStoreError(f"{self.path}: found the end of the heap at byte {start + done:,}: it was cut")
             done += count
         return data
+
+    def _map_private(self, start: int, size: int) -> tuple[mmap.mmap, Bytes]:
+        """Return a private map of the heap, and these bytes in it. Raises OSError if there are too many maps."""
+        skipped = start % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(
+            self._heap, size + skipped, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=start - skipped,
+        )  # fmt: skip
+        return mapped, np.frombuffer(mapped, np.uint8)[skipped:]
 
     def _map(self, row: int, start: int, size: int) -> Bytes | None:
         """Map bytes of the heap privately, and keep the row until the map is freed.
@@ -173,17 +187,13 @@ class Memo:
         """
         if self._used == -1 or not self._units.keep(row):
             return None
-        skipped = start % mmap.ALLOCATIONGRANULARITY
         try:
-            mapped = mmap.mmap(
-                self._heap, size + skipped, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=start - skipped,
-            )  # fmt: skip
+            mapped, data = self._map_private(start, size)
         except OSError:
             self._units.let_go(row)
             return None
         weakref.finalize(mapped, self._units.let_go, row).atexit = False
-        return np.frombuffer(mapped, np.uint8)[skipped:]
+        return data
 
     # --- writing
 
