@@ -772,8 +772,8 @@ def memoize(result: Result) -> str:
 A function from a path to an array, in one process, in a plain loop over the same files in shuffled order, page cache
 warm; the times are of one file. "To read it": all bytes of the array are summed too, because a map is read only then.
 "decode" is what a DataLoader's worker does in every epoch. ".npy" is what Ultralytics does with `cache="disk"`:
-`np.load` of a file beside the image, if there is one. joblib keeps arrays in pickles, without `mmap_mode`; MONAI returns
-tensors. {left_out}{shown}. [memoize.md](memoize.md) compares what else they do.
+`np.load` of a file beside the image, if there is one. joblib keeps arrays in pickles, without `mmap_mode`; MONAI
+returns tensors. {left_out}{shown}. [memoize.md](memoize.md) compares what else they do.
 
 {chr(10).join(parts)}
 {targets(result)}"""
