@@ -249,3 +249,28 @@ def test_a_file_system_without_holes_keeps_the_gaps_and_is_right(root, monkeypat
     Build.resume(root).commit(path)
     store = memfeed.open(path)
     assert all(torch.equal(store[i]["r"], torch.full((10_000 + i,), 10_000.0 + i)) for i in range(12))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_lists_that_ask_in_any_order_lie_in_the_order_of_their_numbers(tmp_path, data):
+    sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=12))
+    shutil.rmtree(tmp_path / "a.mf.build", ignore_errors=True)
+    with claim(tmp_path / "a.mf") as root:
+        Build.begin(root, BIG, len(sizes), None)
+        processes, heap = [Extents(root) for _ in range(3)], heap_of(root)
+        first = processes[0].begin_lists()
+        owner = [data.draw(st.sampled_from(processes)) for _ in sizes]
+        last = data.draw(st.integers(0, len(sizes)))
+        asked = set()
+        for row in data.draw(st.permutations(range(len(sizes)))):
+            owner[row].ask(first + row, [Wanted(0, heap, row, row + 1, 4 * sizes[row])], is_last=row == last)
+            asked.add(row)
+            for other in asked:
+                are_there = set(range(other + 1)) <= asked
+                assert owner[other].is_placed(first + other) == (are_there and other <= last)
+                if last in asked:
+                    assert owner[other].is_left_out(first + other) == (other > last)
+        for row in data.draw(st.permutations(range(min(last + 1, len(sizes))))):
+            assert owner[row].take(first + row) == [4 * sum(sizes[:row])]
+        assert heap.stat().st_size >= 4 * sum(sizes[: last + 1])

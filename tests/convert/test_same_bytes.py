@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from memfeed.building.rows import RowWriter
 from memfeed.convert.probe import probe_indices
 from memfeed.store.ragged import consecutive_starts, element_counts, open_rows
-from support import Made, cache
+from support import Made, cache, equal
 
 HURT = {}  # what happens before a row is read; a process has a copy
 
@@ -103,6 +103,28 @@ def test_a_conversion_that_was_killed_writes_the_same_bytes(tmp_path, seed, how,
     assert bytes_by_name(store) == bytes_by_name(expected)
 
 
+def test_rows_after_a_sample_that_takes_very_long_are_written_before_it(tmp_path, monkeypatch):
+    """Else a kill, or a sample that blocks for ever, would cost all of them."""
+    monkeypatch.setattr("memfeed.convert.list_worker.MOST_SECONDS", 0.2)
+    presence, found = tmp_path / "a.mf.build" / ".build" / "presence", tmp_path / "found"
+    dataset, row = Drawn(1, 400), next(row for row in range(30, 400) if row not in probe_indices(400))
+
+    def look():
+        if get_worker_info():
+            end = time.monotonic() + 20
+            while np.count_nonzero(np.fromfile(presence, np.uint8)[row + 1 :]) < 200 and time.monotonic() < end:
+                time.sleep(0.01)
+            found.write_text(f"{time.monotonic() < end}")
+
+    monkeypatch.setitem(HURT, row, look)
+    store = cache(dataset, tmp_path / "a.mf", workers=2)
+    assert found.read_text() == "True"
+    assert not is_in_order(store)
+    monkeypatch.delitem(HURT, row)
+    assert all(equal(one, dataset[i]) for i, one in enumerate(store))
+    store.verify()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_samples_that_are_left_out_leave_no_gaps(tmp_path, seed, monkeypatch):
     """Also where they end the worker, after it has asked for the space of other rows."""
@@ -133,3 +155,9 @@ def test_rows_that_a_dead_worker_had_asked_space_for_go_there(tmp_path, monkeypa
     with pytest.warns(RuntimeWarning, match="is left out"):
         store = cache(dataset, tmp_path / "a.mf", workers=2, **options)
     assert bytes_by_name(store) == bytes_by_name(expected)
+
+
+def test_a_worker_that_may_keep_nothing_waits_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("memfeed.convert.list_worker.MOST_BYTES_READ", 0)
+    one, other = (cache(Drawn(0, 500), tmp_path / f"{workers}.mf", workers=workers) for workers in (0, 3))
+    assert bytes_by_name(one) == bytes_by_name(other)

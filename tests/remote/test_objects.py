@@ -191,6 +191,9 @@ def test_no_credentials(s3_environment, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(RemoteError, match=r"found no AWS_ACCESS_KEY_ID"):
+        Objects("s3://bucket/x").head("a")
+    monkeypatch.setenv("MEMFEED_TRUSTED_ENDPOINT", os.environ["AWS_ENDPOINT_URL"])
     with pytest.raises(RemoteError, match=r"no credentials.*AWS_ACCESS_KEY_ID"):
         Objects("s3://bucket/x").head("a")
 

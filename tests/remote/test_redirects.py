@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from memfeed.errors import RemoteError
+from memfeed.remote import connections
 from memfeed.remote.objects import Objects
 
 pytest.importorskip("obstore")
@@ -63,7 +64,7 @@ def servers() -> Iterator[tuple[_Server, _Server]]:
 
 
 @pytest.fixture
-def s3(servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch) -> Objects:
+def with_secrets(servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch) -> None:
     key = bytes(32)
     for name, value in {
         "AWS_ENDPOINT_URL": servers[0].url,
@@ -76,7 +77,49 @@ def s3(servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch) -> Obj
         "AWS_SSE_CUSTOMER_KEY_MD5": base64.b64encode(hashlib.md5(key, usedforsecurity=False).digest()).decode(),
     }.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def s3(with_secrets: None, servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """Return the objects of an endpoint that the user trusts."""
+    monkeypatch.setenv("MEMFEED_TRUSTED_ENDPOINT", servers[0].url)
     return Objects("s3://bucket/ants.mf")
+
+
+@pytest.mark.parametrize("secret", ["AWS_SESSION_TOKEN", "AWS_SSE_CUSTOMER_KEY_BASE64", "a role"])
+def test_secrets_that_a_redirect_takes_along_go_to_no_other_host(
+    with_secrets: None, servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    for name in ("AWS_SESSION_TOKEN", "AWS_SSE_CUSTOMER_KEY_BASE64"):
+        if name != secret:
+            monkeypatch.delenv(name)
+    if secret == "a role":
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    for trusted in "", servers[1].url:
+        monkeypatch.setenv("MEMFEED_TRUSTED_ENDPOINT", trusted)
+        with pytest.raises(RemoteError, match=f"found .*{secret}.*set MEMFEED_TRUSTED_ENDPOINT={servers[0].url}"):
+            Objects("s3://bucket/ants.mf").head("memfeed.json")
+    assert not servers[0].requests
+    assert not servers[1].requests
+
+
+def test_keys_without_a_token_and_hosts_of_aws_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
+    for endpoint in (
+        "",
+        "https://s3.eu-central-1.amazonaws.com",
+        "https://bucket.vpce-1.s3.us-east-1.vpce.amazonaws.com",
+    ):
+        connections._require_trusted(endpoint)
+    for endpoint in "https://amazonaws.com.evil.example", "https://evilamazonaws.com", "http://127.0.0.1:9":
+        with pytest.raises(RemoteError):
+            connections._require_trusted(endpoint)
+    monkeypatch.delenv("AWS_SESSION_TOKEN")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    connections._require_trusted("http://127.0.0.1:9")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    connections._require_trusted("http://127.0.0.1:9")
 
 
 def sent(server: _Server) -> set[str]:

@@ -5,6 +5,7 @@ that get their space in ascending order lie in that order, without gaps, also wh
 
 Workers read lists of rows in any order. Each *asks* for the space of a list once its rows are read and their sizes are
 known. A list is *placed* once all lists before it have asked: then all processes that read the log know where it goes.
+A list that cannot wait so long gets other space.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from memfeed.system import files
 
 FIRST_EXTENT, LARGEST_EXTENT = 64 << 10, 64 << 20
 EXTENTS_A_HEAP = 64  # an extent takes no more than this part of what the heap has
+MOST_PARTS = 1 << 16  # of a heap whose ends are known; rows after others have no order
 NO_LIST = -1
 RECORD = np.dtype([("field", "<i8"), ("start", "<i8"), ("size", "<i8"), ("row", "<i8"), ("list", "<i8")])
 """Bytes of a heap: the first, how many, the row after the last that has some of them, and NO_LIST.
 
 A list that asks has a record for each run of rows and field, whose ``start`` is the first row, and then one with the
-field _ASKED. After it no list is placed if its size is 1. The record of _BEGUN has the number of the first list.
+field _ASKED. After it no list is placed if its size is 1. The record of _BEGUN has the number of the first list, that
+of _WITHDRAWN the number of one that got other space.
 """
-_ASKED, _BEGUN = -1, -2
+_ASKED, _BEGUN, _WITHDRAWN = -1, -2, -3
 _LISTS = 1 << 30  # numbers of lists that belong together
 
 _Record = tuple[int, int, int, int, int]
@@ -67,18 +70,21 @@ class Extents:
 
     def place(self, wanted: Sequence[Wanted]) -> list[int]:
         """Return the first byte for each of ``wanted`` in its heap, recorded, and reserved on the disk."""
-        placed, records = list[int](), list[_Record]()
         with self._locked() as fd:
-            try:
-                for one in wanted:
-                    heap = self._heap(one.field_index)
-                    at = heap.find(one.first, one.size)
-                    _reserve(one, at, heap)
-                    heap.note(at, one.size, one.last)
-                    placed.append(at)
-                    records.append((one.field_index, at, one.size, one.last, NO_LIST))
-            finally:
-                self._read += _append(fd, records)
+            return self._place(fd, wanted)
+
+    def _place(self, fd: int, wanted: Sequence[Wanted]) -> list[int]:
+        placed, records = list[int](), list[_Record]()
+        try:
+            for one in wanted:
+                heap = self._heap(one.field_index)
+                at = heap.find(one.first, one.size)
+                _reserve(one, at, heap)
+                heap.note(at, one.size, one.last)
+                placed.append(at)
+                records.append((one.field_index, at, one.size, one.last, NO_LIST))
+        finally:
+            self._read += _append(fd, records)
         return placed
 
     def take_all(self, field_index: int, size: int, row_count: int) -> None:
@@ -113,9 +119,16 @@ class Extents:
         return self._last != NO_LIST and number > self._last
 
     def take(self, number: int) -> list[int]:
-        """Return the first byte for each thing that a placed list wanted, reserved on the disk."""
-        with self._locked():
-            wanted, placed = self._own.pop(number), self._placed.pop(number)
+        """Return the first byte for each thing that a list wanted, reserved on the disk.
+
+        If it is not placed, it is withdrawn, and its rows lie out of order.
+        """
+        with self._locked() as fd:
+            wanted, placed = self._own.pop(number), self._placed.pop(number, None)
+            if placed is None:
+                self._read += _append(fd, [(_WITHDRAWN, 0, 0, 0, number)])
+                self._asked[number] = []
+                return self._place(fd, wanted)
             for one, at in zip(wanted, placed, strict=True):
                 _reserve(one, at, self._heap(one.field_index))
         return placed
@@ -147,6 +160,9 @@ class Extents:
         if field_index == _BEGUN:
             self._next, self._last = number, NO_LIST
             self._asked.clear()
+        elif field_index == _WITHDRAWN:
+            if number in self._asked:
+                self._asked[number] = []
         elif number == NO_LIST:
             self._heap(field_index).note(start, size, row)
         elif field_index == _ASKED:
@@ -184,7 +200,8 @@ class _Heap:
     """What is recorded of one heap: the end of all space that was taken, the holes before it, and where rows end."""
 
     def __init__(self) -> None:
-        self.end, self.had_holes = 0, False
+        self.end = self.length = 0  # of what is recorded, and of the file as far as known
+        self.had_holes = False
         self.holes: list[tuple[int, int]] = []  # first byte and last + 1, ascending
         self._rows: list[int] = []  # ascending: all rows recorded before this one ...
         self._ends: list[int] = []  # ... end at this byte
@@ -208,7 +225,7 @@ class _Heap:
         at = bisect.bisect_right(self._rows, last) - 1
         if at >= 0 and (self._rows[at] == last or self._ends[at] == start):
             self._rows[at], self._ends[at] = last, start + size
-        else:
+        elif len(self._rows) < MOST_PARTS:
             self._rows.insert(at + 1, last)
             self._ends.insert(at + 1, start + size)
 
@@ -219,10 +236,11 @@ def _reserve(wanted: Wanted, at: int, heap: _Heap) -> None:
     After the end of the file an extent is reserved, for the rows that follow too; if the disk is nearly full, just
     these bytes. So the length of the file says how much is reserved, but for holes.
     """
-    if not wanted.size:
+    end = at + wanted.size
+    if not wanted.size or (end <= heap.length and not heap.had_holes):
         return
     with files.opened(wanted.heap, os.O_CREAT) as fd:
-        length, end = os.fstat(fd).st_size, at + wanted.size
+        heap.length = length = os.fstat(fd).st_size
         if end <= length:
             if heap.had_holes:
                 files.preallocate(fd, wanted.size, at)

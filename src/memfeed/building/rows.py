@@ -75,7 +75,8 @@ class RowWriter:
     def write_runs(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed], number: int | None = None) -> int:
         """Write several runs of rows, (first, count) each, then their presence; return the bytes written.
 
-        ``columns`` has the rows of all runs, one run after another. ``number`` is that of a list that was placed.
+        ``columns`` has the rows of all runs, one run after another. ``number`` is that of a list that has asked for its
+        space. If it is not placed, it is written out of order.
         """
         if self.rewrites:
             self.check_generation()

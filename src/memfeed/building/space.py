@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.building.extents import NO_LIST, RECORD
+from memfeed.building.extents import MOST_PARTS, NO_LIST, RECORD
 from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
@@ -24,8 +24,6 @@ from memfeed.store.ragged import (
     used_heap_ranges,
 )
 from memfeed.system import files
-
-MOST_PARTS = 1 << 16  # of a heap that are recorded when a build is resumed; rows in more of them have no order
 
 
 def take_back(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> None:

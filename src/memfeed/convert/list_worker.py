@@ -12,14 +12,15 @@ from memfeed.convert.watchdog import ENDED, Watchdog
 from memfeed.convert.write_run import Report
 
 POLL_SECONDS = 0.001  # between two looks whether a list is placed
-MOST_BYTES_READ = 64 << 20  # of lists that wait for others, before a worker waits too ...
-MOST_SECONDS, MOST_LISTS = 10.0, 4  # ... or the first has waited so long, of at least so many: a kill loses them
+MOST_BYTES_READ = 64 << 20  # of lists that wait for others, before a worker waits too
+MOST_SECONDS = 10.0  # that a list waits, because a kill loses it: then it is written out of order
 
 
 class ListWorker:
     """Reads the lists of rows that a process is sent, and writes each once it is placed: see `building.extents`.
 
-    A list that waits for others is kept, and the next one is read: a slow sample does not stop the other workers.
+    A list that waits for others is kept, and the next one is read: a slow sample does not stop the other workers. If a
+    sample takes very long, or for ever, the lists after it are written out of order.
     """
 
     def __init__(self, rows: RowWorker, watchdog: Watchdog, number: int, receiver: Connection) -> None:
@@ -56,8 +57,7 @@ class ListWorker:
                 self._reports.append(Report(reader=self._number))
 
     def _is_full(self) -> bool:
-        is_long = len(self._read) >= MOST_LISTS and time.monotonic() - self._read[0][0] > MOST_SECONDS
-        return is_long or sum(one.byte_count for _, one in self._read) > MOST_BYTES_READ
+        return sum(one.byte_count for _, one in self._read) > MOST_BYTES_READ
 
     def _receive(self) -> None:
         """Receive what was sent. Wait for it if there is nothing to write; else for a moment."""
@@ -73,12 +73,12 @@ class ListWorker:
             self._write_placed()
 
     def _write_placed(self) -> None:
-        """Write the lists that were read and that are placed. Report those that are left out."""
+        """Write the lists that were read and that are placed, or cannot wait. Report those that are left out."""
         while self._read:
-            one = self._read[0][1]
+            since, one = self._read[0]
             if self._rows.is_left_out(one.number):
                 self._reports.append(Report(worker=self._number))
-            elif self._rows.is_placed(one.number):
+            elif self._rows.is_placed(one.number) or time.monotonic() - since > MOST_SECONDS:
                 self._reports.append(self._rows.write_list(one))
             else:
                 return

@@ -31,12 +31,8 @@ class ReadList(NamedTuple):
     number: int
     rows: list[int]
     columns: list[Packed]
+    byte_count: int
     report: Report
-
-    @property
-    def byte_count(self) -> int:
-        """The bytes of its rows."""
-        return sum(len(buffer) for packed in self.columns for buffer in packed.buffers)
 
 
 class RowWorker:
@@ -107,7 +103,8 @@ class RowWorker:
             report.failed.insert(0, (order[packed.row_count], failure_of(packed.error)))
         elif packed.drift is not None:
             report.drifts.append(packed.drift)
-        one = ReadList(number, order[: packed.row_count], packed.columns, report)
+        byte_count = sum(len(buffer) for column in packed.columns for buffer in column.buffers)
+        one = ReadList(number, order[: packed.row_count], packed.columns, byte_count, report)
         is_last = bool(report.failed or report.drifts)
         self._writer.rows.ask(number, runs(one.rows), one.columns, is_last=is_last)
         report.seconds = time.monotonic() - started
@@ -122,7 +119,7 @@ class RowWorker:
         return self._writer.rows.is_left_out(number)
 
     def write_list(self, one: ReadList) -> Report:
-        """Write a list that was read and placed."""
+        """Write a list that was read. If it is not placed, it is written out of order."""
         report, started = one.report, time.monotonic()
         self._watchdog.record(self._number, WRITING)
         if one.rows:
