@@ -363,7 +363,7 @@ def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache,
 
 
 def test_a_disk_that_gives_no_room_back_is_an_error(local, origin, cache, monkeypatch):
-    store = memfeed.open(origin, cache_dir=cache, size="15MB")
+    store = memfeed.open(origin, cache_dir=cache, size="13MB")
 
     def refused(fd, ranges):
         raise files.refused(OSError(errno.EIO, "Input/output error"), cache, "making room")
