@@ -34,7 +34,6 @@ from memfeed.system.files import open_write
 
 _FULL = 15 / 16  # of ``size``: how much is left after rows were dropped
 _LARGE = 1 << 22
-_FRESH = 1 << 25  # bytes of memory that glibc always asks the system for: a copy from a map fills it faster than a read
 _PARTS = 256  # the room is measured again after a process wrote this part of ``size``
 
 
@@ -160,10 +159,6 @@ class Memo:
     def _bytes(self, start: int, size: int) -> Bytes:
         """Return bytes of the heap in new memory, uint8 [size]."""
         data, done = _new_memory(size), 0
-        if size >= _FRESH:
-            with contextlib.suppress(OSError, ValueError):  # there are too many maps, or the file was cut
-                data[:] = self._map_private(start, size)[1]
-                return data
         while done < size:
             count = os.preadv(self._heap, [data.data[done:]], start + done)
             if not count:
