@@ -8,7 +8,7 @@ from typing import Any
 REASONS = {
     "memoize": {
         "photographs of 12 megapixels: hits/s, of np.load": (
-            "a hit reads 36 MB by one system call into new memory. Alone, that takes 4.3 ms, and the bare copy 4.6; with "
+            "a hit reads 36 MB by one system call into new memory. Alone, that takes 4.3 ms, the bare copy 4.6; with "
             "the two in turns, runs gave 0.83 to 0.91. A copy from a map in place of the read gave 0.61"
         ),
     },
