@@ -230,7 +230,8 @@ def test_four_crops_by_label_of_monai(tmp_path, workers):
     assert sum(one.report().hits for one in loader.decoded.used()) > 0
 
 
-def test_sound_is_decoded_once(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sound_is_decoded_once(tmp_path, workers):
     soundfile = pytest.importorskip("soundfile")
     for i in range(4):
         with wave.open(str(tmp_path / f"{i}.wav"), "wb") as file:
@@ -246,8 +247,8 @@ def test_sound_is_decoded_once(tmp_path):
             return torch.from_numpy(sound[begin : begin + 100]), rate
 
     names = [str(tmp_path / f"{i}.wav") for i in range(4)]
-    expected, _ = epochs(DataLoader, Sounds(names))
-    found, loader = epochs(memfeed.Loader, Sounds(names), cache=tmp_path / "p.mf")
+    expected, _ = epochs(DataLoader, Sounds(names), num_workers=workers)
+    found, loader = epochs(memfeed.Loader, Sounds(names), cache=tmp_path / "p.mf", num_workers=workers)
     assert difference(found, expected) is None
     assert sum(one.report().hits for one in loader.decoded.used()) >= 12
 

@@ -619,6 +619,13 @@ class TestHostile:
         with pytest.raises(StoreError, match="found a symbolic link"):
             forget(load)(1)
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+    @pytest.mark.parametrize("name", ["", "blob/heap.bin", ".build/presence"])
+    def test_of_another_user(self, load, tmp_path, name):
+        os.chown(tmp_path / "r.mf" / name, 12345, 12345)
+        with pytest.raises(StoreError, match="of user 12345"):
+            forget(load)(1)
+
     def test_a_directory_that_all_may_write(self, load, tmp_path):
         (tmp_path / "r.mf").chmod(0o777)
         with pytest.raises(StoreError, match="all users may write into"):
