@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import stat
 import sys
@@ -41,7 +42,10 @@ class PillowDecoder:
 
         def compute() -> Any:
             returned.append(self._own(image))
-            return np.frombuffer(image.tobytes(), np.uint8)
+            pixels = np.frombuffer(image.tobytes(), np.uint8)
+            bands = len(image.getbands())
+            shape = (image.height, image.width, *((bands,) if bands > 1 else ()))
+            return pixels.reshape(shape) if pixels.size == math.prod(shape) else pixels  # else several bytes a value
 
         pixels = result(self._name, self._digest, key, compute)
         return returned[0] if returned else self._fill(image, pixels)
