@@ -328,6 +328,21 @@ class TestRefused:
         with pytest.raises(RandomDataError, match=f"a plain DataLoader, which has no {name}=: leave these out"):
             memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", **options)
 
+    def test_methods_of_a_derived_class_which_would_be_lost(self, tmp_path, files):
+        class Mine(memfeed.Loader):
+            """Adds nothing but a default."""
+
+            def __init__(self, *arguments, **options):
+                super().__init__(*arguments, batch_size=3, **options)
+
+        class Other(Mine):
+            def __iter__(self):
+                return super().__iter__()
+
+        assert len(list(Mine(SimClr(files), cache=tmp_path / "p.mf"))) == 4
+        with pytest.raises(LoaderError, match=r"a plain DataLoader, which has no Other.__iter__: leave these out"):
+            Other(SimClr(files), cache=tmp_path / "p.mf")
+
     @pytest.mark.parametrize("options", [{"require": "all"}, {"decoders": [3]}, {"decoders": "cv2"}], ids=str)
     def test_wrong_values(self, tmp_path, files, options):
         with pytest.raises(LoaderError, match=f"found {next(iter(options))}="):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -113,21 +114,29 @@ def names_of(decoders: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def become_decoded(
-    loader: DataLoader[Any], dataset: Any, caching: Caching, refused: CannotCacheError, given: Arguments
+    loader: DataLoader[Any],
+    base: type,
+    dataset: Any,
+    caching: Caching,
+    refused: CannotCacheError,
+    given: Arguments,
 ) -> None:
-    """Make a loader a `DecodedLoader`: torch's own, with the arguments that torch has.
+    """Make a loader a `DecodedLoader`: torch's own, with the arguments that torch has. ``base`` is `Loader`.
 
     A few samples are read to say what it is worth; all generators are where they were afterwards. Raises the error of
-    the dataset, or LoaderError, for arguments that only a loader of a store has.
+    the dataset, or LoaderError, for arguments that only a loader of a store has, and for methods of a derived class,
+    which would be lost.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
     others += [] if caching.keep is None else ["keep"]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
-    if others:
+    derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
+    lost = [f"{cls.__name__}.{name}" for cls in derived for name, one in vars(cls).items() if _is_own(name, one)]
+    if others or lost:
         kind = LoaderError if refused.error is None else type(refused.error)
         raise kind(
             f"{refused}. Decoded files can be kept in its place, by a plain DataLoader, which has no "
-            f"{', '.join(f'{name}=' for name in others)}: leave these out"
+            f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
         ) from refused.error
     assert caching.path is not None
     path = resolve(caching.path)
@@ -148,6 +157,11 @@ def become_decoded(
     options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}
     loader.__class__ = DecodedLoader
     DecodedLoader.__init__(loader, dataset, decoded=reading, **options)  # type: ignore[arg-type]
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Return True for what a derived class adds, apart from its ``__init__``, which has run."""
+    return name != "__init__" and (isinstance(value, FunctionType) or not name.startswith("__"))
 
 
 def _measure(dataset: Any, reading: Reading) -> str:

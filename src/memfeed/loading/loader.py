@@ -213,7 +213,7 @@ class Loader(DataLoader[T_co]):
         except CannotCacheError as refused:
             from memfeed.loading.decoded import become_decoded  # loaders of stores need no decoders
 
-            become_decoded(self, dataset, caching, refused, given)
+            become_decoded(self, Loader, dataset, caching, refused, given)
             return
         reading = resolve(source, given)
         store, clock = reading.store, reading.clock
