@@ -81,6 +81,12 @@ def convert_hurt(dataset, path, row, how, in_write, options):
     cache(dataset, path, **options)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Let no list be written out of order because the machine is busy."""
+    monkeypatch.setattr("memfeed.convert.list_worker.MOST_SECONDS", 600.0)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("how", [kill_builder, kill_worker])
 @pytest.mark.parametrize("in_write", [False, True])
