@@ -88,6 +88,8 @@ class Step(NamedTuple):
 class Rank:
     """One rank: a `RowSupply` whose requests are answered at once."""
 
+    in_caller = False
+
     def __init__(self, node: Node, data: Data, tasks: Any) -> None:
         field = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="uint8", shape=(data.row_bytes,))
         schema = Schema(fields=(field,), structure=TreeNode(kind="leaf"))

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import memfeed
+from memfeed.building.rows import RowWriter
 from memfeed.convert import watchdog
 from memfeed.convert.watchdog import Watchdog
-from memfeed.convert.write_run import RunWriter
 
 ROWS = 64
 QUIET = {"progress": False, "allow": "random"}  # allow_random: the workers read the probed samples again
@@ -53,7 +53,7 @@ def values(store):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the state of a process from /proc")
 def test_a_worker_that_stops_outside_the_dataset_is_named(tmp_path, monkeypatch, capfd):
     stopped = multiprocessing.Value("q", 0)
-    write = RunWriter.write_rows
+    write = RowWriter.write_runs
 
     def stop_once(self, *arguments):
         with stopped.get_lock():
@@ -64,7 +64,7 @@ def test_a_worker_that_stops_outside_the_dataset_is_named(tmp_path, monkeypatch,
             os.kill(os.getpid(), signal.SIGSTOP)
         return write(self, *arguments)
 
-    monkeypatch.setattr(RunWriter, "write_rows", stop_once)
+    monkeypatch.setattr(RowWriter, "write_runs", stop_once)
     monkeypatch.setattr(watchdog, "STALL_SECONDS", 0.5)
     waker = threading.Timer(4.0, lambda: os.kill(stopped.value, signal.SIGCONT))
     waker.start()
