@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -565,6 +566,31 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     assert "20 hits, 20 misses" in done.stderr
     assert "in 3 processes" in done.stderr
+
+
+def test_a_function_that_was_never_called_and_cannot_be_hashed_is_in_no_report(tmp_path):
+    load = memfeed.memoize(counted, tmp_path / "r.mf", version=1)
+    load(1)
+    lock = threading.Lock()
+    other = memfeed.memoize(lambda: lock, tmp_path / "r.mf")
+    assert any(report.path == tmp_path / "r.mf" for report in memfeed.memoize.report())
+    with pytest.raises(SchemaError, match="pass version=1"):
+        other()
+
+
+def test_counts_of_runs_that_were_killed_are_removed(tmp_path):
+    load = memfeed.memoize(counted, tmp_path / "r.mf", version=1)
+    load(1)
+    work = tmp_path / "r.mf" / ".build"
+    (work / "counts-abc-77-88-99").write_bytes(bytes(24))  # of another run
+    del load._kept
+    again = forget(load)
+    gc.collect()
+    memos.Memo(tmp_path / "r.mf")
+    left = [path.name for path in work.glob("counts-*")]
+    assert len(left) == 1
+    assert "counts-abc" not in left[0]
+    assert again.report().misses == 1
 
 
 def test_a_disk_that_refuses_costs_a_warning_and_no_value(tmp_path, monkeypatch):

@@ -197,7 +197,7 @@ def _append(fd: int, records: Sequence[_Record]) -> int:
 
 
 class _Heap:
-    """What is recorded of one heap: the end of all space that was taken, the holes before it, and where rows end."""
+    """The record of one heap: the end of all space that was taken, the holes before it, and where rows end."""
 
     def __init__(self) -> None:
         self.end = self.length = 0  # of what is recorded, and of the file as far as known

@@ -149,7 +149,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             raise
         states.restore(before)
         raise CannotCacheError(str(error), error) from None
-    _check_required(store, caching.require)
+    _require_batched(store, caching.require)
     context = caching.multiprocessing_context
     if context is not None and worker_count and store._view.supply is not None:
         method = getattr(context, "get_start_method", lambda: context)()
@@ -177,7 +177,7 @@ def check_required(source: Any, caching: Caching) -> None:
         )
 
 
-def _check_required(store: Store, require: Require | None) -> None:
+def _require_batched(store: Store, require: Require | None) -> None:
     """Raise LoaderError if random steps run sample by sample, and ``require`` is "batched"."""
     transform = store.transform if require == "batched" else None
     own = [] if transform is None else [part for part in transform.modules() if not getattr(part, "is_batched", True)]

@@ -35,6 +35,13 @@ def begin_run() -> bool:
     return True
 
 
+def remove_counts_of_others(directory: Path) -> None:
+    """Remove the counts of other runs, which did not end by themselves. Only while none of them is there."""
+    for path in directory.glob("counts-*"):
+        if f"-{os.environ.get(_RUN, '')}-" not in path.name:
+            files.remove(path)
+
+
 class Counts:
     """The counts of one function in this run."""
 

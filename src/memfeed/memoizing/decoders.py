@@ -1,7 +1,7 @@
 """Decoders of libraries whose results are kept: they answer from the disk, in the thread that reads samples alone.
 
 A decoder is replaced by its name, if its library is imported and has the version that is known here. The replacement
-does what the library's own function does, except in a block of `reading`. A reference that was taken before (``from
+does what the library's own function does, except while a `Reading` is active. A reference that was taken before (``from
 cv2 import imread``) still leads to the library's own function.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import hashlib
 import inspect
 import sys
 import threading
@@ -21,12 +20,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from memfeed.errors import SchemaError
 from memfeed.memoizing.code import hash_function
 from memfeed.memoizing.kept import Kept, report_at_exit
-from memfeed.memoizing.keys import Key, Keys, encode_key, note_file
+from memfeed.memoizing.keys import Key, Keys, encode_key, hash_content, note_file
 from memfeed.memoizing.pillow import PillowDecoder
 
 
@@ -65,7 +65,6 @@ KNOWN = (
     Known("nibabel.arrayproxy", "ArrayProxy.__array__", "nibabel", (4, 6)),
 )
 _COMPRESSED = (".gz", ".bz2", ".zst")
-_MOST_BYTES = 256 << 20  # of an encoded file in memory, which is hashed
 
 
 class Reading:
@@ -122,7 +121,7 @@ class Reading:
 
     @property
     def seconds_decoding(self) -> float:
-        """What the calls of this process took to compute, or would have taken."""
+        """Seconds that the calls of this process took to compute, or would have taken."""
         return sum(one.seconds for one in self._kept.values())
 
     def used(self) -> list[Kept]:
@@ -261,18 +260,19 @@ class _Keys(Keys):
         if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
             return {"dtype": np.dtype(value).str}
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.is_cpu:
-            return _hash_of(value.contiguous().numpy())
+            return _content_of(value.contiguous().numpy())
         if type(value) is np.ndarray and value.dtype == np.uint8 and value.ndim == 1:
-            return _hash_of(np.ascontiguousarray(value))
+            return _content_of(np.ascontiguousarray(value))
         if type(value) is bytes:
-            return _hash_of(np.frombuffer(value, np.uint8))
+            return _content_of(np.frombuffer(value, np.uint8))
         return super()._encode(value, name, files)
 
 
-def _hash_of(data: np.ndarray) -> Any:
-    if data.nbytes > _MOST_BYTES:
-        raise SchemaError("found more bytes than are hashed")
-    return {"content": hashlib.blake2b(data.data, digest_size=16).hexdigest()}
+def _content_of(data: npt.NDArray[np.uint8]) -> dict[str, str]:
+    found = hash_content(data.data)
+    if found is None:
+        raise SchemaError("found an encoded file that is too large for a key; expected less: the library decodes it")
+    return found
 
 
 def _pillow(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
@@ -290,8 +290,3 @@ _SPECIAL = {
     str(PILLOW): _pillow,
     "nibabel.arrayproxy.ArrayProxy.__array__": _array_of_proxy,
 }
-
-
-def list_known() -> list[str]:
-    """Return the names of the decoders that are known, with the versions of their libraries."""
-    return [f"{known} ({known.package} {known.versions[0]} to {known.versions[1] - 1})" for known in KNOWN]

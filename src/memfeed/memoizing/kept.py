@@ -33,7 +33,7 @@ _SEED = 0x6D656D6F
 
 
 class Report(NamedTuple):
-    """What the calls of one function came to in this run: this process and its children.
+    """Hits and misses of one function in this run: of this process and its children.
 
     Args:
         function: its name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ import numpy as np
 from memfeed.errors import SchemaError
 
 _LONGEST_PATH = 4096
+_MOST_BYTES = 256 << 20
 _json = json.JSONEncoder(separators=(",", ":")).encode  # NaN is NaN, and text may hold lone surrogates
 
 
@@ -93,6 +95,11 @@ class Keys:
 def encode_key(content: dict[str, Any]) -> bytes:
     """Return the content of a key as JSON text."""
     return _json(content).encode()
+
+
+def hash_content(data: memoryview | bytes) -> dict[str, str] | None:
+    """Return what stands in a key for an encoded file in memory; None for one that is too large to be hashed."""
+    return None if len(data) > _MOST_BYTES else {"content": hashlib.blake2b(data, digest_size=16).hexdigest()}
 
 
 def note_file(path: str, files: dict[str, list[int]]) -> None:

@@ -22,6 +22,7 @@ from memfeed.building.partial import Units
 from memfeed.building.rows import RowWriter
 from memfeed.building.space import take_back
 from memfeed.errors import BuildError, CorruptStoreError, StoreError
+from memfeed.memoizing.counts import remove_counts_of_others
 from memfeed.memoizing.digests import Digests
 from memfeed.schema.codec import Packed
 from memfeed.store import memo_format
@@ -38,7 +39,7 @@ _PARTS = 256  # the room is measured again after a process wrote this part of ``
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """What is in ``memo.json``."""
+    """The content of ``memo.json``."""
 
     format: str = "memfeed memo"
     version: int = VERSION
@@ -100,6 +101,7 @@ class Memo:
         except BlockingIOError:
             fcntl.flock(self._attached, fcntl.LOCK_SH)
             return
+        remove_counts_of_others(self._work)
         self._units.recover(self._is_right)
         if self._units.is_quiet():
             present = self._units.are_present()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from memfeed.errors import SchemaError
 from memfeed.memoizing import kept
 from memfeed.memoizing.code import hash_function
 from memfeed.memoizing.kept import Kept, Report
@@ -67,8 +68,12 @@ class Memoized(Generic[P, R]):
 
     def used(self) -> list[Kept]:
         """Return the results, if this process or a child may have asked for one."""
-        is_used = ("_kept" in vars(self) and self._kept.is_used) or (self._path / MARKER).exists()
-        return [self._kept] if is_used else []
+        if not (("_kept" in vars(self) and self._kept.is_used) or (self._path / MARKER).exists()):
+            return []
+        try:
+            return [self._kept]
+        except SchemaError:  # of a value that cannot be hashed: no process has called it
+            return []
 
 
 class _Memoize:

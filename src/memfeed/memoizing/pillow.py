@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -13,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from memfeed.memoizing.keys import Key, encode_key
+from memfeed.memoizing.keys import Key, encode_key, hash_content
 
 _MODES = frozenset({"1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "I"})
-_MOST_BYTES = 256 << 20  # of an encoded file in memory, which is hashed
 
 
 class PillowDecoder:
@@ -95,8 +93,7 @@ def _identify(image: Any, files: dict[str, list[int]]) -> Any:
     """Return what tells the file of an image, and note it; None for a file of another kind."""
     file = image.fp
     if isinstance(file, io.BytesIO):
-        data = file.getbuffer()
-        return None if len(data) > _MOST_BYTES else {"content": hashlib.blake2b(data, digest_size=16).hexdigest()}
+        return hash_content(file.getbuffer())
     name = getattr(file, "name", None)
     if not isinstance(file, io.BufferedReader) or not isinstance(name, str) or not name:
         return None
