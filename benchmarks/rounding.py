@@ -26,7 +26,7 @@ WAYS = ("torchvision, tensor of bytes", "torchvision, tensor of floats, rounded"
 
 
 def photos(count: int, shrunk: bool) -> Iterator[Any]:
-    """Yield photographs, from the first again after the last; shrunk as ``keep=256`` stores them."""
+    """Yield photographs, from the first again after the last; shrunk as ``forms=256`` stores them."""
     files = sorted(PHOTOS.rglob("*.jpg"))
     for number in range(count):
         with Image.open(files[number % len(files)]) as image:

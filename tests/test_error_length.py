@@ -76,7 +76,7 @@ ERRORS = {
     ),
     "images and labels": lambda store, path: apply(MixUp(num_classes=3, on=NAMES), images(NAMES)),
     "per sample": lambda store, path: apply(PerSample(lambda *x: (), on=NAMES), images(NAMES)),
-    "dtypes": lambda store, path: cache(path, [sample()] * 4, dtypes={"missing": torch.uint8}),
+    "dtypes": lambda store, path: cache(path, [sample()] * 4, forms={"missing": torch.uint8}),
     "kinds": lambda store, path: cache(path, [sample()] * 4, fields={"missing": "json"}),
     "too few names": lambda store, path: cache(path, [sample()] * 4, fields=OTHER[:-1]),
     "one name twice": lambda store, path: cache(path, [sample()] * 4, fields=[*OTHER[:-1], OTHER[0]]),

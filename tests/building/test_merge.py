@@ -51,7 +51,7 @@ def test_skipped_samples_are_counted_through_all_datasets(part):
 
 
 def test_schemas_that_differ_name_the_way_out(part):
-    with pytest.raises(SchemaError, match=r"Write one of them again with memfeed.cache \(dtypes= and fields="):
+    with pytest.raises(SchemaError, match=r"Write one of them again with memfeed.cache \(forms= and fields="):
         merged_schema([part(Made([1, 2])), part(Made([1.0, 2.0]))])
     one = part(Made([1, 2]))
     assert merged_schema([one, one]) == one.manifest.schema

@@ -185,10 +185,10 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache", "sub/cli_sets.py:make", "out.mf"], "for example sub.cli_sets:make for sub/cli_sets.py"),
         (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow random"),
         (["cache", "cli_sets:Broken", "out.mf", "--workers", "0"], "with --on-error skip"),
-        (["cache", "cli_sets:make", "out.mf", "--dtype", "0=uint9"], "expected field=dtype"),
+        (["cache", "cli_sets:make", "out.mf", "--form", "0=uint9"], "expected field=dtype"),
         (
-            ["cache", "cli_sets:make", "out.mf", "--dtype", "mask=uint8"],
-            "--dtype: found no field 'mask'; expected one of: 0, 1",
+            ["cache", "cli_sets:make", "out.mf", "--form", "mask=uint8"],
+            "--form: found no field 'mask'; expected one of: 0, 1",
         ),
         (["cache", "cli_sets:make", "out.mf", "--fields", "a,b,c"], "3"),
         (["cache", "cli_sets:make", "out.mf", "--types", "cli_sets:make"], "expected a class"),
@@ -246,7 +246,7 @@ def test_control_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def test_cache_writes_what_the_factory_made(capsys: pytest.CaptureFixture[str]) -> None:
-    cached("out.mf", "--fields", "square,number", "--dtype", "square=uint8", "--workers", "2")
+    cached("out.mf", "--fields", "square,number", "--form", "square=uint8", "--workers", "2")
     out = capsys.readouterr().out
     assert "12 rows" in out
     assert "square: uint8 [3, 4, 5]" in out

@@ -1,4 +1,4 @@
-"""``memfeed cache --dry-run``, ``--split``, ``--keep`` and ``--floats``."""
+"""``memfeed cache --dry-run``, ``--split``, ``--form`` and ``--floats``."""
 
 import numpy as np
 import pytest
@@ -57,14 +57,14 @@ def _here(tmp_path, monkeypatch):
 
 def table(text):
     rows = [line.split() for line in text.splitlines()]
-    return {row[0]: row for row in rows if row and row[0].partition("=")[0] in ("as", "float16", "bfloat16", "keep")}
+    return {row[0]: row for row in rows if row and row[0].partition("=")[0] in ("as", "float16", "bfloat16", "forms")}
 
 
 def test_images_are_measured_in_each_form(tmp_path, capsys):
     assert main(["cache", "--images", "tree", "out.mf", "--dry-run"]) == 0
     rows = table(capsys.readouterr().out)
-    assert set(rows) >= {"as", "keep=encoded"}  # pixels are no floats
-    assert set(rows) <= {"as", "keep=256", "keep=encoded"}
+    assert set(rows) >= {"as", "forms=encoded"}  # pixels are no floats
+    assert set(rows) <= {"as", "forms=256", "forms=encoded"}
     assert all(float(row[-1].replace(",", "")) > 0 for row in rows.values())
     assert not (tmp_path / "out.mf").exists()
 
@@ -72,7 +72,7 @@ def test_images_are_measured_in_each_form(tmp_path, capsys):
 def test_a_pipeline_with_a_choice_shows_it(capsys):
     assert main(["cache", "dry_data:train", "out.mf", "--split", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert set(table(out)) >= {"as", "keep=256", "keep=encoded"}  # as given: all pixels, which fit
+    assert set(table(out)) >= {"as", "forms=256", "forms=encoded"}  # as given: all pixels, which fit
 
 
 def test_floats_are_measured_in_16_bits(capsys):
@@ -81,14 +81,14 @@ def test_floats_are_measured_in_16_bits(capsys):
 
 
 def test_the_chosen_form_is_stored(tmp_path, capsys):
-    assert main(["cache", "dry_data:train", "a.mf", "--split", "--keep", "encoded", "--no-progress"]) == 0
+    assert main(["cache", "dry_data:train", "a.mf", "--split", "--form", "encoded", "--no-progress"]) == 0
     assert memfeed.open(tmp_path / "a.mf").schema.fields[0].kind == "bytes"
-    assert main(["cache", "dry_data:train", "b.mf", "--split", "--keep", "64", "--no-progress"]) == 0
+    assert main(["cache", "dry_data:train", "b.mf", "--split", "--form", "64", "--no-progress"]) == 0
     assert min(memfeed.open(tmp_path / "b.mf")[0][0].shape[1:]) == 64
-    assert main(["cache", "dry_data:floats", "c.mf", "--floats", "float16", "--no-progress"]) == 0
+    assert main(["cache", "dry_data:floats", "c.mf", "--form", "float=float16", "--no-progress"]) == 0
     assert memfeed.open(tmp_path / "c.mf").schema.fields[0].dtype == "float16"
     assert main(["cache", "dry_data:train", "d.mf", "--split"]) == 0
-    assert "keep='full'" in capsys.readouterr().err
+    assert "forms='full'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_the_chosen_form_is_stored(tmp_path, capsys):
         (["dry_data:empty", "out.mf"], "empty dataset"),
         (["dry_data:broken", "out.mf"], "sample 0: the dataset raised ValueError: unreadable"),
         (["dry_data:missing", "out.mf"], "no 'missing'"),
-        (["dry_data:floats", "out.mf", "--keep", "256"], "keep=256 without split"),
-        (["dry_data:train", "out.mf", "--split", "--keep", "3"], "8 or more"),
-        (["dry_data:train", "out.mf", "--split", "--keep", "half"], "8 or more"),
-        (["dry_data:floats", "out.mf", "--floats", "float32"], "float16"),
-        (["dry_data:floats", "out.mf", "--dtype", "0=float1"], "field=dtype"),
+        (["dry_data:floats", "out.mf", "--form", "256"], "forms=256 without split"),
+        (["dry_data:train", "out.mf", "--split", "--form", "3"], "8 or more"),
+        (["dry_data:train", "out.mf", "--split", "--form", "half"], "8 or more"),
+        (["dry_data:floats", "out.mf", "--form", "float=float32"], "float16"),
+        (["dry_data:floats", "out.mf", "--form", "0=float1"], "field=dtype"),
         (["dry_data:floats", "out.mf", "--repair"], "--repair or --length"),
         (["dry_data:stream", "out.mf", "--length", "3"], "--repair or --length"),
         (["out.mf"], "memfeed cache module:factory OUT"),
@@ -123,6 +123,6 @@ def test_the_options_that_shape_a_store_count_in_a_dry_run(capsys):
         assert main(["cache", "dry_data:floats", "out.mf", "--dry-run", *options]) == 0
         return table(capsys.readouterr().out)["as"][2]
 
-    assert (bytes_of(), bytes_of("--dtype", "0=float64")) == ("128", "248")
+    assert (bytes_of(), bytes_of("--form", "0=float64")) == ("128", "248")
     assert main(["cache", "dry_data:broken", "out.mf", "--dry-run", "--on-error", "skip"]) == 0
     assert "3 rows" in capsys.readouterr().out

@@ -530,8 +530,8 @@ def test_a_later_sample_that_does_not_fit(path):
 
 
 def test_dtypes_cast_as_they_did(path):
-    cache(some(0, 9, simple), path, dtypes={"x": torch.float16})
-    store = append(path, some(9, 12, simple), dtypes={"x": torch.float16})
+    cache(some(0, 9, simple), path, forms={"x": torch.float16})
+    store = append(path, some(9, 12, simple), forms={"x": torch.float16})
     assert store[11]["x"].tolist() == [11.0] * 3
 
 

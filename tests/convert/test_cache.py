@@ -86,7 +86,7 @@ def test_names_and_dtypes(path):
         Made([(torch.tensor([i, 2]), i) for i in range(5)]),
         path,
         fields=("mask", "label"),
-        dtypes={"mask": torch.uint8},
+        forms={"mask": torch.uint8},
     )
     assert store.column("mask").dtype == torch.uint8
     assert (path / "mask.memmap").stat().st_size == 10
@@ -96,7 +96,7 @@ def test_names_and_dtypes(path):
             Made([torch.tensor([100 * i]) for i in range(5)]),
             path.with_name("b.mf"),
             fields=("mask",),
-            dtypes={"mask": torch.uint8},
+            forms={"mask": torch.uint8},
         )
 
 

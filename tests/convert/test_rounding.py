@@ -1,4 +1,4 @@
-"""``dtypes={float: ...}``: tensors of floats rounded to 16 bits."""
+"""``forms={float: ...}``: tensors of floats rounded to 16 bits."""
 
 import numpy as np
 import pytest
@@ -26,30 +26,30 @@ class Floats(torch.utils.data.Dataset):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tensors_of_floats_are_rounded(dtype, workers, path):
-    store = memfeed.cache(Floats(), path, dtypes={float: dtype}, workers=workers, progress=False)
+    store = memfeed.cache(Floats(), path, forms={float: dtype}, workers=workers, progress=False)
     sample = Floats()[5]
     assert torch.equal(store[5]["x"], sample["x"].to(dtype))
     assert torch.equal(store[5]["y"], torch.from_numpy(sample["y"]).to(dtype))
     assert store[5]["z"] == 1 / 3  # a Python number is not a tensor
     assert (store[5]["n"].item(), store.classes, store.targets) == (5, ["a", "b"], [0, 1] * 10)
     assert next(iter(memfeed.Loader(store, 4)))["x"].dtype is dtype
-    assert memfeed.cache(Floats(), path, dtypes={float: dtype}, progress=False) == store
-    with pytest.raises(memfeed.errors.StaleStoreError, match=rf"cache\(\.\.\., dtypes={{float: {dtype}}}\)"):
+    assert memfeed.cache(Floats(), path, forms={float: dtype}, progress=False) == store
+    with pytest.raises(memfeed.errors.StaleStoreError, match=rf"cache\(\.\.\., forms={{float: {dtype}}}\)"):
         memfeed.cache(Floats(), path, progress=False)
 
 
 def test_values_beyond_float16_are_refused(path):
-    with pytest.raises(SchemaError, match=r"100000 in sample 0.*choose dtypes={float: torch.bfloat16}"):
-        memfeed.cache(Floats(100_000.0), path, dtypes={float: torch.float16}, workers=0, progress=False)
-    memfeed.cache(Floats(100_000.0), path, dtypes={float: torch.bfloat16}, workers=0, progress=False)
+    with pytest.raises(SchemaError, match=r"100000 in sample 0.*choose forms={float: torch.bfloat16}"):
+        memfeed.cache(Floats(100_000.0), path, forms={float: torch.float16}, workers=0, progress=False)
+    memfeed.cache(Floats(100_000.0), path, forms={float: torch.bfloat16}, workers=0, progress=False)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtypes": torch.float16}, r"found dtypes=torch.float16; expected {field: dtype}, or {float: torch.float16}"),
-        ({"dtypes": "x"}, "found dtypes='x'; expected {field: dtype}"),
-        ({"dtypes": {float: torch.float16, "x": torch.float32}}, "whose float rounds field 'x' too; .* leave one"),
+        ({"forms": torch.float16}, r"found forms=torch.float16; expected {field: dtype}, or {float: torch.float16}"),
+        ({"forms": "x"}, "found forms='x'; expected {field: dtype}"),
+        ({"forms": {float: torch.float16, "x": torch.float32}}, "whose float rounds field 'x' too; .* leave one"),
         ({"allow": None}, 'found allow=None; expected "random" or "copy"'),
         ({"allow": [["copy"]]}, r'found allow=\[\[.copy.\]\]; expected "random" or "copy"'),
         ({"worker_init_fn": 3}, "found worker_init_fn=3; expected a function"),
@@ -62,9 +62,9 @@ def test_arguments_without_a_meaning(options, message, path):
 
 def test_rounding_without_a_meaning(path):
     with pytest.raises(ValueError, match="float16 or torch.bfloat16"):
-        memfeed.cache(Floats(), path, dtypes={float: torch.float32}, progress=False)
-    with pytest.raises(ValueError, match="dtypes="):
-        memfeed.cache(np.zeros((4, 2), np.float32), path, dtypes={float: torch.float16}, progress=False)
+        memfeed.cache(Floats(), path, forms={float: torch.float32}, progress=False)
+    with pytest.raises(ValueError, match="forms="):
+        memfeed.cache(np.zeros((4, 2), np.float32), path, forms={float: torch.float16}, progress=False)
 
 
 def test_a_large_store_is_told_of_smaller_forms(path, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_other_ways_in(path):
     with refused:
         cache(map(scan, range(N)), path)
     with refused:
-        cache(Made(scan, N), path, dtypes={float: torch.float16})
+        cache(Made(scan, N), path, forms={float: torch.float16})
     with refused, memfeed.Writer(path) as writer:
         writer.append({"x": scan()})
     with pytest.raises(SchemaError, match="found MetaTensor"), memfeed.Writer(path.with_name("b.mf")) as writer:
@@ -140,6 +140,6 @@ def test_rounding_keeps_the_classes_of_torchvision(path):
         boxes = tv_tensors.BoundingBoxes(torch.ones(1, 4), format="XYXY", canvas_size=(i, 9))
         return tv_tensors.Image(torch.rand(3, 4, 4)), boxes
 
-    image, boxes = cache(Made([sample(i) for i in range(N)]), path, dtypes={float: torch.float16})[5]
+    image, boxes = cache(Made([sample(i) for i in range(N)]), path, forms={float: torch.float16})[5]
     assert (type(image), type(boxes), boxes.canvas_size) == (tv_tensors.Image, tv_tensors.BoundingBoxes, (5, 9))
     assert image.dtype is boxes.dtype is torch.float16

@@ -39,7 +39,7 @@ ROWS = torch.arange(12)
         ({"persistent_workers": True}, "found persistent_workers without num_workers"),
         ({"prefetch_factor": -1}, "found prefetch_factor=-1"),
         ({"seed": "a"}, "found seed='a'; expected an int"),
-        ({"keep": "full"}, "found keep='full' beside Tensor"),
+        ({"forms": "full"}, "found forms='full' beside Tensor"),
         ({"placement": "sharded", "sampler": [0]}, 'found placement="sharded" and a sampler'),
         ({"placement": "sharded", "bucket_by": memfeed.Tokens(9)}, "sharded"),
     ],

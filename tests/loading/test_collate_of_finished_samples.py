@@ -359,7 +359,7 @@ def test_several_sizes(tmp_path):
             return self.make(self.transform(image), index)
 
     random_crop = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(8), *TO_FLOATS])
-    crops = cut(Sizes(pair, random_crop), tmp_path / "a.mf", keep="full")
+    crops = cut(Sizes(pair, random_crop), tmp_path / "a.mf", forms="full")
     check_rows(list(Loader(crops, BATCH, seed=2)), list(Loader(crops, BATCH, seed=2, collate_fn=list)))
     sizes = cut(Sizes(pair, v2.Compose([v2.RandomHorizontalFlip(), *TO_FLOATS])), tmp_path / "b.mf")
     check_rows(list(Loader(sizes, BATCH, seed=2)), list(Loader(sizes, BATCH, seed=2, collate_fn=list)))

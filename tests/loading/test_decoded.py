@@ -320,7 +320,7 @@ class TestRefused:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
-        "options", [{"device": "cpu"}, {"seed": 3}, {"transform": {}}, {"keep": 256}, {"last": "pad"},
+        "options", [{"device": "cpu"}, {"seed": 3}, {"transform": {}}, {"forms": 256}, {"last": "pad"},
                     {"shuffle": memfeed.Blocks()}], ids=str,
     )  # fmt: skip
     def test_arguments_that_torch_does_not_have(self, tmp_path, files, options):

@@ -166,7 +166,7 @@ def test_a_list_is_no_one_field(store):
 def test_keys_with_dots_are_reached_by_a_tuple(tmp_path):
     data = {"a.b": torch.arange(N), "a": {"b": IMAGES, "c.d": MASKS}}
     store = memfeed.cache(
-        data, tmp_path / "s.mf", dtypes={("a.b",): torch.int16, ("a", "c.d"): torch.int32}, progress=False
+        data, tmp_path / "s.mf", forms={("a.b",): torch.int16, ("a", "c.d"): torch.int32}, progress=False
     )
     assert store.column(("a.b",)).dtype is torch.int16
     assert store.column(("a", "c.d")).dtype is store.column("a.c.d").dtype is torch.int32

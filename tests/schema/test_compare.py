@@ -372,7 +372,7 @@ def test_rows_of_one_shape_fit_a_column_whose_rows_vary_but_are_no_rows_of_it():
 def test_rounded_floats_are_explained():
     found, stored = schema_of(torch.zeros(3)), schema_of(torch.zeros(3), dtypes={(): torch.float16})
     assert schema_difference(found, stored).endswith(
-        "expected float16 [3], as cache(..., dtypes={float: torch.float16}) gives"
+        "expected float16 [3], as cache(..., forms={float: torch.float16}) gives"
     )
 
 

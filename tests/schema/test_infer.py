@@ -53,8 +53,8 @@ def test_fields_names_a_tuple_and_fixes_kinds():
             r"found 1 names in fields= \(a\); expected 2 different ones, one for each leaf of a sample",
         ),
         ({"fields": {"z": "fixed"}}, r"fields=: found no field 'z'; expected one of: 0, 1"),
-        ({"dtypes": {"z": torch.uint8}}, r"dtypes=: found no field 'z'; expected one of: 0, 1"),
-        ({"dtypes": {1: torch.uint8}}, r"found 1 in dtypes=, which is str; expected a field of numbers"),
+        ({"dtypes": {"z": torch.uint8}}, r"forms=: found no field 'z'; expected one of: 0, 1"),
+        ({"dtypes": {1: torch.uint8}}, r"found 1 in forms=, which is str; expected a field of numbers"),
         ({"fields": {0: "round"}}, r"found kind 'round' for 0 in fields=; expected one of fixed, jagged"),
     ],
 )

@@ -66,14 +66,14 @@ FORMS = {
     "batched": ([v1.Resize((32, 32)), *CROP], {"split": True}),
     "auto": ([v1.Resize((32, 32)), *CROP], {"split": "auto"}),
     "sample by sample": ([v1.Resize((32, 32)), v1.ColorJitter(0.4), v1.ToTensor()], {"split": True}),
-    "several sizes": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": "full"}),
-    "short side": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "keep": 32}),
-    "encoded": ([v1.Resize(32), *CROP], {"split": True, "keep": "encoded"}),
-    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.float16}}),
-    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.bfloat16}}),
+    "several sizes": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "forms": "full"}),
+    "short side": ([v1.RandomResizedCrop(24), v1.ToTensor()], {"split": True, "forms": 32}),
+    "encoded": ([v1.Resize(32), *CROP], {"split": True, "forms": "encoded"}),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"forms": {float: torch.float16}}),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"forms": {float: torch.bfloat16}}),
     "cut and rounded": (
         [v1.Resize((32, 32)), v1.ToTensor(), tripled, v1.RandomCrop(24), v1.RandomErasing()],
-        {"split": True, "dtypes": {float: torch.bfloat16}},
+        {"split": True, "forms": {float: torch.bfloat16}},
     ),
 }
 
@@ -132,20 +132,20 @@ def test_one_line_gives_the_batches_of_a_conversion(form, tree, tmp_path):
 
 @pytest.mark.parametrize("form", ["several sizes", "short side", "encoded"])
 def test_one_line_stores_images_in_the_form_that_keep_names(form, tree, tmp_path):
-    expected, keep = epoch_of(cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)), FORMS[form][1]["keep"]
+    expected, keep = epoch_of(cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)), FORMS[form][1]["forms"]
 
     def make(**options):
         return Loader(dataset_of(form, tree), BATCH, shuffle=True, seed=7, cache=tmp_path / "s.mf", **options)
 
-    for options in ({"keep": keep}, {"keep": keep}, {}):  # the store remembers it
+    for options in ({"forms": keep}, {"forms": keep}, {}):  # the store remembers it
         loader = make(**options)
         require_same_batches(list(loader), expected)
         loader.store.finish()
     assert memfeed.open(tmp_path / "s.mf")._view.manifest.attributes.keep == keep
-    rebuilt = Loader(make(keep=keep).store, BATCH, shuffle=True, seed=7, cache=tmp_path / "s.mf", keep=keep)
+    rebuilt = Loader(make(forms=keep).store, BATCH, shuffle=True, seed=7, cache=tmp_path / "s.mf", forms=keep)
     require_same_batches(list(rebuilt), expected)
-    with pytest.raises(memfeed.errors.StaleStoreError, match="found a store made with keep="):
-        make(keep=33)
+    with pytest.raises(memfeed.errors.StaleStoreError, match="found a store made with forms="):
+        make(forms=33)
 
 
 @pytest.mark.parametrize("form", ["auto", "sample by sample"])
@@ -166,23 +166,23 @@ def test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid(form, 
 def test_keep_without_images_that_are_resized(tree, tmp_path, capsys):
     store = memfeed.cache(dataset_of("batched", tree), tmp_path / "s.mf", split=True, workers=0, progress=False)
     for source in (store, torch.arange(3)):
-        with pytest.raises(memfeed.errors.LoaderError, match="found keep=32 beside"):
-            Loader(source, 2, keep=32)
-    with pytest.raises(ValueError, match="found keep='small'"):
-        Loader(dataset_of("batched", tree), 2, cache=tmp_path / "t.mf", keep="small")
+        with pytest.raises(memfeed.errors.LoaderError, match="found forms=32 beside"):
+            Loader(source, 2, forms=32)
+    with pytest.raises(ValueError, match="found forms='small'"):
+        Loader(dataset_of("batched", tree), 2, cache=tmp_path / "t.mf", forms="small")
     fixed = Folder(str(tree), v1.Compose([v1.Resize((24, 24)), v1.ToTensor()]))
-    loader = Loader(fixed, 2, cache=tmp_path / "fixed.mf", keep=32)
+    loader = Loader(fixed, 2, cache=tmp_path / "fixed.mf", forms=32)
     assert next(iter(loader))[0].shape == (2, 3, 24, 24)
-    assert "keep=32 has no effect: no random step" in capsys.readouterr().err
+    assert "forms=32 has no effect: no random step" in capsys.readouterr().err
 
 
 OFF = {
     "cut": ([v1.Resize((32, 32)), v1.RandomCrop(32), v1.ToTensor()], {"split": True}, 1e-7),
-    "of several sizes": ([v1.RandomHorizontalFlip(0.0), v1.PILToTensor()], {"split": True, "keep": "full"}, 0),
+    "of several sizes": ([v1.RandomHorizontalFlip(0.0), v1.PILToTensor()], {"split": True, "forms": "full"}, 0),
     "encoded": ([v1.Resize((32, 40)), v1.RandomHorizontalFlip(0.0), v1.PILToTensor()],
-                {"split": True, "keep": "encoded"}, 1),
-    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.float16}}, 2**-11),
-    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"dtypes": {float: torch.bfloat16}}, 2**-8),
+                {"split": True, "forms": "encoded"}, 1),
+    "float16": ([v1.Resize((24, 24)), v1.ToTensor()], {"forms": {float: torch.float16}}, 2**-11),
+    "bfloat16": ([v1.Resize((24, 24)), v1.ToTensor()], {"forms": {float: torch.bfloat16}}, 2**-8),
 }  # fmt: skip
 
 

@@ -369,14 +369,14 @@ def test_a_random_resize_of_several_sizes_stores_what_keep_says(tmp_path):
             v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), sizes=((60, 80), (80, 64)), count=40
         )
 
-    whole = converted(dataset(), tmp_path / "full.mf", keep="full")
+    whole = converted(dataset(), tmp_path / "full.mf", forms="full")
     assert sorted({tuple(whole[i][0].shape) for i in range(4)}) == [(3, 60, 80), (3, 80, 64)]
-    small = converted(dataset(), tmp_path / "small.mf", keep=32)
+    small = converted(dataset(), tmp_path / "small.mf", forms=32)
     assert sorted({tuple(small[i][0].shape) for i in range(4)}) == [(3, 32, 43), (3, 40, 32)]
     for store in (whole, small):
         assert next(iter(memfeed.Loader(store, 8)))[0].shape == (8, 3, 24, 24)
     with pytest.raises(StaleStoreError):
-        converted(dataset(), tmp_path / "small.mf", keep=40)
+        converted(dataset(), tmp_path / "small.mf", forms=40)
 
 
 SIZES = ((60, 80), (80, 64))
@@ -390,7 +390,7 @@ def cropped(count=40):
 @pytest.mark.parametrize("keep", short_form([32, "full"]))
 def test_the_choice_of_a_store_is_that_of_later_calls(keep, lazily, tmp_path):
     path = tmp_path / "s.mf"
-    store = memfeed.cache(cropped(), path, split="auto", keep=keep, lazily=lazily, workers=0, progress=False)
+    store = memfeed.cache(cropped(), path, split="auto", forms=keep, lazily=lazily, workers=0, progress=False)
     if lazily:
         assert next(iter(memfeed.Loader(store, 8)))[0].shape == (8, 3, 24, 24)
         store.finish()
@@ -406,14 +406,14 @@ def test_the_choice_of_a_store_is_that_of_later_calls(keep, lazily, tmp_path):
 
 
 def test_a_loader_takes_the_choice_and_says_it(tmp_path, capsys):
-    begun = memfeed.cache(cropped(), tmp_path / "small.mf", split="auto", keep=32, lazily=True, workers=0)
+    begun = memfeed.cache(cropped(), tmp_path / "small.mf", split="auto", forms=32, lazily=True, workers=0)
     small = memfeed.Loader(cropped(), 8, num_workers=0, cache=tmp_path / "small.mf")
     assert next(iter(memfeed.Loader(begun, 8)))[0].shape == (8, 3, 24, 24)
     assert next(iter(small))[0].shape == (8, 3, 24, 24)
     assert small.store[0][0].shape == (3, 32, 43)
     capsys.readouterr()
     loader = memfeed.Loader(cropped(), 8, num_workers=0, cache=tmp_path / "s.mf")
-    assert "of decoded images (keep=256 smaller images)" in capsys.readouterr().err
+    assert "of decoded images (forms=256 smaller images)" in capsys.readouterr().err
     assert loader.store[0][0].shape == (3, 60, 80)
 
 
@@ -429,7 +429,7 @@ def jpegs(folder, *steps):
 def test_encoded_files_are_decoded_in_every_epoch(tmp_path):
     steps = [v1.Resize(32), v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor()]
     dataset = jpegs(tmp_path / "tree", *steps)
-    store = converted(dataset, tmp_path / "s.mf", keep="encoded", fields=["image", "label"])
+    store = converted(dataset, tmp_path / "s.mf", forms="encoded", fields=["image", "label"])
     assert store[5] == ((tmp_path / "tree" / "b" / "1.jpg").read_bytes(), 1)
     assert names(store) == ["Decode", "Resize", "RandomCrop", "RandomHorizontalFlip", "ToDtype"]
     opened = memfeed.open(tmp_path / "s.mf")
@@ -441,7 +441,7 @@ def test_encoded_files_are_decoded_in_every_epoch(tmp_path):
 
 def test_encoded_files_give_the_original_without_randomness(tmp_path):
     dataset = jpegs(tmp_path / "tree", v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor())
-    store = converted(dataset, tmp_path / "s.mf", keep="encoded")
+    store = converted(dataset, tmp_path / "s.mf", forms="encoded")
     images, _ = next(iter(memfeed.Loader(store, 8)))
     for index, image in enumerate(images):
         assert (image.int() - dataset[index][0].int()).abs().max() <= 1
@@ -451,8 +451,8 @@ def test_a_damaged_file_names_its_row(tmp_path):
     batch = [[b"no image"], torch.zeros(1)]
     with pytest.raises(memfeed.errors.TransformError, match="row 7"):
         T.Decode().apply(batch, Keys(0, 0, torch.tensor([7])))
-    with pytest.raises(SplitError, match=r"keep='encoded' for Photos.*ImageFolder"):
-        converted(photos(*CROP), tmp_path / "s.mf", keep="encoded")
+    with pytest.raises(SplitError, match=r"forms='encoded' for Photos.*ImageFolder"):
+        converted(photos(*CROP), tmp_path / "s.mf", forms="encoded")
 
 
 # --- what cannot be split
@@ -535,9 +535,9 @@ def test_several_pipelines(tmp_path):
 @pytest.mark.parametrize("keep", [0, "whole", True, 2.5])
 def test_a_choice_without_a_meaning(keep, tmp_path):
     with pytest.raises(ValueError, match="expected"):
-        converted(reference_train(True), tmp_path / "s.mf", keep=keep)
+        converted(reference_train(True), tmp_path / "s.mf", forms=keep)
     with pytest.raises(ValueError, match="split"):
-        memfeed.cache(reference_train(True), tmp_path / "s.mf", keep=256)
+        memfeed.cache(reference_train(True), tmp_path / "s.mf", forms=256)
 
 
 def jpeg(**options):

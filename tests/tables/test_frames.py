@@ -195,7 +195,7 @@ def test_no_other_process_reads_a_table(path, monkeypatch):
 
 def test_fields_and_dtypes_apply_to_tables(path):
     frame = pd.DataFrame({"grid": [[[1, 2], [i]] for i in range(40)], "f": np.arange(40.0), "s": "text"})
-    store = cache(frame, path, fields={"grid": "json"}, dtypes={"f": torch.float32})
+    store = cache(frame, path, fields={"grid": "json"}, forms={"f": torch.float32})
     assert equal(store[3], {"grid": [[1, 2], [3]], "f": torch.tensor(3.0), "s": "text"})
 
 

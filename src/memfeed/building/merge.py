@@ -42,7 +42,7 @@ def merged_schema(parts: Sequence[Part]) -> Schema:
         return common_schema([(part.path, part.manifest.schema) for part in parts])
     except SchemaError as error:
         raise SchemaError(
-            f"{error}. Write one of them again with memfeed.cache (dtypes= and fields= choose how a field is stored)"
+            f"{error}. Write one of them again with memfeed.cache (forms= and fields= choose how a field is stored)"
         ) from None
 
 

@@ -42,11 +42,14 @@ ShowProgress = Annotated[
 ]
 
 
-class Floats(str, Enum):
-    """The values of ``--floats``."""
-
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
+FormOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FIELD=]FORM",
+        help="The form of a field, or of all: a dtype, jpeg:95, zstd, lz4, raw; of images full, encoded, or their "
+        "short side; 256+jpeg:95 for two. float=float16 rounds all floats. May be repeated.",
+    ),
+]
 
 
 def cache(
@@ -67,9 +70,7 @@ def cache(
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
     fields: Annotated[str | None, typer.Option(metavar="A,B,...", help="Names for the leaves of a tuple.")] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
-    ] = None,
+    form: FormOption = None,
     types: Annotated[
         list[str] | None,
         typer.Option(metavar="MODULE:CLASS", help="The class that samples come back as. May be repeated."),
@@ -80,11 +81,6 @@ def cache(
     split: Annotated[
         bool, typer.Option("--split", help="Store the fixed part of the dataset's pipeline, and describe the rest.")
     ] = False,
-    keep: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="With --split, of images: full, encoded, or their short side in pixels."),
-    ] = None,
-    floats: Annotated[Floats | None, typer.Option(help="Round floats to 16 bits.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing: measure the forms that the store may have.")
     ] = False,
@@ -110,15 +106,11 @@ def cache(
             "dataset is stored"
         )
     dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
-    dtypes: dict[Any, Any] = dict(parse_dtype(text) for text in dtype or ())
-    if floats is not None:
-        dtypes[float] = _torch_dtype(floats.value)
     names = tuple(name.strip() for name in fields.split(",")) if fields else None
     what: dict[str, Any] = {
         "fields": FIELDS if names is None and images is not None else names,
         "split": split,
-        "keep": int(keep) if keep is not None and keep.isdigit() else keep,
-        "dtypes": dtypes or None,
+        "forms": parse_forms(form),
         "types": load_classes(types or ()),
         "on_error": on_error.value,
         "allow": [one.value for one in allow or ()],
@@ -129,12 +121,12 @@ def cache(
         print_estimates(dataset, places[-1], what)
         return
     if repair:
-        if length is not None or workers is not None or keep is not None or allow or overwrite:
+        if length is not None or workers is not None or allow or overwrite:
             raise UsageError(
-                "found --repair with --length, --workers, --keep, --allow or --overwrite; expected it with the options "
+                "found --repair with --length, --workers, --allow or --overwrite; expected it with the options "
                 "that say how the samples are stored"
             )
-        del what["keep"], what["allow"]
+        del what["allow"]
         store = memfeed.repair(dataset, places[-1], **what, progress=progress)
     else:
         store = memfeed.cache(
@@ -169,13 +161,23 @@ def _parse_workers(text: str | None) -> int | str | None:
     raise UsageError(f"--workers: found {text!r}; expected a number of processes, or ray or ray:8 for tasks of Ray")
 
 
-def parse_dtype(text: str) -> tuple[str, torch.dtype]:
-    """Return the field and the dtype of ``field=dtype``. Raise UsageError for anything else."""
+def parse_forms(texts: list[str] | None) -> Any:
+    """Return the ``forms=`` of ``--form`` options. Raise UsageError if several are for all fields."""
+    given: dict[Any, Any] = {}
+    for text in texts or ():
+        field, _, form = text.rpartition("=")
+        name: Any = float if field == "float" else field or None
+        if name in given or (given and None in {name, *given}):
+            raise UsageError(
+                f"found --form {' --form '.join(texts or ())}; expected one form for all fields, or one for each field"
+            )
+        given[name] = _parse_form(form)
+    return given.get(None, given or None)
+
+
+def _parse_form(text: str) -> Any:
+    """Return a form: parts that are joined by ``+`` as a tuple."""
     from memfeed.schema.fields import DTYPES
 
-    field, _, name = text.rpartition("=")
-    if not field or name not in DTYPES:
-        raise UsageError(
-            f"found --dtype {text!r}; expected field=dtype, for example mask=uint8, with one of {', '.join(DTYPES)}"
-        )
-    return field, DTYPES[name]
+    parts = [int(part) if part.isdigit() else DTYPES.get(part, part) for part in text.split("+")]
+    return parts[0] if len(parts) == 1 else tuple(parts)

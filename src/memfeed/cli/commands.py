@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli.cache_command import ALLOW_HELP, Allow, OnError, ShowProgress, parse_dtype
+from memfeed.cli.cache_command import ALLOW_HELP, Allow, FormOption, OnError, ShowProgress, parse_forms
 from memfeed.cli.error_lines import UsageError
 from memfeed.system.units import format_bytes, printable
 
@@ -20,9 +20,7 @@ def append(
     length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take N samples of an iterable.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help="Processes. Default: as measured.")] = None,
     on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=DTYPE", help="Cast a field. May be repeated.")
-    ] = None,
+    form: FormOption = None,
     allow: Annotated[list[Allow] | None, typer.Option(help=ALLOW_HELP)] = None,
     split: Annotated[bool, typer.Option("--split", help="For a store that was made with --split.")] = False,
     progress: ShowProgress = None,
@@ -36,7 +34,7 @@ def append(
     made = memfeed.append(
         store,
         load_dataset(dataset),
-        dtypes=dict(parse_dtype(text) for text in dtype) if dtype else None,
+        forms=parse_forms(form),
         length=length,
         workers=workers,
         on_error=on_error.value,

@@ -22,11 +22,11 @@ from memfeed.system.units import format_bytes
 SAMPLES = 64
 SECONDS = 1.0  # of reading, for each form
 _FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("float16", {"dtypes": {float: torch.float16}}),
-    ("bfloat16", {"dtypes": {float: torch.bfloat16}}),
-    ("keep=full", {"split": True, "keep": "full"}),
-    ("keep=256", {"split": True, "keep": 256}),
-    ("keep=encoded", {"split": True, "keep": "encoded"}),
+    ("float16", {"forms": {float: torch.float16}}),
+    ("bfloat16", {"forms": {float: torch.bfloat16}}),
+    ("full", {"split": True, "forms": "full"}),
+    ("256", {"split": True, "forms": 256}),
+    ("encoded", {"split": True, "forms": "encoded"}),
 )
 
 

@@ -20,12 +20,11 @@ OPTIONS = {
     'workers="ray"': "--workers ray",
     "workers=": "--workers",
     "fields=": "--fields",
-    "dtypes={float: torch.float16}": "--floats float16",
-    "dtypes={float: torch.bfloat16}": "--floats bfloat16",
-    "dtypes=": "--dtype",
+    "forms={float: torch.float16}": "--form float=float16",
+    "forms={float: torch.bfloat16}": "--form float=bfloat16",
+    "forms=": "--form ",
     "types=": "--types",
     "split=True": "--split",
-    "keep=": "--keep ",
 }
 """Arguments of `memfeed.cache` that error messages name, and the options that set them."""
 

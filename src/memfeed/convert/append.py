@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 
 from memfeed.building import commit
 from memfeed.building.build import Build
@@ -21,6 +20,7 @@ from memfeed.convert.cache import cache_one
 from memfeed.convert.options import options_of
 from memfeed.convert.splits import keep_of
 from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
+from memfeed.schema.fields import Schema
 from memfeed.store import format
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
@@ -36,10 +36,9 @@ def append(
     store: Store | str | os.PathLike[str],
     dataset: Any,
     *,
-    dtypes: Mapping[Any, torch.dtype] | None = None,
+    forms: Any = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
-    keep: int | Literal["full", "encoded"] | None = None,
     length: int | None = None,
     workers: int | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
@@ -58,7 +57,7 @@ def append(
         store: the store, or its path: a whole one, no view.
         dataset: as for `memfeed.cache`. Its samples must fit the fields of the store: the same structure and dtypes,
             and dims that vary only where they do in the store.
-        dtypes, types, split, keep, length, workers, worker_init_fn, on_error, allow, progress: as for `memfeed.cache`;
+        forms, types, split, length, workers, worker_init_fn, on_error, allow, progress: as for `memfeed.cache`;
             what shapes the rows as it was passed there. Tasks of Ray cannot append, and mapped data is always copied.
 
     Returns:
@@ -74,7 +73,7 @@ def append(
     ``NAME.append``), and the same call goes on from there. Rows whose commit was done are not added again.
     """
     options = options_of(
-        dataset, dtypes=dtypes, types=types, split=split, keep=keep, length=length, workers=workers,
+        dataset, forms=forms, types=types, split=split, length=length, workers=workers,
         worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, progress=progress,
     )  # fmt: skip
     if options.on_ray:
@@ -90,7 +89,9 @@ def append(
                 f"{target}: found a store made with split=; expected the same here: append(store, dataset, split=True)"
             )
         is_committed = _is_committed(place, old._backing.digest)
-        options = msgspec.structs.replace(options, copy_existing=True, keep=keep or keep_of(old), like=old.schema)
+        options = msgspec.structs.replace(
+            options, copy_existing=True, keep=options.keep or keep_of(old), like=_stored_schema(old)
+        )
         try:
             new = cache_one(dataset, place, options)
         except StaleStoreError as error:
@@ -178,6 +179,13 @@ def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), pro
             clear(root)
         raise
     return manifest
+
+
+def _stored_schema(store: Store) -> Schema:
+    """Return the schema of a store as it is on the disk, with the codecs of its fields."""
+    manifest = store._view.manifest
+    assert manifest is not None
+    return manifest.schema
 
 
 def _whole(given: Store | str | os.PathLike[str]) -> Store:

@@ -39,7 +39,7 @@ def describe_budget(
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}")
     line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
     is_large = found is not None and total > found * LARGE_SHARE
-    smaller = "; smaller forms: keep= and dtypes= of memfeed.cache (memfeed cache --dry-run measures them)"
+    smaller = "; smaller forms: forms= of memfeed.cache (memfeed cache --dry-run measures them)"
     again = (
         f"; neighbouring samples overlap, so that it has each byte about {overlap:,.0f} times: store the sequences "
         "whole, and read windows of them with Store.packed() or Store.windows() (docs/sequences.md)"

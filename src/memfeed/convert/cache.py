@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
-import torch
 
 from memfeed.convert.at_address import cache_at
 from memfeed.convert.changes import Watched
@@ -38,10 +37,9 @@ def cache(
     path: str | os.PathLike[str] | None = None,
     *,
     fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
-    dtypes: Mapping[Any, torch.dtype] | None = None,
+    forms: Any = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
-    keep: int | Literal["full", "encoded"] | None = None,
     metadata: dict[str, Any] | None = None,
     length: int | None = None,
     workers: int | str | None = None,
@@ -68,9 +66,18 @@ def cache(
             ``$XDG_CACHE_HOME/memfeed`` (``~/.cache/memfeed``), stays there, and is pushed; see ``docs/remote.md``.
         fields: a name for each leaf of a sample, in order; or ``{name: kind}`` to fix how a leaf is stored ("fixed",
             "jagged", "list", "json", ...), which also forbids its dims to vary otherwise.
-        dtypes: ``{field: dtype}`` to cast; a cast that would change a value is refused. The key ``float`` stands for
-            the float tensors of a map-style dataset, which torch.float16 or torch.bfloat16 rounds; batches have that
-            dtype: ``dtypes={float: torch.float16}`` takes half the bytes of float32.
+        forms: in which form each field is stored: ``{field: form}``, or one form for all fields that it suits. A form
+            is one of these, or a tuple of several, as ``(256, "jpeg:95")``; see ``docs/forms.md``:
+
+            - "raw": as it is. This is the default.
+            - "jpeg:95", "lz4", "zstd", or an object of `memfeed.codecs`: each row is compressed, and decoded when a
+              batch is made. "jpeg" changes pixels a little, the others change nothing.
+            - a dtype, to cast; a cast that would change a value is refused. The key ``float`` stands for all float
+              tensors of a map-style dataset, which torch.float16 or torch.bfloat16 rounds.
+            - of images of several sizes that a random step resizes (``split``): "full", all pixels; an int, shrunk to
+              that short side; "encoded", the bytes of their files, decoded in every epoch.
+
+            A field that is not named takes the form that an existing store has.
         types: tensorclass, dataclass or namedtuple classes, one or several, that samples and batches come back as, as
             for `memfeed.open`. Those in the samples are known. A class that no sample has replaces the outermost
             container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
@@ -78,9 +85,6 @@ def cache(
             ``transform`` or ``transforms``, albumentations, lists of functions), and returns the rest, from its first
             random step, as ``store.transform``, which `Loader` applies. "auto" does so where there is a random step.
             Another str is the name of the attribute that holds the pipeline. See ``docs/splitting.md``.
-        keep: with ``split``, what to store of images of several sizes that the rest resizes: "full", as decoded; an
-            int, shrunk to that short side in pixels; "encoded", the bytes of their files, decoded in every epoch. None
-            takes what an existing store was made with.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns. None keeps that of an
             existing store, also with ``overwrite``; {} drops it.
         length: take the first so many samples of an iterable, which may be one without an end. Without it an iterable
@@ -109,7 +113,7 @@ def cache(
     Raises:
         ValueError: arguments that contradict each other, or have no meaning.
         RandomDataError: random samples, unless ``allow`` says so. SplitError: a pipeline that cannot be cut, or that
-        needs ``keep``. StaleStoreError: the existing store differs from the
+        needs ``forms``. StaleStoreError: the existing store differs from the
         dataset, or has other ``metadata``. CopyError: the data is memory-mapped already. SchemaError: a sample that no
         column can hold, or that differs from the others (sample index, field). SampleError: the dataset raised; the
         cause is its exception. BuildError: a worker died. SpaceError: the disk has too little free space. StoreError:
@@ -118,7 +122,7 @@ def cache(
     After an error the rows that were written stay in ``NAME.build``, and the same call resumes from there.
     """
     options = options_of(
-        dataset, fields=fields, dtypes=dtypes, types=types, split=split, keep=keep, metadata=metadata, length=length,
+        dataset, fields=fields, forms=forms, types=types, split=split, metadata=metadata, length=length,
         workers=workers, worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, overwrite=overwrite,
         lazily=lazily, progress=progress,
     )  # fmt: skip
@@ -139,7 +143,7 @@ def repair(
     path: str | os.PathLike[str],
     *,
     fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
-    dtypes: Mapping[Any, torch.dtype] | None = None,
+    forms: Any = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
     on_error: Literal["raise", "skip"] = "raise",
@@ -153,7 +157,7 @@ def repair(
     Args:
         dataset: the one that the store was made from.
         path: the store's directory, or its address: then the store on this machine is repaired and pushed.
-        fields, dtypes, types, split, on_error, progress: as they were passed to `memfeed.cache`.
+        fields, forms, types, split, on_error, progress: as they were passed to `memfeed.cache`.
 
     Returns:
         The open store, see `memfeed.cache`.
@@ -165,7 +169,7 @@ def repair(
         is beside the store. Also what `memfeed.cache` raises of the dataset.
     """
     options = options_of(
-        dataset, fields=fields, dtypes=dtypes, types=types, split=split, on_error=on_error, allow="copy", repair=True,
+        dataset, fields=fields, forms=forms, types=types, split=split, on_error=on_error, allow="copy", repair=True,
         progress=progress,
     )  # fmt: skip
     return _cache_each(dataset, path, options)
@@ -215,14 +219,14 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
     if None not in (options.keep, made_with) and options.keep != made_with:
         raise StaleStoreError(
-            f"{target}: found a store made with keep={made_with!r}; expected keep={options.keep!r}, as here: leave "
-            "keep= out to take the store as it is, or give another path. With cache(), overwrite=True writes it again"
+            f"{target}: found a store made with forms={made_with!r}; expected forms={options.keep!r}, as here: leave "
+            "forms= out to take the store as it is, or give another path. With cache(), overwrite=True writes it again"
         )
     options = msgspec.structs.replace(options, keep=options.keep or made_with)
     cut = split_input(given, stored, options, target)
     if cut is None:
         if options.keep is not None and options.says:
-            write_line(f"memfeed: keep={options.keep!r} has no effect: no random step resizes what is stored")
+            write_line(f"memfeed: forms={options.keep!r} has no effect: no random step resizes what is stored")
         options = msgspec.structs.replace(options, keep=None)
     else:
         watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
@@ -234,7 +238,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         if given.kind != "map":
             what = "columns" if given.kind == "columns" else "an iterable"
             raise ValueError(
-                f"found dtypes={{float: {options.floats}}} for {what}; expected a dataset with len "
+                f"found forms={{float: {options.floats}}} for {what}; expected a dataset with len "
                 f"and []: round the tensors yourself, tensor.to({options.floats})"
             )
         given = msgspec.structs.replace(given, dataset=Rounded(given.dataset, options.floats))

@@ -26,6 +26,7 @@ from memfeed.convert.driver import (
     default_workers,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
+from memfeed.convert.forms import coded_schema
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import overlap_factor
@@ -33,7 +34,7 @@ from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
 from memfeed.convert.readback import require_probed, require_reread
-from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, stale
+from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, require_forms, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.compare import schema_difference
@@ -132,10 +133,11 @@ class Conversion:
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
             is_read=options.lazily,
         )
+        self.schema = coded_schema(inferred.schema, options.forms) if options.like is None else options.like
         self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
         is_columns = given.kind == "columns"
-        is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in inferred.schema)
+        is_copied = is_columns and given.dataset.is_plain and all(field.kind == "fixed" for field in self.schema)
         self.columns: list[Any] | None = given.dataset.leaves(inferred.structure) if is_copied else None
         self.tables = given.dataset.leaves_of_tables(inferred.structure) if is_columns and not is_copied else None
         hashes: tuple[Probe, ...] = ()
@@ -209,7 +211,7 @@ class Conversion:
         """Return a new build of this dataset."""
         shares = max(self.worker_count, 1) if self.given.kind == "iterable" else 1
         root = format.build_path(self.target)
-        return Build.begin(root, self.result.inferred.schema, self.given.length, self.fingerprint, shares)
+        return Build.begin(root, self.schema, self.given.length, self.fingerprint, shares)
 
     def resume(self) -> Build | None:
         """Return the unfinished build of this dataset, None without one, or if overwrite=True discards another one.
@@ -241,12 +243,13 @@ class Conversion:
 
     def require_same(self, build: Build) -> None:
         """Raise StaleStoreError if ``build`` is of another dataset."""
-        old, found = build.settings.fingerprint, self.result.inferred.schema
+        old, found, stored = build.settings.fingerprint, self.result.inferred.schema, build.schema.decoded
         if old is None:
             raise stale(build.root, "found the build of a Writer")
-        if [field.path for field in found] != [field.path for field in build.schema]:  # or other fields= were given
-            raise stale(build.root, schema_difference(found, build.schema))
-        require_equal(build.root, build.schema, old, self.fingerprint, self.result, None)
+        if [field.path for field in found] != [field.path for field in stored]:  # or other fields= were given
+            raise stale(build.root, schema_difference(found, stored))
+        require_forms(build.root, build.schema, self.options.forms)
+        require_equal(build.root, stored, old, self.fingerprint, self.result, None)
         require_equal_data(build.root, old, self.given, None)
 
     def _fill(self, build: Build, bar: Progress, sigterm: Sigterm) -> None:

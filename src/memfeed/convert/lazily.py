@@ -189,7 +189,7 @@ def _settings(conversion: Conversion) -> dict[str, Any]:
 
 
 def keep_of_filling(target: Path) -> Any:
-    """Return the ``keep=`` of the store at ``target`` that is not complete yet; None if there is none."""
+    """Return what is kept of images in the store at ``target`` that is not complete yet; None if there is none."""
     try:
         return _found_settings(format.build_path(target)).get("keep")
     except (OSError, msgspec.DecodeError):
@@ -207,7 +207,7 @@ def _require_same(conversion: Conversion, build: Build) -> None:
     differing = [(name, found.get(name), own[name]) for name in own if found.get(name) != own[name]]
     if not differing:
         conversion.require_same(build)
-        theirs, mine = ([field.name for field in one] for one in (build.schema, conversion.result.inferred.schema))
+        theirs, mine = ([field.name for field in one] for one in (build.schema, conversion.schema))
         differing = [("fields", theirs, mine)] if theirs != mine else []
     for name, theirs, mine in differing:
         raise BuildError(

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
+from memfeed.convert.forms import Forms, forms_of
 from memfeed.errors import FieldError, SchemaError, brief
 from memfeed.schema import codec
 from memfeed.schema.fields import DEEPEST, Kind, Schema
@@ -15,8 +16,6 @@ from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.tree import as_types
 from memfeed.store.dataset_attributes import Keep, metadata_problem
 from memfeed.system.progress import is_shown
-
-SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
 
 WorkerInit = Callable[[int], None] | None
 """A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
@@ -31,6 +30,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     split: bool | str = False
     keep: Keep | None = None
     floats: torch.dtype | None = None
+    forms: Forms = Forms()
     metadata: Mapping[str, Any] | None = None  # None keeps that of the store that is replaced
     length: int | None = None
     workers: int | None = None
@@ -66,7 +66,7 @@ def options_of(
     dataset: Any,
     *,
     fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
-    dtypes: Mapping[Any, torch.dtype] | None = None,
+    forms: Any = None,
     types: type[Any] | Iterable[type[Any]] = (),
     metadata: dict[str, Any] | None = None,
     workers: int | str | None = None,
@@ -74,14 +74,16 @@ def options_of(
     **others: Any,
 ) -> ConvertOptions:
     """Return the arguments of `memfeed.cache` as options. Raise ValueError for those of no meaning."""
-    floats, casts = _floats_and_casts(dtypes)
+    chosen = forms_of(forms)
     engine, worker_count = _engine_and_workers(workers)
     allowed = _allowed(allow)
     options = ConvertOptions(
         **others,
         fields=_fields(fields),
-        dtypes=casts,
-        floats=floats,
+        dtypes=chosen.dtypes,
+        keep=chosen.keep,
+        floats=chosen.floats,
+        forms=chosen,
         types=as_types(types),
         metadata=None if metadata is None else check_metadata(metadata),
         workers=worker_count,
@@ -104,23 +106,6 @@ def _fields(fields: Any) -> tuple[str, ...] | Mapping[Any, Kind] | None:
             'or kinds by name, as fields={"boxes": "jagged"}'
         )
     return tuple(names)
-
-
-def _floats_and_casts(dtypes: Mapping[Any, torch.dtype] | None) -> tuple[torch.dtype | None, dict[Any, torch.dtype]]:
-    """Return the dtype to which all floats are rounded, None for none, and the casts of single fields."""
-    if dtypes is not None and not isinstance(dtypes, Mapping):
-        raise ValueError(
-            f"found dtypes={brief(dtypes)}; expected {{field: dtype}}, or {{float: torch.float16}} to round all floats"
-        )
-    casts = dict(dtypes or {})
-    floats = casts.pop(float, None)
-    wider = [name for name, dtype in casts.items() if isinstance(dtype, torch.dtype) and dtype.is_floating_point]
-    if floats is not None and wider:
-        raise ValueError(
-            f"found dtypes={brief(dtypes)}, whose float rounds field {wider[0]!r} too; expected no other dtype of "
-            "floats beside it: leave one of them out"
-        )
-    return floats, casts
 
 
 def _engine_and_workers(workers: int | str | None) -> tuple[str | None, int | None]:
@@ -164,19 +149,9 @@ def _check(dataset: Any, options: ConvertOptions) -> None:
         )
     if keep is not None and not options.split:
         raise ValueError(
-            f"found keep={keep!r} without split; expected both: cache(dataset, path, split=True, keep={keep!r})"
+            f"found forms={keep!r} without split; expected both: cache(dataset, path, split=True, forms={keep!r})"
         )
-    _check_keep(keep)
     is_shown(options.progress)  # raises for what has no meaning
-
-
-def _check_keep(keep: Any) -> None:
-    """Raise ValueError for a ``keep=`` that has no meaning."""
-    is_side = isinstance(keep, int) and not isinstance(keep, bool) and keep >= SMALLEST_SIDE
-    if keep not in (None, "full", "encoded") and not is_side:
-        raise ValueError(
-            f'found keep={keep!r}; expected "full", "encoded", or the short side in pixels, {SMALLEST_SIDE} or more'
-        )
 
 
 def check_metadata(metadata: Any) -> dict[str, Any]:

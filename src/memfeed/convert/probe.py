@@ -143,7 +143,7 @@ def probe_input(
     if isinstance(given.dataset, Store):
         types += given.dataset._view.types
     result = ProbeResult(probed, inferred, types)
-    return result if options.like is None or compared else _fit(result, options.like)
+    return result if options.like is None or compared else _fit(result, options.like.decoded)
 
 
 def _fit(result: ProbeResult, like: Schema) -> ProbeResult:
@@ -156,7 +156,7 @@ def _fit(result: ProbeResult, like: Schema) -> ProbeResult:
         leaves_like(result.probed.samples, found, like)
     except SchemaError as error:
         raise SchemaError(
-            f"found samples that do not fit the store: {error}. Change the samples (dtypes= casts), or write a new "
+            f"found samples that do not fit the store: {error}. Change the samples (forms= casts), or write a new "
             "store of all samples with memfeed.cache"
         ) from None
     own, want = [field.path for field in found.schema], [field.path for field in like]

@@ -41,6 +41,8 @@ def require_probed(build: Build) -> None:
     ]
     rows = [probe.index for probe in probes]
     for field_index, field in enumerate(build.schema):  # a column at a time, whose files are opened once
+        if field.coding is not None:
+            continue  # a lossy codec gives other values: these rows are compared with samples that are read again
         hashes = hash_rows(field, ragged.read_rows(build.root, field, rows))
         for probe, found in zip(probes, hashes, strict=True):
             if found != probe.hashes[field_index]:

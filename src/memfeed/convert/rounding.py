@@ -25,7 +25,7 @@ class Rounded:
 
     def __init__(self, dataset: Any, dtype: torch.dtype) -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"found dtypes={{float: {dtype!r}}}; expected torch.float16 or torch.bfloat16")
+            raise ValueError(f"found forms={{float: {dtype!r}}}; expected torch.float16 or torch.bfloat16")
         self.dataset, self.dtype = dataset, dtype
 
     def __len__(self) -> int:
@@ -45,6 +45,6 @@ class Rounded:
         if bool((rounded.isinf() & ~tensor.isinf()).any()):
             raise SchemaError(
                 f"found the value {tensor.abs().max().item():g} in sample {index}, beyond what {self.dtype} holds; "
-                "expected at most 65,504: choose dtypes={float: torch.bfloat16}"
+                "expected at most 65,504: choose forms={float: torch.bfloat16}"
             )
         return rounded

@@ -206,7 +206,7 @@ class RowWorker:
         return True
 
     def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> SchemaError:
-        field = self._build.schema.fields[field_index]
+        field = self._build.schema.fields[field_index].decoded
         differing = sum(one != other for one, other in zip(field.shape, shape, strict=True))
         kind = "jagged" if field.kind == "fixed" and differing == 1 else "list"
         return SchemaError(

@@ -29,7 +29,7 @@ def store_at(target: Path) -> Store | None:
 
 
 def keep_of(store: Store | None) -> Keep | None:
-    """Return the ``keep=`` that a store was made with."""
+    """Return what was kept of images, see ``Forms.keep``, when a store was made with."""
     attributes = None if store is None or store._view.manifest is None else store._view.manifest.attributes
     return attributes.keep if attributes else None
 

@@ -17,6 +17,7 @@ from memfeed.convert.attributes import classes_of, targets_of
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
+from memfeed.convert.forms import Forms, coded_schema, codings_of
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
@@ -25,7 +26,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec
 from memfeed.schema.compare import describe_difference, describe_value, leaves_like, rows_equal
-from memfeed.schema.fields import Schema
+from memfeed.schema.fields import Schema, display
 from memfeed.schema.tree import Flattener
 from memfeed.store.backing import Backing
 from memfeed.store.manifest import Fingerprint
@@ -76,6 +77,8 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
     names = [field.name for field in store.schema]
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
         raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")
+    if store._view.manifest is not None:
+        require_forms(store.path, store._view.manifest.schema, options.forms)
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
         found, probed = len(result.probed.samples), len(old.probes)
@@ -86,6 +89,21 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
     require_equal(store.path, store.schema, old, fingerprint_of(given), result, store)
     require_equal_data(store.path, old, given, store, compares_rows=not is_damaged)
     return result
+
+
+def require_forms(path: Path, stored: Schema, forms: Forms) -> None:
+    """Raise StaleStoreError if ``forms`` says that fields are coded in another way than those of ``stored`` are."""
+    if not forms.has_codecs:
+        return
+    asked, found = codings_of(coded_schema(stored.decoded, forms)), codings_of(stored)
+    if asked != found:
+        name = next(display(path) for path in asked if asked[path] != found[path])
+        fields = [(found[at] or "raw", asked[at] or "raw") for at in asked if asked[at] != found[at]]
+        raise StaleStoreError(
+            f"{path}: found a store whose field {name} is {fields[0][0]}; expected {fields[0][1]}, as forms= says: "
+            "leave forms= out to take the store as it is, write another one with memfeed recode, or make it again with "
+            "overwrite=True"
+        )
 
 
 def _require_equal_attributes(store: Store, given: Input, options: ConvertOptions) -> None:

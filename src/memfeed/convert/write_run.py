@@ -32,7 +32,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     """
 
     flattener: Flattener
-    casts: frozenset[int] = frozenset()  # indices of the fields that dtypes= casts
+    casts: frozenset[int] = frozenset()  # indices of the fields that forms= casts
     fixed: frozenset[int] = frozenset()  # indices of the fields that like= or fields= fixes: never promoted
     row_bytes: float = 1.0
     skip_errors: bool = False
@@ -209,7 +209,11 @@ class RunWriter:
 
 def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> None:
     """Promote a column so that it admits `shapes`. No writer that was made before may be used afterwards."""
-    build.promote(field_index, promote(build.schema.fields[field_index], shapes))
+    field = build.schema.fields[field_index]
+    promoted = promote(field.decoded, shapes)
+    if field.coding is not None:
+        promoted = promoted.coded(field.coding.codec, field.coding.parameters)
+    build.promote(field_index, promoted)
 
 
 class Drifts:

@@ -128,7 +128,7 @@ def become_decoded(
     which would be lost.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
-    others += [] if caching.keep is None else ["keep"]
+    others += [] if caching.forms is None else ["forms"]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
     lost = [f"{cls.__name__}.{name}" for cls in derived for name, one in vars(cls).items() if _is_own(name, one)]

@@ -26,7 +26,6 @@ from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding,
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
-from memfeed.store.dataset_attributes import Keep
 from memfeed.store.lengths import Fill
 from memfeed.store.store import Store
 from memfeed.system.messages import say_once
@@ -34,7 +33,7 @@ from memfeed.system.messages import say_once
 T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = (
     "shuffle", "seed", "last", "bucket_by", "device", "transform", "placement", "ranks", "return_rows",
-    "as_", "pad", "cache", "keep", "decoders", "require",
+    "as_", "pad", "cache", "forms", "decoders", "require",
 )  # fmt: skip
 
 
@@ -132,9 +131,10 @@ class Loader(DataLoader[T_co]):
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
             if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
-        keep: beside ``cache``, how images of several sizes are stored that a random step resizes: "full", with all
-            pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None: as the store
-            has them; of a new one "full" if they fit in half of the free disk and of the RAM, else "encoded".
+        forms: beside ``cache``, in which form fields are stored, see `memfeed.cache`: 256 shrinks images to that short
+            side, ``(256, "jpeg:95")`` also compresses them, "encoded" keeps the bytes of their files. None: as the
+            store has them; images of a new one "full" if they fit in half of the free disk and of the RAM, else
+            "encoded".
         require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
             batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
             loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
@@ -191,13 +191,13 @@ class Loader(DataLoader[T_co]):
         as_: ArrayKind = "torch",
         pad: Fill = None,
         cache: str | os.PathLike[str] | None = None,
-        keep: Keep | None = None,
+        forms: Any = None,
         decoders: Sequence[Callable[..., Any]] | None = None,
         require: Require | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        caching = Caching(cache, keep, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
+        caching = Caching(cache, forms, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
@@ -228,7 +228,7 @@ class Loader(DataLoader[T_co]):
             generator=generator,
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
-        self.device, self.transform, self.placement, self.keep = device, transform, placement, keep
+        self.device, self.transform, self.placement, self.forms = device, transform, placement, forms
         self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
         self.exclude_keys, self.decoders, self.require = exclude_keys, decoders, require
         self.snapshot_every_n_steps = snapshot_every_n_steps

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from msgspec import UNSET
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from memfeed.errors import LoaderError, MemfeedError, RandomDataError, SchemaError, SplitError, listed
@@ -24,7 +23,6 @@ from memfeed.schema.tensordicts import is_tensordict
 from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.backing import Backing
 from memfeed.store.column import Column
-from memfeed.store.dataset_attributes import Keep
 from memfeed.store.format import resolve
 from memfeed.store.memo_format import is_memo
 from memfeed.store.store import Store
@@ -59,7 +57,7 @@ class Caching:
     """How a loader makes a store of a dataset; see `Loader`."""
 
     path: str | os.PathLike[str] | None
-    keep: Keep | None
+    forms: Any
     worker_count: int
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
@@ -84,7 +82,7 @@ def open_source(dataset: Any, caching: Caching) -> Source:
     """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
     if is_dataset(dataset):
         return Source(_fill_store(dataset, caching), is_filled=True)
-    _check_keep(dataset, caching.keep)
+    _check_forms(dataset, caching.forms)
     source = dataset if caching.path is None else _beside_cache(dataset, caching.path, caching)
     return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
 
@@ -139,7 +137,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             dataset,
             caching.path,
             split="auto",
-            keep=caching.keep,
+            forms=caching.forms,
             lazily=True,
             workers=worker_count,
             worker_init_fn=caching.worker_init_fn,
@@ -188,16 +186,25 @@ def _require_batched(store: Store, require: Require | None) -> None:
         )
 
 
-def _check_keep(source: Any, keep: Keep | None) -> None:
-    """Raise LoaderError for ``keep=`` beside a source that does not become a store.
+def _check_forms(source: Any, given: Any) -> None:
+    """Raise LoaderError for ``forms=`` beside a source that does not become a store.
 
-    A trainer that makes a loader of the attributes of another one hands on the ``keep`` of its store.
+    A trainer that makes a loader of the attributes of another one hands on the ``forms`` of its store.
     """
-    manifest = source._view.manifest if isinstance(source, Store) else None
-    if keep is not None and (manifest is None or manifest.attributes is UNSET or manifest.attributes.keep != keep):
+    if given is None:
+        return
+    from memfeed.convert.forms import coded_schema, codings_of, forms_of  # loaders of stores need no conversion
+
+    forms, manifest = forms_of(given), source._view.manifest if isinstance(source, Store) else None
+    kept = manifest.attributes.keep if manifest is not None and manifest.attributes else None
+    if (
+        manifest is None
+        or forms.keep not in (None, kept)
+        or codings_of(coded_schema(manifest.schema.decoded, forms)) != codings_of(manifest.schema)
+    ):
         raise LoaderError(
-            f"found keep={keep!r} beside {type(source).__name__}, whose rows are read as they are; expected a "
-            "map-style dataset, which Loader(dataset, cache=path, keep=...) makes a store of"
+            f"found forms={given!r:.80} beside {type(source).__name__}, whose rows are read as they are; expected a "
+            "map-style dataset, which Loader(dataset, cache=path, forms=...) makes a store of"
         )
 
 

@@ -22,6 +22,7 @@ from memfeed.remote.retry import Retry
 from memfeed.schema.tree import as_types
 from memfeed.store import format
 from memfeed.store.backing import Backing, open_backing, source_digest
+from memfeed.store.coded_columns import decoded_column
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open as open_local
 from memfeed.store.store import Store
@@ -153,10 +154,10 @@ def _backing(supply: RemoteSupply, path: str, size: int | None) -> Backing:
     manifest, settings = directory.manifest, directory.settings
     backing = Backing(
         directory.root,
-        manifest.schema,
+        manifest.schema.decoded,
         manifest.rows,
         settings.digest,
-        supply.column,
+        lambda field_index: decoded_column(supply.column(field_index)),
         manifest,
         remake=(remote_backing, (path, str(directory.root), size, settings.digest)),
         supply=supply,

@@ -129,7 +129,9 @@ def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
             )
         raise StoreError(f"{path}: found no store of memfeed; expected one: memfeed cache MODULE:FACTORY {path}")
     manifest, digest, _ = found
-    is_all = not isinstance(store, Store) or (store.schema == manifest.schema and digest.startswith(store.digest))
+    is_all = not isinstance(store, Store) or (
+        store.schema == manifest.schema.decoded and digest.startswith(store.digest)
+    )
     if not is_all:  # the digest of a view has its rows in it
         raise StoreError(
             f"{path}: found a view of a store, or a store that was replaced; expected all of it: "

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from memfeed.errors import CorruptStoreError, SchemaError
+from memfeed.schema.coding import as_array, codec_of_field
 from memfeed.schema.fields import DTYPES, HEAP_OF_BYTES, Field
 from memfeed.schema.values import (
     NUMPY_DTYPES,
@@ -90,7 +91,7 @@ def _row_tensor(field: Field, value: Any, cast: bool) -> torch.Tensor:
         if not cast:
             raise SchemaError(
                 f"found dtype {str(tensor.dtype)[6:]}; expected {field.dtype}, as in the samples probed: "
-                "return one dtype, or name it in dtypes="
+                "return one dtype, or name it in forms="
             )
         tensor = cast_exactly(tensor, field.torch_dtype)
     if tensor.ndim != len(field.shape):
@@ -124,6 +125,8 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
     Raises SchemaError (ShapeMismatchError if promoting the column would help); its ``position`` is the index of the
     value in ``values``.
     """
+    if field.coding is not None:
+        return _pack_coded(field, values, cast)
     if field.form == "scalar" and field.kind == "fixed" and not cast:
         expected = next(cls for cls, name in SCALAR_DTYPES.items() if name == field.dtype)
         if all(type(value) is expected for value in values):
@@ -161,6 +164,26 @@ def pack(field: Field, values: Sequence[Any], *, cast: bool = False) -> Packed:
         raise refused from error
 
 
+def _pack_coded(field: Field, values: Iterable[Any], cast: bool) -> Packed:
+    """Return consecutive rows of a coded column, each compressed."""
+    decoded, codec = field.decoded, codec_of_field(field)
+    blobs: list[bytes | None] = []
+    try:
+        for value in values:
+            is_none = value is None and field.optional
+            row = None if is_none else as_array(_row_tensor(decoded, value, cast).contiguous())
+            blobs.append(None if row is None else codec.encode(row))
+    except SchemaError as error:
+        error.position = len(blobs)  # type: ignore[attr-defined]
+        raise
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        refused = SchemaError(f"found a {type(value).__name__}; expected {field.describe()} ({error})")
+        refused.position = len(blobs)  # type: ignore[attr-defined]
+        raise refused from error
+    dims = np.array([[-1 if blob is None else len(blob)] for blob in blobs], np.int64).reshape(-1, 1)
+    return Packed([np.frombuffer(blob, np.uint8) for blob in blobs if blob], dims)
+
+
 def pack_sample(fields: Iterable[Field], leaves: Iterable[Any], casts: Collection[int], index: int) -> list[Packed]:
     """Return the leaves of sample `index`, each packed by itself. Raise SchemaError with the index and the field."""
     packed = []
@@ -173,9 +196,14 @@ def pack_sample(fields: Iterable[Field], leaves: Iterable[Any], casts: Collectio
 
 
 def pack_column(field: Field, rows: Any, *, cast: bool = False) -> Packed:
-    """Return many rows of a fixed column, a tensor or array [rows, *shape], as bytes; copy only where necessary."""
+    """Return many rows of a fixed or coded column, a tensor or array [rows, *shape], as bytes.
+
+    Copy only where necessary.
+    """
     tensor = as_tensor(rows)
     assert tensor is not None
+    if field.coding is not None:
+        return _pack_coded(field, tensor, cast)
     if cast and tensor.dtype != field.torch_dtype:
         tensor = cast_exactly(tensor, field.torch_dtype)
     return Packed([bytes_of(tensor)], None)

@@ -294,7 +294,7 @@ def schema_difference(found: Schema, stored: Schema, *, exact: bool = False) -> 
             if one == other:
                 one, other = f"{one} ({now.form})", f"{other} ({then.form})"
             is_rounded = then.dtype in ("float16", "bfloat16") and now.dtype in ("float32", "float64")
-            hint = f", as cache(..., dtypes={{float: torch.{then.dtype}}}) gives" if is_rounded else ""
+            hint = f", as cache(..., forms={{float: torch.{then.dtype}}}) gives" if is_rounded else ""
             return f"field {then.name}: found {one}, expected {other}{hint}"
     if exact and found.structure != stored.structure:
         return "found other containers around the same fields (dict, tuple, tensorclass, ...), expected the same"

@@ -20,6 +20,9 @@ from memfeed.schema.names import display as display
 Kind = Literal["fixed", "jagged", "list", "str", "bytes", "json"]
 """The layout of a column. A batch of it is one tensor (fixed), one jagged tensor (jagged), or a list (all others)."""
 
+StoredKind = Literal["fixed", "jagged", "list", "str", "bytes", "json", "coded"]
+"""The kinds of columns on the disk: those of batches, and "coded", whose rows are compressed."""
+
 Form = Literal["tensor", "scalar", "list"]
 """The form in which one value is returned: a tensor, a Python number, or a list of Python numbers."""
 
@@ -42,7 +45,7 @@ NodeKind = Literal[
 DEEPEST = 64
 """The largest depth of nested containers."""
 
-HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json"})
+HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json", "coded"})
 
 _DTYPE_NAMES = [
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
@@ -61,6 +64,20 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
+class Coding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the rows of a coded column are compressed, and what they are once they are decoded.
+
+    ``codec`` and ``parameters`` name a codec, see `memfeed.codecs`; ``kind``, ``dtype`` and ``shape`` are those of the
+    decoded field.
+    """
+
+    codec: str
+    parameters: dict[str, int | str]
+    kind: Kind
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
 class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One leaf of a sample, and the column that stores it.
 
@@ -72,12 +89,26 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     path: Path
     name: str
     stem: str
-    kind: Kind
+    kind: StoredKind
     dtype: str
     shape: tuple[int | None, ...] = ()
     form: Form = "tensor"
     optional: bool = False
     lengths_of: int | None = None
+    coding: Coding | None = None
+
+    @property
+    def decoded(self) -> Field:
+        """The field as samples and batches have it: another one only if this one is coded."""
+        if self.coding is None:
+            return self
+        coding = self.coding
+        return msgspec.structs.replace(self, kind=coding.kind, dtype=coding.dtype, shape=coding.shape, coding=None)
+
+    def coded(self, codec: str, parameters: dict[str, int | str]) -> Field:
+        """Return the stored form of this decoded field: rows of bytes that this codec compressed."""
+        coding = Coding(codec=codec, parameters=parameters, kind=self.kind, dtype=self.dtype, shape=self.shape)  # type: ignore[arg-type]
+        return msgspec.structs.replace(self, kind="coded", dtype="uint8", shape=(), lengths_of=None, coding=coding)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -116,6 +147,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     def describe(self) -> str:
         """Return kind, dtype and shape as text: ``jagged int64 [*]``."""
+        if self.coding is not None:
+            return f"{self.decoded.describe()} as {self.coding.codec}"
         if self.kind in HEAP_OF_BYTES:
             text: str = self.kind
         else:
@@ -195,6 +228,13 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __len__(self) -> int:
         return len(self.fields)
+
+    @property
+    def decoded(self) -> Schema:
+        """The schema of samples and batches: of a store without coded columns this one."""
+        if all(field.coding is None for field in self.fields):
+            return self
+        return Schema(fields=tuple(field.decoded for field in self.fields), structure=self.structure)
 
     def field_index(self, name: Name) -> int:
         """Return the index of the one field with this name, see `memfeed.schema.names`; raise FieldError otherwise."""

@@ -22,7 +22,7 @@ class Inferred(NamedTuple):
     """The schema that some samples have.
 
     ``structure`` is that of the samples; the schema's differs if a record class replaces the outermost container.
-    ``casts`` are the indices of the fields that dtypes= casts, ``chosen_kinds`` of those whose kind fields= chooses.
+    ``casts`` are the indices of the fields that forms= casts, ``chosen_kinds`` of those whose kind fields= chooses.
     """
 
     schema: Schema
@@ -74,7 +74,7 @@ def infer(
     if fields is not None and not isinstance(fields, Mapping):
         names = aliases = _names_of_leaves(fields, structure)
     chosen_kinds = _by_path(chosen, leaves, names, "fields")
-    casts = {path: dtype_name(dtype) for path, dtype in _by_path(dtypes, leaves, names, "dtypes").items()}
+    casts = {path: dtype_name(dtype) for path, dtype in _by_path(dtypes, leaves, names, "forms").items()}
     # a tensorclass that replaces a tuple holds tensors in place of numbers
     as_tensors = outer.kind == "tensorclass" != structure.kind
     stems, columns = StemAssigner(), []
@@ -102,7 +102,7 @@ def _infer_field(leaf: LeafSpecs, path: Path, name: str, chosen: Kind | None, dt
             f"field {display(leaf.path)}: found {first.kind}; expected {chosen}, as fields= says: drop that entry"
         )
     elif dtype is not None:
-        raise SchemaError(f"found {name} in dtypes=, which is {first.kind}; expected a field of numbers")
+        raise SchemaError(f"found {name} in forms=, which is {first.kind}; expected a field of numbers")
     else:
         kind, dims = first.kind, ()  # type: ignore[assignment]
     dtype = dtype or first.dtype
@@ -139,7 +139,7 @@ def _kind_and_dims(leaf: LeafSpecs, chosen: Kind | None) -> tuple[Kind, tuple[in
 def _by_path(
     options: Mapping[Any, Any] | None, leaves: list[LeafSpecs], names: Sequence[str], argument: str
 ) -> dict[Path, Any]:
-    """Return the entries of fields= or dtypes= by path; raise FieldError for one that names no leaf."""
+    """Return the entries of fields= or forms= by path; raise FieldError for one that names no leaf."""
     paths = [leaf.path for leaf in leaves]
     try:
         return {paths[find_field(key, paths, names)]: value for key, value in (options or {}).items()}

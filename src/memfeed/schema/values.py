@@ -197,7 +197,7 @@ def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         changed = tensor.reshape(-1)[int((~same).reshape(-1).to(torch.uint8).argmax())]
         raise SchemaError(
             f"found the value {changed.item()}, which {dtype_name(dtype)} would change (a lossy cast); "
-            "choose a wider dtype in dtypes=, or cast in the dataset"
+            "choose a wider dtype in forms=, or cast in the dataset"
         )
     return cast
 

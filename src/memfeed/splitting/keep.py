@@ -109,7 +109,7 @@ class OpenedFiles:
             if path is None:
                 raise SplitError(
                     "found an image that is not as the dataset's loader opened it; expected the image of a file, "
-                    "whose bytes can be stored: choose keep=256 or keep='full'"
+                    "whose bytes can be stored: choose forms=256 or forms='full'"
                 )
             with open(path, "rb") as file:
                 data = file.read()
@@ -117,7 +117,7 @@ class OpenedFiles:
             if not is_plain and not equal(from_stored([decode(data)], Kind("PIL RGB")), leaves[i]):
                 raise SplitError(
                     f"found that {brief(path, 80)} decodes to another image than the dataset gives (it may be turned "
-                    "as its Exif data say); expected the same: choose keep=256 or keep='full'"
+                    "as its Exif data say); expected the same: choose forms=256 or forms='full'"
                 )
             found[i] = data
         return found

@@ -146,8 +146,8 @@ def _with_files(cut: Cut) -> list[OpenedFiles]:
     loaders = [place for place in cut.places if place.path[-1] == ("attribute", "loader")]
     if not loaders or len(cut.patterns) > 1 or not images_of(cut.patterns[0]):
         raise SplitError(
-            f"found keep='encoded' for {type(cut.dataset).__name__}; expected a pipeline that gets PIL images in RGB, "
-            "and a dataset.loader(path) that opens their files, as torchvision's ImageFolder has: keep=256 stores "
+            f"found forms='encoded' for {type(cut.dataset).__name__}; expected a pipeline that gets PIL images in RGB, "
+            "and a dataset.loader(path) that opens their files, as torchvision's ImageFolder has: forms=256 stores "
             "smaller images"
         )
     files = {place.path: OpenedFiles(place.value) for place in loaders}
@@ -199,10 +199,12 @@ def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
     has_loader = any(place.path[-1] == ("attribute", "loader") for place in cut.places) and bool(read)
     chosen = "full" if fits or not has_loader else "encoded"
     other = (
-        "keep='encoded' stores the files' bytes" if chosen == "full" and has_loader else "keep='full' stores all pixels"
+        "forms='encoded' stores the files' bytes"
+        if chosen == "full" and has_loader
+        else "forms='full' stores all pixels"
     )
-    other = "keep=256 smaller images" if chosen == "full" and not has_loader else f"{other}, keep=256 smaller images"
-    return chosen, f"; keep={chosen!r}: {format_bytes(total)} of decoded images ({other})"
+    other = "forms=256 smaller images" if chosen == "full" and not has_loader else f"{other}, forms=256 smaller images"
+    return chosen, f"; forms={chosen!r}: {format_bytes(total)} of decoded images ({other})"
 
 
 def _line(proof: Proof, rest: Rest) -> str:

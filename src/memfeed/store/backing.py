@@ -14,6 +14,7 @@ from memfeed.errors import StoreError, StoreNotFoundError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format, memo_format
+from memfeed.store.coded_columns import decoded_column
 from memfeed.store.column import Column
 from memfeed.store.columns import FixedColumn
 from memfeed.store.format import Identity
@@ -81,16 +82,23 @@ def _checker(path: Path, identity: Identity, digest: str | None = None) -> Calla
 
 
 def _memfeed_backing(path: Path, manifest: Manifest, digest: str, identity: Identity, owner: object) -> Backing:
-    open_column = partial(store_column, path, manifest, check=_checker(path, identity, digest))
+    checker = _checker(path, identity, digest)
+
+    def open_column(field_index: int) -> Column:
+        column: Column = decoded_column(store_column(path, manifest, field_index, checker))
+        return column
+
     check = _checker(path, identity)
     source = source_digest(manifest)
-    return Backing(path, manifest.schema, manifest.rows, digest, open_column, manifest, owner, check, source=source)
+    return Backing(
+        path, manifest.schema.decoded, manifest.rows, digest, open_column, manifest, owner, check, source=source
+    )
 
 
 def store_column(
     path: Path, manifest: Manifest, field_index: int, check: Callable[[], None] = lambda: None
 ) -> FixedColumn | RaggedColumn:
-    """Return a column of the store at ``path``, whose files are there in their sizes."""
+    """Return a column of the store at ``path`` as it is stored. Its files are there in their sizes."""
     one = manifest.schema.fields[field_index]
     if one.kind == "fixed":
         return FixedColumn(one, fixed_file(path, one), manifest.rows, check)
@@ -112,10 +120,11 @@ def filling_backing(
 
     ``digest`` is that of the source, the same for every process that fills it, now and after an interruption.
     """
-    columns, source = growing_columns(build, manifest.schema, manifest.rows), source_digest(manifest)
+    columns = [decoded_column(column) for column in growing_columns(build, manifest.schema, manifest.rows)]
+    source = source_digest(manifest)
     return Backing(
         path,
-        manifest.schema,
+        manifest.schema.decoded,
         manifest.rows,
         source or "",
         columns.__getitem__,

@@ -19,7 +19,7 @@ from memfeed.store.manifest import CHUNK_BYTES, Manifest, manifest_problem, requ
 from memfeed.system import files, trust
 from memfeed.system.descriptors import open_read
 
-VERSION = 2
+VERSION = 3
 MANIFEST = "memfeed.json"
 CHECKSUMS = "checksums.bin"
 APPEND_BEGUN = "append.begun"  # an empty file: column files may be longer than the manifest says

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from memfeed.errors import StoreError
+from memfeed.schema.coding import array_dtype, codec_of_field
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
 from memfeed.schema.kept_tensors import PARTS
 from memfeed.schema.stems import is_stem, same_file
@@ -72,6 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def required_version(manifest: Manifest) -> int:
     """Return the lowest version of the format that has all features of a manifest."""
     has_extras = manifest.attributes is not msgspec.UNSET or manifest.metadata is not msgspec.UNSET
+    if any(field.coding is not None for field in manifest.schema):
+        return 3
     is_new = has_extras or _is_new_node(manifest.schema.structure)
     is_new = is_new or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
     return 2 if is_new else 1
@@ -92,7 +96,7 @@ def manifest_problem(manifest: Manifest) -> str:
         return f"checksum chunks of {manifest.chunk_bytes} bytes"
     problem = schema_problem(manifest.schema, manifest.rows)
     if manifest.attributes and not problem:
-        problem = attributes_problem(manifest.attributes, manifest.schema.fields)
+        problem = attributes_problem(manifest.attributes, manifest.schema.decoded.fields)
     if manifest.metadata and not problem:
         problem = metadata_problem(manifest.metadata)
     problem = problem or _files_problem(manifest) or _provenance_problem(manifest)
@@ -156,6 +160,19 @@ def fingerprint_problem(fingerprint: Fingerprint | None, schema: Schema) -> str:
     return ""
 
 
+def codec_problem(field: Field) -> str:
+    """Return a phrase that says what is wrong with the codec of a coded field, or an empty string."""
+    assert field.coding is not None
+    if field.coding.kind not in ("fixed", "jagged", "list"):
+        return f"coded rows of {field.coding.kind}"
+    try:
+        return codec_of_field(field).accepts(array_dtype(field.decoded), field.coding.shape)
+    except ModuleNotFoundError:
+        return ""  # the library is asked for when a row is read
+    except StoreError as error:
+        return str(error)
+
+
 def _directories_above(stem: str) -> Iterator[str]:
     parts = stem.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
@@ -209,6 +226,12 @@ def field_problem(field: Field, field_index: int) -> str:
     """Return a phrase that says what is wrong with one field, or an empty string."""
     if not is_stem(field.stem) or field.stem.count("/") > DEEPEST:
         return f"the file name {field.stem!r}"
+    if (field.coding is not None) != (field.kind == "coded"):
+        return f"{field.kind} values with the coding {field.coding}"
+    if field.coding is not None:
+        problem = field_problem(field.decoded, field_index) or codec_problem(field)
+        if problem:
+            return problem
     if field.dtype not in DTYPES:
         return f"the dtype {field.dtype!r}"
     if field.kind in HEAP_OF_BYTES and (field.dtype != "uint8" or field.shape):
@@ -224,7 +247,11 @@ def field_problem(field: Field, field_index: int) -> str:
     if field.optional and field.kind in ("fixed", "jagged"):
         return f"{field.kind} values that may be None"
     ranks = {"tensor": None, "scalar": 0, "list": 1}
-    if field.form != "tensor" and (field.kind in HEAP_OF_BYTES or len(field.shape) != ranks[field.form]):
+    if (
+        field.form != "tensor"
+        and field.coding is None
+        and (field.kind in HEAP_OF_BYTES or len(field.shape) != ranks[field.form])
+    ):
         return f"{field.kind} with shape {field.shape} in the form of a {field.form}"
     if field.lengths_of is not None and not (field.kind == "jagged" and 0 <= field.lengths_of <= field_index):
         return f"lengths of field {field.lengths_of}"

@@ -386,5 +386,5 @@ def check_room(path: Path, needed: int, purpose: str) -> None:
         raise SpaceError(
             errno.ENOSPC,
             f"{path}: found {free:,} bytes free; expected at least {needed:,} for {purpose}: "
-            "free some space, choose another path, or store fewer or smaller fields (dtypes=)",
+            "free some space, choose another path, or store fewer or smaller fields (forms=)",
         )

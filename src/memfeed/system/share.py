@@ -29,7 +29,7 @@ from memfeed.system.threads import started
 
 PARTS = 4  # for each thread: so that one which gets less of its core does fewer of them
 
-Kind = Literal["gather", "transform"]
+Kind = Literal["gather", "decode", "transform"]
 RowsFunction = Callable[[int, int], Any]
 
 

@@ -1,0 +1,179 @@
+"""The ``forms=`` of `memfeed.cache`: in which form each field is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from memfeed.codecs.codec import Codec, parse_codec
+from memfeed.errors import SchemaError, brief
+from memfeed.schema.coding import array_dtype
+from memfeed.schema.fields import Field, Path, Schema
+from memfeed.schema.names import find_field
+from memfeed.store.dataset_attributes import Keep
+
+SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
+RAW, LOSSY = "raw", "lossy"
+SMALL_BYTES = 64  # rows of fixed size up to this are coded only if a user names their field: a blob has 16 more
+_NUMBERS = ("fixed", "jagged", "list")
+
+
+class Forms(msgspec.Struct, frozen=True, kw_only=True):
+    """In which forms fields are stored.
+
+    Args:
+        keep: what is stored of images of several sizes that a random step resizes; see `memfeed.cache`.
+        keep_name: the name of the field for which ``keep`` was given; None for all.
+        floats: the dtype to which all floats are rounded.
+        dtypes: the casts of single fields, by name.
+        codecs: the codecs of single fields, by name; None for a field that is stored raw.
+        codec: that of all other fields that it accepts.
+        lossy: the names of the fields that a budget may store in a lossy form; True for all.
+    """
+
+    keep: Keep | None = None
+    keep_name: Any = None
+    floats: torch.dtype | None = None
+    dtypes: Mapping[Any, torch.dtype] = {}
+    codecs: Mapping[Any, Codec | None] = {}
+    codec: Codec | None = None
+    lossy: bool | frozenset[Any] = False
+
+    @property
+    def has_codecs(self) -> bool:
+        """True if the user says how fields are coded."""
+        return bool(self.codecs) or self.codec is not None
+
+
+def forms_of(given: Any) -> Forms:
+    """Return what ``forms=`` says: one form for all fields that it suits, or ``{field: form}``.
+
+    Raises ValueError for anything else.
+    """
+    if given is None:
+        return Forms()
+    if not isinstance(given, Mapping):
+        keep, codec, dtype, lossy = _parts(given, given)
+        if dtype is not None:
+            raise ValueError(
+                f"found forms={brief(given)}; expected the fields that get this dtype: forms={{float: {dtype}}} rounds "
+                "all floats, forms={field: dtype} casts one"
+            )
+        return Forms(keep=keep, codec=codec, lossy=lossy)
+    keeps: dict[Any, Keep] = {}
+    dtypes: dict[Any, torch.dtype] = {}
+    codecs: dict[Any, Codec | None] = {}
+    allowed = set()
+    for name, form in given.items():
+        keep, codec, dtype, lossy = _parts(form, given)
+        if name is float and (keep is not None or codec is not None or dtype is None or lossy):
+            raise ValueError(f"found forms={brief(given)}; expected a dtype for float: forms={{float: torch.float16}}")
+        if keep is not None:
+            keeps[name] = keep
+        if dtype is not None:
+            dtypes[name] = dtype
+        if codec is not None or form == RAW:
+            codecs[name] = codec
+        if lossy:
+            allowed.add(name)
+    if len(set(keeps.values())) > 1:
+        raise ValueError(
+            f"found forms={brief(given, 120)} with several sizes of images; expected one: a random step gets all of them"
+        )
+    keep_name, keep = next(iter(keeps.items()), (None, None))
+    floats = dtypes.pop(float, None)
+    wider = [name for name, dtype in dtypes.items() if dtype.is_floating_point]
+    if floats is not None and wider:
+        raise ValueError(
+            f"found forms={brief(given, 120)}, whose float rounds field {wider[0]!r} too; expected no other dtype of "
+            "floats beside it: leave one of them out"
+        )
+    return Forms(
+        keep=keep, keep_name=keep_name, floats=floats, dtypes=dtypes, codecs=codecs, lossy=frozenset(allowed) or False
+    )
+
+
+def _parts(form: Any, given: Any) -> tuple[Keep | None, Codec | None, torch.dtype | None, bool]:
+    """Return what one form says: what is kept of images, the codec, the dtype, and if a lossy form is allowed."""
+    keep, codec, dtype, lossy = None, None, None, False
+    for part in form if isinstance(form, tuple) else (form,):
+        is_side = isinstance(part, int) and not isinstance(part, bool) and part >= SMALLEST_SIDE
+        if (is_side or part in ("full", "encoded")) and keep is None:
+            keep = part
+        elif isinstance(part, torch.dtype) and dtype is None:
+            dtype = part
+        elif isinstance(part, str) and part == LOSSY:
+            lossy = True
+        elif isinstance(part, str) and part == RAW and form == RAW:
+            pass
+        elif codec is None and (found := _codec(part)) is not None:
+            codec = found
+        else:
+            raise ValueError(
+                f'found forms={brief(given, 120)}; expected for each field "raw", "full", "encoded", the short side of '
+                f'images in pixels ({SMALLEST_SIDE} or more), a dtype, a codec as "jpeg:95", "zstd" or "lz4", or a '
+                'tuple of these, as (256, "jpeg:95")'
+            )
+    if keep == "encoded" and codec is not None:
+        raise ValueError(
+            f'found forms={brief(given, 120)}; expected one of both, because the files that "encoded" stores are '
+            "compressed already"
+        )
+    return keep, codec, dtype, lossy
+
+
+def _codec(part: Any) -> Codec | None:
+    """Return the codec that this part of a form is; None if it is none."""
+    if not isinstance(part, str) or part == RAW:
+        return part if isinstance(part, Codec) else None
+    try:
+        return parse_codec(part)
+    except ValueError:
+        return None
+
+
+def coded_schema(schema: Schema, forms: Forms) -> Schema:
+    """Return the schema of a store whose fields have these forms; ``schema`` is that of its samples.
+
+    Raises FieldError for a name that no field has, SchemaError for a field that its codec cannot hold.
+    """
+    if not forms.has_codecs and forms.keep_name is None:
+        return schema
+    paths, names = [field.path for field in schema], [field.name for field in schema]
+    if forms.keep_name is not None:
+        find_field(forms.keep_name, paths, names)
+    chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
+    fields = []
+    for index, field in enumerate(schema):
+        codec = chosen.get(index, forms.codec if _suits(field, forms.codec) else None)
+        fields.append(field if codec is None else _coded(field, codec))
+    return Schema(fields=tuple(fields), structure=schema.structure)
+
+
+def codings_of(schema: Schema) -> dict[Path, str | None]:
+    """Return the coding of each field of a store, as text; None for raw."""
+    return {
+        field.path: None if field.coding is None else f"{field.coding.codec} {field.coding.parameters}"
+        for field in schema
+    }
+
+
+def _suits(field: Field, codec: Codec | None) -> bool:
+    """Return True if a codec for all fields is one for this field."""
+    if codec is None or field.kind not in _NUMBERS or not field.rank:
+        return False
+    is_small = field.kind == "fixed" and field.row_bytes <= SMALL_BYTES
+    return not is_small and not codec.accepts(array_dtype(field), field.shape)
+
+
+def _coded(field: Field, codec: Codec) -> Field:
+    problem = codec.accepts(array_dtype(field), field.shape) if field.kind in _NUMBERS else f"rows of {field.kind}"
+    if problem:
+        raise SchemaError(
+            f"field {field.name}: found {problem}; expected rows that {codec.name} can hold: choose another form, or "
+            f'forms={{{field.name!r}: "raw"}}'
+        )
+    return field.coded(codec.name, codec.for_shape(field.shape).parameters())

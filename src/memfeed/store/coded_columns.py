@@ -1,0 +1,176 @@
+"""Columns whose rows are compressed: each row a blob in the heap of a column of bytes, decoded when it is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from memfeed.codecs.codec import Codec
+from memfeed.errors import CorruptStoreError
+from memfeed.schema import coding
+from memfeed.schema.codec import Int64Array
+from memfeed.store.column import Column, FileRows
+from memfeed.store.columns import ComputedColumn
+from memfeed.store.ragged import Located
+from memfeed.store.ragged_columns import RaggedColumn, RaggedRows
+from memfeed.system import share
+
+SAMPLED_ROWS = 8  # whose sizes give an average
+
+
+def decoded_column(column: Any) -> Any:
+    """Return a column as batches have it: with its rows decoded, if it is coded."""
+    if column.field.coding is None:
+        return column
+    if column.field.coding.kind == "fixed" and not column.field.optional:
+        return CodedFixedColumn(column)
+    return CodedRaggedColumn(column)
+
+
+class _Blobs:
+    """The blobs of a coded column, in the heap of ``stored``."""
+
+    def __init__(self, stored: RaggedColumn) -> None:
+        self.stored, self.decoded = stored, stored.field.decoded
+        self.dtype = coding.array_dtype(self.decoded)
+
+    @property
+    def codec(self) -> Codec:
+        """The codec. Raises ModuleNotFoundError if its library is not installed."""
+        return coding.codec_of_field(self.stored.field)
+
+    def read(self, located: Located, index: int) -> npt.NDArray[np.uint8]:
+        """Return blob ``index`` of ``located``, in the map of the heap."""
+        return self.stored.view(int(located.starts[index]), int(located.lengths[index])).numpy()
+
+    def shape(self, row: int, blob: npt.NDArray[np.uint8]) -> tuple[int, ...]:
+        """Return the shape of a row. Raises CorruptStoreError if its field admits no such row."""
+        with self._named(row):
+            shape = self.codec.shape(blob)
+            expected = self.decoded.shape
+            if len(shape) != len(expected) or any(
+                dim not in (None, found) for dim, found in zip(expected, shape, strict=True)
+            ):
+                raise CorruptStoreError(f"found a row of shape {list(shape)}; expected {self.decoded.describe()}")
+        return shape
+
+    def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+        """Write row number ``row`` into ``out``, which has its shape and dtype."""
+        with self._named(row):
+            self.codec.decode(blob, out)
+
+    def _named(self, row: int) -> _Named:
+        return _Named(self.stored, row)
+
+
+class _Named:
+    """Add the row and the field to the error of a damaged blob."""
+
+    def __init__(self, stored: RaggedColumn, row: int) -> None:
+        self._stored, self._row = stored, row
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CorruptStoreError):
+            raise CorruptStoreError(
+                f"{self._stored.path}, row {self._row} of field {self._stored.field.name}: {error.args[0]}; "
+                "the store is damaged, run verify()"
+            ) from None
+
+
+class _Coded(Column):
+    """What coded columns have in common, whatever their rows are when they are decoded."""
+
+    _blobs: _Blobs
+    why_mapped = "its rows are compressed"
+
+    def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
+        """See ``FixedColumn.switch_to_committed``."""
+        self._blobs.stored.switch_to_committed(root, check)  # type: ignore[attr-defined]
+
+    def files(self, begin: int = 0) -> Iterator[FileRows]:
+        """See ``Column.files``."""
+        for rows in self._blobs.stored.files(begin):
+            yield replace(rows, begin=begin)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all blobs."""
+        return self._blobs.stored.nbytes
+
+
+class CodedFixedColumn(_Coded, ComputedColumn):
+    """Compressed rows of one shape."""
+
+    def __init__(self, stored: RaggedColumn) -> None:
+        self._blobs = _Blobs(stored)
+        super().__init__(self._blobs.decoded, stored.row_count)
+
+    def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
+        """See ``Column.gather_into``. Blobs are decoded in the threads of the caller, straight into ``out``."""
+        blobs, located = self._blobs, self._blobs.stored.locate(rows)
+        array = coding.as_array(out)
+
+        def decode(begin: int, end: int) -> None:
+            for index in range(begin, end):
+                blobs.decode(int(rows[index]), blobs.read(located, index), array[index])
+
+        share.share(len(rows), decode, kind="decode", work=out.nbytes)
+        return out
+
+
+class CodedRaggedColumn(_Coded, RaggedRows):
+    """Compressed rows of different shapes, or such that may be None. The start of a row is its number."""
+
+    def __init__(self, stored: RaggedColumn) -> None:
+        self._blobs = _Blobs(stored)
+        self.field, self.row_count = self._blobs.decoded, stored.row_count
+
+    def locate(self, rows: Int64Array) -> Located:
+        """See ``RaggedRows.locate``; the dims are read from the beginning of each blob."""
+        stored, width = self._blobs.stored.locate(rows), max(self.field.rank, 1)
+        dims = np.ones((len(rows), width), np.int64)
+        for index, row in enumerate(rows.tolist()):
+            if stored.lengths[index] < 0:
+                dims[index] = -1
+            elif self.field.rank:
+                dims[index] = self._blobs.shape(row, self._blobs.read(stored, index))
+        lengths = np.where(dims[:, 0] < 0, -1, dims.prod(axis=1) * self.field.itemsize)
+        return Located(rows.astype(np.int64), lengths, dims)
+
+    def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
+        """See ``RaggedRows.copy``. Blobs are decoded in the threads of the caller, straight into ``out``."""
+        blobs, located = self._blobs, self._blobs.stored.locate(starts)
+        ends = np.cumsum(lengths)
+
+        def decode(begin: int, end: int) -> None:
+            for index in range(begin, end):
+                blob, row = blobs.read(located, index), int(starts[index])
+                place = out[int(ends[index] - lengths[index]) : int(ends[index])].view(blobs.dtype)
+                blobs.decode(row, blob, place.reshape(blobs.shape(row, blob)))
+
+        share.share(len(starts), decode, kind="decode", work=len(out))
+
+    def view(self, start: int, length: int) -> torch.Tensor:
+        """See ``RaggedRows.view``: here new memory."""
+        out = torch.empty(length, dtype=torch.uint8, device="cpu")
+        self.copy(np.array([start]), np.array([length]), out.numpy())
+        return out
+
+    @property
+    def mean_row_bytes(self) -> int:
+        """The average bytes of a few rows, decoded."""
+        if not self.row_count:
+            return 0
+        rows = np.unique(np.linspace(0, self.row_count - 1, SAMPLED_ROWS).astype(np.int64))
+        rows = rows[self._blobs.stored.locate(rows).lengths > 0]  # a row that is not there yet has no blob
+        return math.ceil(self.locate(rows).lengths.mean()) if len(rows) else 0
