@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "memfeed"
 PICTURE = ROOT / "docs" / "rooms.svg"
 LEFT = {"cli", "convert", "building", "store", "transfer", "schema", "system"}
-RIGHT = {"testing", "loading", "transforms", "random"}
+RIGHT = {"testing", "loading", "memoizing", "transforms", "tables", "random"}
 """The column of a room. Those in neither stand in the middle."""
 
 BOX_WIDTH, BOX_HEIGHT, LANE_WIDTH, LAYER_HEIGHT, MARGIN = 308, 82, 384, 136, 30
@@ -112,6 +112,8 @@ def draw(rooms: dict[str, str], arrows: Arrows) -> str:
     }
     if set(corners) != set(rooms):
         raise ValueError(f"found rooms {sorted(rooms)}; expected those of the contract, {sorted(corners)}")
+    if len(set(corners.values())) < len(corners):
+        raise ValueError(f"found two rooms of one layer in one column: {corners}; expected others in LEFT and RIGHT")
     direct = direct_arrows(arrows)
     paths = [_arrow(arrow, corners, arrow in direct) for arrow in sorted(sorted(arrows), key=direct.__contains__)]
     width, height = 2 * MARGIN + 2 * LANE_WIDTH + BOX_WIDTH, MARGIN + LAYER_HEIGHT * len(layers()) + 30

@@ -28,3 +28,10 @@ def test_a_circle_is_an_error():
 def test_an_arrow_is_direct_if_no_other_path_leads_there():
     arrows = Counter({("a", "b"): 1, ("b", "c"): 1, ("a", "c"): 1, ("a", "d"): 1})
     assert ROOMS["direct_arrows"](arrows) == {("a", "b"), ("b", "c"), ("a", "d")}
+
+
+def test_two_rooms_in_one_place_are_an_error(monkeypatch):
+    rooms = ROOMS["find_rooms"]()
+    monkeypatch.setitem(ROOMS["draw"].__globals__, "RIGHT", set())
+    with pytest.raises(ValueError, match="found two rooms of one layer in one column"):
+        ROOMS["draw"](rooms, ROOMS["find_arrows"](rooms))

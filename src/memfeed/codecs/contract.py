@@ -1,0 +1,86 @@
+"""What a codec is: one row of a column to a blob of bytes, and back into memory of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memfeed.errors import CorruptStoreError
+from memfeed.system.share import Threads
+
+Array = npt.NDArray[Any]
+Blob = npt.NDArray[np.uint8]
+Shape = tuple[int | None, ...]
+
+
+class Codec(Protocol):
+    """The form of the rows of one column. A frozen description: it holds no data, and any thread may call it.
+
+    A blob is a one-dimensional, contiguous array of uint8. It is not trusted: a method that reads one raises
+    CorruptStoreError before it takes memory for more than `out` has.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+
+    def parameters(self) -> Mapping[str, int | str]:
+        """Return the parameters for a manifest: `codec_of(codec.name, codec.parameters())` equals the codec."""
+        ...
+
+    @classmethod
+    def require(cls) -> None:
+        """Raise ModuleNotFoundError with the line to install if the codec's library is missing."""
+        ...
+
+    def fitted(self, dtype: np.dtype[Any], shape: Shape) -> Codec:
+        """Return this codec with the parameters that depend on the column filled in. The codec must accept it."""
+        return self
+
+    def accepts(self, dtype: np.dtype[Any], shape: Shape) -> str:
+        """Return a sentence that says why rows of this dtype and shape cannot be encoded; empty if they can.
+
+        None stands for a dim that varies between rows.
+        """
+        ...
+
+    def encode(self, row: Array) -> bytes:
+        """Return the blob of one row, a C-contiguous array of the machine's byte order that `accepts` allows.
+
+        Raises SchemaError for a row that has more in one dim than a blob can say.
+        """
+        ...
+
+    def shape(self, blob: Blob) -> tuple[int, ...]:
+        """Return the shape of a row from the header of its blob. Takes no memory.
+
+        Raises CorruptStoreError if there is no valid header.
+        """
+        ...
+
+    def decode(self, blob: Blob, out: Array) -> None:
+        """Fill `out`, which has the row's shape and dtype, and any strides.
+
+        Raises CorruptStoreError if the blob does not hold exactly one row of this shape and dtype. `out` then has
+        any values.
+        """
+        ...
+
+    def decode_rows(self, blobs: Sequence[Blob], outs: Sequence[Array], threads: int) -> None:
+        """Fill each of `outs` from its blob, in up to `threads` threads, without Python's lock where it takes long.
+
+        Within a part of `system.share` it uses the calling thread alone. Raises as `decode` does; the error's
+        `position` is the index of its blob. The other rows may then be missing.
+        """
+
+        def decode_part(begin: int, end: int) -> None:
+            for position in range(begin, end):
+                try:
+                    self.decode(blobs[position], outs[position])
+                except CorruptStoreError as error:
+                    error.position = position  # type: ignore[attr-defined]
+                    raise
+
+        Threads(threads).share(len(blobs), decode_part, least=1, kind="gather", work=len(blobs), by_torch=False)
