@@ -21,6 +21,7 @@ from memfeed.system.progress import write_line
 WAIT_SECONDS = 0.1
 REPORT_SECONDS = 60.0
 FILLERS = "fillers"  # the processes that fill one build together hold a shared lock on this file
+FORMS = "forms"  # the forms that were chosen for a budget
 _MOST_MISSING = 20  # how often a directory is seen without a lock file before it counts as a dead builder's
 _descriptors: set[int] = set()
 _held: dict[tuple[Path, int], int] = {}  # (build, thread) -> descriptor of the lock, of this process
@@ -48,13 +49,13 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def clear(root: Path) -> None:
-    """Remove all of a build except its lock, which stays while others may wait for it.
+    """Remove all of a build except its lock, which stays while others may wait for it, and the choice of its forms.
 
     The settings are removed first: after an interruption the rest does not count as a build.
     """
     work = root / WORK_DIRECTORY
     files.remove(work / "settings.json")
-    files.remove_tree(root, keep=[work / "lock", work / "owner"])
+    files.remove_tree(root, keep=[work / "lock", work / "owner", work / FORMS])
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,15 @@ import xxhash
 
 from memfeed.building.space import trim_heap
 from memfeed.errors import BuildError
-from memfeed.schema.fields import Schema
+from memfeed.schema.fields import Field, Schema
 from memfeed.schema.stems import decode_key
 from memfeed.store import format, ragged
 from memfeed.store.checksums import compute_checksums
+from memfeed.store.coded_columns import decoded_column
 from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
+from memfeed.store.ragged_columns import RaggedColumn
 from memfeed.system import files, trust
 
 if TYPE_CHECKING:
@@ -157,14 +159,25 @@ def share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:
     first_with: dict[str, int] = {}
     fields = []
     for index, field in enumerate(schema.fields):
-        if field.kind == "jagged":
-            _, dims = ragged.open_rows(root, field, row_count)
-            hashed = xxhash.xxh3_128()
+        if field.decoded.kind == "jagged":
+            dims_of, hashed = _dims_of(root, field, row_count), xxhash.xxh3_128()
             for first in range(0, row_count, ragged.ROWS_AT_ONCE):
-                hashed.update(dims[first : first + ragged.ROWS_AT_ONCE, field.ragged_dim].tobytes())
+                dims = dims_of(first, min(first + ragged.ROWS_AT_ONCE, row_count))
+                hashed.update(dims[:, field.decoded.ragged_dim].tobytes())
             field = msgspec.structs.replace(field, lengths_of=first_with.setdefault(hashed.hexdigest(), index))
         fields.append(field)
     return Schema(fields=tuple(fields), structure=schema.structure)
+
+
+def _dims_of(root: Path, field: Field, row_count: int) -> Callable[[int, int], npt.NDArray[np.int64]]:
+    """Return a function that returns the dims of the rows from ``first`` to before ``last``, int64 [k, rank]."""
+    if field.coding is None:
+        _, dims = ragged.open_rows(root, field, row_count)
+        return lambda first, last: dims[first:last]
+    paths = ragged.ragged_files(root, field)
+    stored = RaggedColumn(field, paths, row_count, paths.heap.stat().st_size)
+    column = decoded_column(stored)
+    return lambda first, last: column.locate(np.arange(first, last)).dims
 
 
 def write_metadata(root: Path, schema: Schema, row_count: int) -> None:

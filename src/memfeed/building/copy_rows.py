@@ -1,38 +1,133 @@
-"""Write a finished store of rows that can be read, such as memoized results."""
+"""Write the rows of a store, or of memoized results, into a new store, perhaps in other forms."""
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
+from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
+from memfeed.building.partial import runs
+from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array, Packed
+from memfeed.schema.fields import Field, Schema
 from memfeed.schema.values import bytes_of
 from memfeed.store.backing import Backing
 from memfeed.store.column import Column
+from memfeed.store.dataset_attributes import Kept
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.manifest import Fingerprint, Manifest
+from memfeed.system import files
 
-_AT_ONCE = 64 << 20  # bytes of rows in memory
+_AT_ONCE = 8 << 20  # bytes of the rows that a thread holds
+_SOURCE = "source"  # in the work directory: the digest of the store that is copied
 
 
-def copy_rows(backing: Backing, path: Path) -> None:
-    """Write all rows of ``backing`` into a new store at ``path``. Raises SpaceError if the disk is full."""
-    count = backing.row_count or 0
-    columns = [backing.column(index) for index in range(len(backing.schema))]
-    step = max(1, _AT_ONCE // max(1, sum(column.mean_row_bytes for column in columns)))
+def copy_rows(
+    backing: Backing,
+    path: Path,
+    schema: Schema | None = None,
+    *,
+    fingerprint: Fingerprint | None = None,
+    kept: Kept | None = None,
+    skipped: Sequence[int] = (),
+    on_rows: Callable[[int, int], object] = lambda rows, byte_count: None,
+) -> Manifest:
+    """Write all rows of ``backing`` into a new store at ``path``. A copy that was interrupted goes on.
+
+    Args:
+        backing: the rows.
+        path: of the new store.
+        schema: that of the new store, with the codecs of its fields; None for that of the rows as they are read.
+        fingerprint: of the dataset that the rows were made from.
+        kept: what the new store keeps beside its columns. Its ``targets`` are those of the rows.
+        skipped: the samples of that dataset that have no row.
+        on_rows: called with the rows and bytes that were written since the last call.
+
+    Returns:
+        The manifest of the new store.
+
+    Raises:
+        SpaceError: the disk is full. SchemaError: a row that a codec cannot hold.
+    """
+    schema = backing.schema if schema is None else schema
+    columns = [backing.column(index) for index in range(len(schema))]
+    row_bytes = max(1, sum(column.mean_row_bytes for column in columns))
     with claim(path) as root:
-        build = Build.begin(root, backing.schema, count, None)
+        build = _resumed(root, backing, schema) or _begun(root, backing, schema, fingerprint)
         writer = build.writer()
-        for first in range(0, count, step):
-            rows = np.arange(first, min(first + step, count))
-            writer.write(first, len(rows), [_packed(column, rows) for column in columns])
+        for rows, packed in _packed_in_order(schema, columns, build.absent(), max(1, _AT_ONCE // row_bytes)):
+            byte_count = writer.write_runs(runs(rows), packed)
+            on_rows(len(rows), byte_count)
+            build.sync_if_due()
         writer.close()
-        build.commit(path)
+        build.require_complete()
+        with build.units.lost_if_unsynced():
+            made = commit.finish_files(
+                root, build.schema, len(build.units.states), fingerprint, (), {}, kept, punch=build.units.is_quiet()
+            )
+        manifest = msgspec.structs.replace(made, skipped=tuple(skipped))
+        files.remove(root / WORK_DIRECTORY / _SOURCE)
+        commit.seal(root, manifest)
+        commit.publish(root, path, overwrite=False)
+    return manifest
 
 
-def _packed(column: Column, rows: Int64Array) -> Packed:
+def _begun(root: Path, backing: Backing, schema: Schema, fingerprint: Fingerprint | None) -> Build:
+    build = Build.begin(root, schema, backing.row_count or 0, fingerprint)
+    files.write_file(root / WORK_DIRECTORY / _SOURCE, backing.digest.encode())
+    return build
+
+
+def _resumed(root: Path, backing: Backing, schema: Schema) -> Build | None:
+    """Return the build of a copy of the same rows in the same forms; None if there is none."""
+    try:
+        source = (root / WORK_DIRECTORY / _SOURCE).read_text()
+    except OSError:
+        return None
+    build = Build.resume(root) if source == backing.digest else None
+    return build if build is not None and build.schema == schema else None
+
+
+def _packed_in_order(
+    schema: Schema, columns: Sequence[Column], absent: Int64Array, step: int
+) -> Iterator[tuple[Int64Array, list[Packed]]]:
+    """Yield rows and their values, packed; threads pack a few parts ahead, because codecs release Python's lock."""
+
+    def pack(rows: Int64Array) -> tuple[Int64Array, list[Packed]]:
+        return rows, [_packed(field, column, rows) for field, column in zip(schema, columns, strict=True)]
+
+    count = min(os.cpu_count() or 1, 16)
+    with ThreadPoolExecutor(count, thread_name_prefix="memfeed copy") as pool:
+        ahead: deque[Future[Any]] = deque()
+        for first in range(0, len(absent), step):
+            ahead.append(pool.submit(pack, absent[first : first + step]))
+            if len(ahead) > 2 * count:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _packed(field: Field, column: Column, rows: Int64Array) -> Packed:
+    """Return rows of a column in the stored form of ``field``."""
+    if field.coding is not None and column.stored.field.coding == field.coding:
+        return _copied(column.stored, rows)
+    if field.coding is None:
+        return _copied(column, rows)
+    return codec.pack(field, [column.read_row(row) for row in rows.tolist()])
+
+
+def _copied(column: Column, rows: Int64Array) -> Packed:
+    """Return the bytes of rows."""
     field = column.field
     if field.kind == "fixed":
         out = torch.empty(len(rows), *field.row_shape, dtype=field.torch_dtype, device="cpu")

@@ -1,15 +1,25 @@
-"""Say what a store will take: rows, bytes and seconds, and how to take less."""
+"""Say what a store will take: rows, bytes and seconds. Choose forms that fit a budget."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from memfeed.building.build import Build
+from memfeed.building.claim import FORMS
+from memfeed.convert.measured_forms import MakeStore, fastest_within, measure_forms, merged
+from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import LEAST_FACTOR
 from memfeed.schema.codec import Packed
-from memfeed.system import files
+from memfeed.store import format
+from memfeed.store.format import WORK_DIRECTORY
+from memfeed.system import files, trust
+from memfeed.system.progress import write_line
 from memfeed.system.units import format_bytes, format_seconds
 
 LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
@@ -45,3 +55,39 @@ def describe_budget(
         "whole, and read windows of them with Store.packed() or Store.windows() (docs/sequences.md)"
     )
     return line + (smaller if is_large else "") + (again if overlap >= LEAST_FACTOR else "")
+
+
+def within_budget(dataset: Any, target: Path, options: ConvertOptions, make_store: MakeStore) -> ConvertOptions:
+    """Return the options of a new store, with the fastest form that fits ``options.budget``.
+
+    The choice is kept in the build, so that processes that fill one store together, and a later call that resumes it,
+    take the same. Raises SpaceError if no form fits.
+    """
+    assert options.budget is not None
+    root = format.build_path(target)
+    record = root / WORK_DIRECTORY / FORMS
+    trust.require_own_directory(root)
+    files.make_directory(record.parent)
+    with files.opened(record, os.O_CREAT) as fd:
+        files.lock(fd, record, wait=True)
+        kept = os.pread(fd, format.JSON_A_FILE, 0)
+        chosen = msgspec.json.decode(kept, type=_Chosen) if kept else None
+        if chosen is None or (chosen.budget != options.budget and not Build.is_begun(root)):
+            found = measure_forms(dataset, options, make_store)
+            best, other = fastest_within(found, options.budget, len(dataset))
+            chosen = _Chosen(options.budget, best.given)
+            os.ftruncate(fd, 0)
+            files.write_at(fd, np.frombuffer(msgspec.json.encode(chosen), np.uint8), 0)
+            if options.says:
+                following = f"; the next one is {other.describe(len(dataset))}" if other else ""
+                write_line(f"memfeed: {best.describe(len(dataset))}{following}")
+        given = tuple(chosen.given) if isinstance(chosen.given, list) else chosen.given
+    forms = merged(options.forms, given)
+    return msgspec.structs.replace(options, forms=forms, keep=forms.keep)
+
+
+class _Chosen(msgspec.Struct, frozen=True):
+    """The form that was chosen for a budget in bytes, as ``forms=`` has it."""
+
+    budget: int
+    given: Any

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from memfeed.convert.at_address import cache_at
+from memfeed.convert.budget import within_budget
 from memfeed.convert.changes import Watched
 from memfeed.convert.conversion import open_or_convert
 from memfeed.convert.inputs import classify_input, refuse_copy, refuse_mapped_columns, require_length
@@ -38,6 +39,7 @@ def cache(
     *,
     fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
     forms: Any = None,
+    budget: int | str | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     split: bool | str = False,
     metadata: dict[str, Any] | None = None,
@@ -77,7 +79,10 @@ def cache(
             - of images of several sizes that a random step resizes (``split``): "full", all pixels; an int, shrunk to
               that short side; "encoded", the bytes of their files, decoded in every epoch.
 
-            A field that is not named takes the form that an existing store has.
+            A field that is not named takes the form that an existing store has. With ``budget`` also "lossy", which
+            allows forms that change pixels.
+        budget: the most bytes that a new store may take, as "60GB": some samples are stored in each form and read, and
+            the fastest form that fits is taken for all fields for which ``forms`` names none. A line says which.
         types: tensorclass, dataclass or namedtuple classes, one or several, that samples and batches come back as, as
             for `memfeed.open`. Those in the samples are known. A class that no sample has replaces the outermost
             container: with ``types=Photo`` each tuple (image, label) becomes a Photo of these two fields.
@@ -122,7 +127,7 @@ def cache(
     After an error the rows that were written stay in ``NAME.build``, and the same call resumes from there.
     """
     options = options_of(
-        dataset, fields=fields, forms=forms, types=types, split=split, metadata=metadata, length=length,
+        dataset, fields=fields, forms=forms, budget=budget, types=types, split=split, metadata=metadata, length=length,
         workers=workers, worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, overwrite=overwrite,
         lazily=lazily, progress=progress,
     )  # fmt: skip
@@ -216,6 +221,13 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     is_rows = isinstance(given.dataset, RayRows)
     watched = None if is_rows else Watched(dataset, target)
     stored = None if options.overwrite else store_at(target)
+    if options.budget is not None and stored is None:
+        if given.kind != "map":
+            raise ValueError(
+                f"found budget= for {type(dataset).__name__}; expected a map-style dataset (len and []), of which some "
+                'samples are measured: choose a form by hand, as forms="zstd"'
+            )
+        options = within_budget(dataset, target, options, cache_one)
     made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
     if None not in (options.keep, made_with) and options.keep != made_with:
         raise StaleStoreError(

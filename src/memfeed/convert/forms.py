@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 
-from memfeed.codecs.codec import Codec, parse_codec
+from memfeed.codecs.codec import CODECS, Codec, parse_codec
 from memfeed.errors import SchemaError, brief
 from memfeed.schema.coding import array_dtype
 from memfeed.schema.fields import Field, Path, Schema
@@ -81,7 +81,8 @@ def forms_of(given: Any) -> Forms:
             allowed.add(name)
     if len(set(keeps.values())) > 1:
         raise ValueError(
-            f"found forms={brief(given, 120)} with several sizes of images; expected one: a random step gets all of them"
+            f"found forms={brief(given, 120)} with several sizes of images; expected one, because a random step gets "
+            "all of them"
         )
     keep_name, keep = next(iter(keeps.items()), (None, None))
     floats = dtypes.pop(float, None)
@@ -128,7 +129,7 @@ def _parts(form: Any, given: Any) -> tuple[Keep | None, Codec | None, torch.dtyp
 def _codec(part: Any) -> Codec | None:
     """Return the codec that this part of a form is; None if it is none."""
     if not isinstance(part, str) or part == RAW:
-        return part if isinstance(part, Codec) else None
+        return cast("Codec", part) if isinstance(part, tuple(CODECS.values())) else None
     try:
         return parse_codec(part)
     except ValueError:
@@ -176,4 +177,5 @@ def _coded(field: Field, codec: Codec) -> Field:
             f"field {field.name}: found {problem}; expected rows that {codec.name} can hold: choose another form, or "
             f'forms={{{field.name!r}: "raw"}}'
         )
-    return field.coded(codec.name, codec.for_shape(field.shape).parameters())
+    codec = codec.fitted(array_dtype(field), field.shape)
+    return field.coded(codec.name, dict(codec.parameters()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from memfeed.convert.forms import LOSSY, Forms, forms_of
+from memfeed.convert.forms import LOSSY, RAW, Forms, coded_schema, forms_of
 from memfeed.convert.options import ConvertOptions
-from memfeed.errors import BuildError, MemfeedError, SpaceError
+from memfeed.convert.recode import recode
+from memfeed.errors import BuildError, FieldError, MemfeedError, SpaceError
 from memfeed.random import Keys
 from memfeed.store.store import Store
 from memfeed.system.share import Threads
@@ -27,6 +29,9 @@ BATCH = 16
 IMAGE_SIDES = (256,)
 JPEGS = ("jpeg:95", "jpeg:90")
 LOSSLESS = ("lz4", "zstd")
+
+
+MakeStore = Callable[[Any, Path, ConvertOptions], Store]
 
 
 class MeasuredForm(NamedTuple):
@@ -55,57 +60,38 @@ class MeasuredForm(NamedTuple):
         return f"forms={self.given!r}: {total}, {self.rows_a_second:,.0f} rows/s a core{error}"
 
 
-def candidates(options: ConvertOptions, *, is_cut: bool) -> Iterator[Any]:
-    """Yield the forms to measure, as ``forms=`` has them, for what a user leaves open."""
-    lossy = options.forms.lossy
-    yield "raw"
-    yield from LOSSLESS
-    if is_cut and options.keep is None:
-        yield "encoded"
-    if not lossy:
-        return
-    yield from JPEGS
-    if is_cut and options.keep is None:
-        for side in IMAGE_SIDES:
-            yield side
-            yield from ((side, jpeg) for jpeg in JPEGS)
-
-
-def measure_forms(
-    dataset: Any, options: ConvertOptions, make_store: Callable[[Any, Path, ConvertOptions], Store], *, is_cut: bool
-) -> list[MeasuredForm]:
+def measure_forms(dataset: Any, options: ConvertOptions, make_store: MakeStore) -> list[MeasuredForm]:
     """Store some samples in each form, and read them. Forms that do not suit the samples are left out.
 
     Args:
         dataset: a map-style dataset.
         options: of the conversion; fields for which it names a form keep that one.
         make_store: stores a dataset at a path.
-        is_cut: the dataset's pipeline may be cut, so that images can be stored in several sizes.
+
+    Raises what a conversion raises if the samples cannot be stored as they are.
     """
     count = len(dataset)
     sample = Subset(dataset, sorted({i * count // min(SAMPLES, count) for i in range(min(SAMPLES, count))}))
     found: list[MeasuredForm] = []
     with tempfile.TemporaryDirectory(prefix="memfeed-") as folder:
-        raw: dict[Any, Store] = {}
-        for number, given in enumerate(candidates(options, is_cut=is_cut)):
-            forms = _merged(options.forms, given)
-            changed = msgspec.structs.replace(
-                options, forms=forms, keep=forms.keep, budget=None, workers=0, engine=None, lazily=False,
-                overwrite=False, progress=False, worker_init_fn=None,
-            )  # fmt: skip
-            try:
-                store = make_store(sample, Path(folder) / f"{number}.mf", changed)
-            except (MemfeedError, ModuleNotFoundError):
-                continue
-            if forms.codec is None:
-                raw[forms.keep] = store
-            elif not _is_coded(store):
-                continue  # the codec suits no field
-            errors = _errors(store, raw[forms.keep]) if forms.keep in raw else None
-            rate = _rows_a_second(store)
-            found.append(
-                MeasuredForm(given, store.nbytes / len(store), rate, *(errors or (None, None)), isinstance(forms.keep, int))
-            )
+        first = make_store(sample, Path(folder) / "first.mf", _changed(options, options.forms))
+        stores = {_kept(first): first}  # by what is kept of images
+        if options.keep is None and _kept(first) is not None:  # a random step resizes images
+            sizes = ["full", "encoded", *IMAGE_SIDES] if options.forms.lossy else ["full", "encoded"]
+            for size in sizes:
+                if size not in stores:
+                    changed = _changed(options, merged(options.forms, size))
+                    with suppress(MemfeedError):  # the files are no images that can be stored as they are
+                        stores[size] = make_store(sample, Path(folder) / f"{size}.mf", changed)
+        codecs = (*LOSSLESS, *JPEGS) if options.forms.lossy else LOSSLESS
+        for size, store in stores.items():
+            is_shrunk = isinstance(size, int)
+            found.append(MeasuredForm(RAW if size is None else size, *_cost(store), None, None, is_shrunk))
+            for name in codecs:
+                with suppress(MemfeedError, ModuleNotFoundError):  # it suits no field, or is not installed
+                    coded = recode(store, Path(folder) / f"{size} {name}.mf", _codecs(store, name), progress=False)
+                    given = name if size is None else (size, name)
+                    found.append(MeasuredForm(given, *_cost(coded), *_errors(coded, store), is_shrunk))
     return found
 
 
@@ -128,19 +114,46 @@ def lossy_hint() -> str:
     return f'forms="{LOSSY}", which allows JPEG and smaller images'
 
 
-def _merged(forms: Forms, given: Any) -> Forms:
+def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:
+    """Return the options of a conversion of a few samples in this process."""
+    return msgspec.structs.replace(
+        options, forms=forms, keep=forms.keep, budget=None, workers=0, engine=None, lazily=False, overwrite=False,
+        progress=False, worker_init_fn=None,
+    )  # fmt: skip
+
+
+def _kept(store: Store) -> Any:
+    """Return what was kept of images, see ``Forms.keep``."""
+    manifest = store._view.manifest
+    return manifest.attributes.keep if manifest is not None and manifest.attributes else None
+
+
+def merged(forms: Forms, given: Any) -> Forms:
     """Return the user's forms with a form for all other fields."""
     added = forms_of(given)
     return msgspec.structs.replace(forms, keep=forms.keep if added.keep is None else added.keep, codec=added.codec)
 
 
-def _is_coded(store: Store) -> bool:
-    manifest = store._view.manifest
-    return manifest is not None and any(field.coding is not None for field in manifest.schema)
+def _codecs(store: Store, name: str) -> Any:
+    """Return ``forms=`` for all fields that a codec suits, beside those that have one. Raises FieldError for none."""
+    assert store._view.manifest is not None
+    stored, forms = store._view.manifest.schema, forms_of(name)
+    coded = coded_schema(stored.decoded, forms)
+    chosen = {
+        new.path: name for new, old in zip(coded, stored, strict=True) if new.coding is not None and old.coding is None
+    }
+    if not chosen:
+        raise FieldError(f"found no field that {name} suits")
+    return chosen
 
 
-def _errors(store: Store, raw: Store) -> tuple[float, float] | None:
-    """Return the mean and the largest difference of the fields that a lossy codec changed; None if none was."""
+def _cost(store: Store) -> tuple[float, float]:
+    """Return the bytes of a row, and how many rows a core reads in a second."""
+    return store.nbytes / len(store), _rows_a_second(store)
+
+
+def _errors(store: Store, raw: Store) -> tuple[float | None, float | None]:
+    """Return the mean and the largest difference of the fields that a lossy codec changed; None if there is none."""
     manifest, total, largest, count = store._view.manifest, 0.0, 0.0, 0
     assert manifest is not None
     for index, field in enumerate(manifest.schema):
@@ -151,7 +164,7 @@ def _errors(store: Store, raw: Store) -> tuple[float, float] | None:
             difference = np.abs(one - other)
             total, count = total + float(difference.sum()), count + difference.size
             largest = max(largest, float(difference.max(initial=0)))
-    return (total / count, largest) if count else None
+    return (total / count, largest) if count else (None, None)
 
 
 def _rows_a_second(store: Store) -> float:
@@ -168,5 +181,3 @@ def _rows_a_second(store: Store) -> float:
                     store.transform.apply(batch, keys, given_names=names, ragged=store.schema.list_paths())
                 done += len(part)
     return done / (time.perf_counter() - started)
-
-

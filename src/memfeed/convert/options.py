@@ -16,6 +16,7 @@ from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.tree import as_types
 from memfeed.store.dataset_attributes import Keep, metadata_problem
 from memfeed.system.progress import is_shown
+from memfeed.system.units import parse_bytes
 
 WorkerInit = Callable[[int], None] | None
 """A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""
@@ -31,6 +32,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep: Keep | None = None
     floats: torch.dtype | None = None
     forms: Forms = Forms()
+    budget: int | None = None  # bytes of a new store
     metadata: Mapping[str, Any] | None = None  # None keeps that of the store that is replaced
     length: int | None = None
     workers: int | None = None
@@ -67,6 +69,7 @@ def options_of(
     *,
     fields: str | Sequence[str] | Mapping[Any, Kind] | None = None,
     forms: Any = None,
+    budget: int | str | None = None,
     types: type[Any] | Iterable[type[Any]] = (),
     metadata: dict[str, Any] | None = None,
     workers: int | str | None = None,
@@ -84,6 +87,7 @@ def options_of(
         keep=chosen.keep,
         floats=chosen.floats,
         forms=chosen,
+        budget=parse_bytes("budget", budget),
         types=as_types(types),
         metadata=None if metadata is None else check_metadata(metadata),
         workers=worker_count,
@@ -137,6 +141,11 @@ def _check(dataset: Any, options: ConvertOptions) -> None:
         )
     if on_error not in ("raise", "skip"):
         raise ValueError(f'found on_error={on_error!r}; expected "raise" or "skip"')
+    if options.forms.lossy and options.budget is None:
+        raise ValueError(
+            'found forms="lossy" without budget=; expected both, because a budget chooses the form: budget="60GB"; or '
+            'a form by hand: forms="jpeg:95"'
+        )
     if workers and isinstance(dataset, Iterator):
         raise ValueError(
             f"found workers={workers} for an iterator, which every worker would iterate whole; expected 0, or an "

@@ -33,7 +33,7 @@ from memfeed.system.messages import say_once
 T_co = TypeVar("T_co", covariant=True, default=Any)
 READ_ONLY = (
     "shuffle", "seed", "last", "bucket_by", "device", "transform", "placement", "ranks", "return_rows",
-    "as_", "pad", "cache", "forms", "decoders", "require",
+    "as_", "pad", "cache", "forms", "budget", "decoders", "require",
 )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ class Loader(DataLoader[T_co]):
             side, ``(256, "jpeg:95")`` also compresses them, "encoded" keeps the bytes of their files. None: as the
             store has them; images of a new one "full" if they fit in half of the free disk and of the RAM, else
             "encoded".
+        budget: beside ``cache``, the most bytes that a new store may take, as "60GB"; see `memfeed.cache`.
         require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
             batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
             loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
@@ -192,12 +193,13 @@ class Loader(DataLoader[T_co]):
         pad: Fill = None,
         cache: str | os.PathLike[str] | None = None,
         forms: Any = None,
+        budget: int | str | None = None,
         decoders: Sequence[Callable[..., Any]] | None = None,
         require: Require | None = None,
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        caching = Caching(cache, forms, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
+        caching = Caching(cache, forms, budget, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,
@@ -228,7 +230,8 @@ class Loader(DataLoader[T_co]):
             generator=generator,
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
-        self.device, self.transform, self.placement, self.forms = device, transform, placement, forms
+        self.device, self.transform, self.placement = device, transform, placement
+        self.forms, self.budget = forms, budget
         self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
         self.exclude_keys, self.decoders, self.require = exclude_keys, decoders, require
         self.snapshot_every_n_steps = snapshot_every_n_steps

@@ -58,6 +58,7 @@ class Caching:
 
     path: str | os.PathLike[str] | None
     forms: Any
+    budget: int | str | None
     worker_count: int
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
@@ -138,6 +139,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             caching.path,
             split="auto",
             forms=caching.forms,
+            budget=caching.budget,
             lazily=True,
             workers=worker_count,
             worker_init_fn=caching.worker_init_fn,

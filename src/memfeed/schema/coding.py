@@ -35,7 +35,8 @@ def array_dtype(field: Field) -> np.dtype[Any]:
     """Return the dtype of the arrays that a codec gets for rows of this decoded field."""
     if field.dtype.startswith("float8"):
         return np.dtype(np.uint8)
-    return np.dtype(_AS_INTEGERS.get(field.dtype, field.dtype))
+    found: np.dtype[Any] = np.dtype(_AS_INTEGERS.get(field.dtype, field.dtype))
+    return found
 
 
 def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -108,7 +108,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     def coded(self, codec: str, parameters: dict[str, int | str]) -> Field:
         """Return the stored form of this decoded field: rows of bytes that this codec compressed."""
         coding = Coding(codec=codec, parameters=parameters, kind=self.kind, dtype=self.dtype, shape=self.shape)  # type: ignore[arg-type]
-        return msgspec.structs.replace(self, kind="coded", dtype="uint8", shape=(), lengths_of=None, coding=coding)
+        return msgspec.structs.replace(self, kind="coded", dtype="uint8", shape=(), coding=coding)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -93,6 +93,11 @@ class _Coded(Column):
     _blobs: _Blobs
     why_mapped = "its rows are compressed"
 
+    @property
+    def stored(self) -> Column:
+        """See ``Column.stored``."""
+        return self._blobs.stored
+
     def switch_to_committed(self, root: Path, check: Callable[[], None]) -> None:
         """See ``FixedColumn.switch_to_committed``."""
         self._blobs.stored.switch_to_committed(root, check)  # type: ignore[attr-defined]

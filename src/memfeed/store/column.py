@@ -89,6 +89,11 @@ class Column:
         """Yield the files that hold rows, unless each row has one of its own; the first row is number ``begin``."""
         return iter(())
 
+    @property
+    def stored(self) -> Column:
+        """The column as it is on the disk: this one, unless its rows are compressed."""
+        return self
+
     # --- columns made of others
 
     @property

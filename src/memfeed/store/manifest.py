@@ -253,6 +253,6 @@ def field_problem(field: Field, field_index: int) -> str:
         and (field.kind in HEAP_OF_BYTES or len(field.shape) != ranks[field.form])
     ):
         return f"{field.kind} with shape {field.shape} in the form of a {field.form}"
-    if field.lengths_of is not None and not (field.kind == "jagged" and 0 <= field.lengths_of <= field_index):
+    if field.lengths_of is not None and not (field.decoded.kind == "jagged" and 0 <= field.lengths_of <= field_index):
         return f"lengths of field {field.lengths_of}"
     return ""

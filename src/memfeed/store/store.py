@@ -147,7 +147,8 @@ class Store(Facts):
         columns: list[Any] = self._view.columns
         for field, column in zip(self.schema, columns, strict=True):
             keys = tuple(map(decode_key, field.stem.split("/")))
-            tree[keys] = column.data if field.kind == "fixed" else {"start": column.start, "dims": column.dims}
+            stored = column.stored
+            tree[keys] = stored.data if stored.field.kind == "fixed" else {"start": stored.start, "dims": stored.dims}
         return tree if self._view.rows is None else tree[torch.from_numpy(self._view.rows)]
 
     # --- all rows at once

@@ -1,0 +1,104 @@
+"""`memfeed.recode`: write a store in other forms, without its dataset."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from memfeed.building.copy_rows import copy_rows
+from memfeed.convert.forms import coded_schema, forms_of
+from memfeed.errors import StoreError, brief
+from memfeed.store import format
+from memfeed.store.dataset_attributes import Kept
+from memfeed.store.manifest import Manifest
+from memfeed.store.opened import open_store
+from memfeed.store.store import Store
+from memfeed.system.progress import Progress
+
+
+def recode(
+    store: Store | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    forms: Any,
+    *,
+    progress: bool | None = None,
+) -> Store:
+    """Write all rows of a store into a new store whose fields are compressed in other ways, and open it.
+
+    Everything else stays: the order of the rows, classes, targets, metadata, the rest of a cut pipeline, and what
+    `memfeed.cache` compares with the dataset. After an interruption the same call goes on.
+
+    Args:
+        store: a whole store, or its directory.
+        path: the directory of the new store.
+        forms: as for `memfeed.cache`, but only codecs and "raw": ``"zstd"``, or ``{"image": "jpeg:95"}``. Fields that are
+            not named, or that a codec for all does not suit, stay as they are.
+        progress: as for `memfeed.cache`.
+
+    Returns:
+        The new store, open.
+
+    Raises:
+        ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a field
+        that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
+    """
+    given = forms_of(forms)
+    if given.keep is not None or given.dtypes or given.floats is not None or given.lossy:
+        raise ValueError(
+            f'found forms={brief(forms)}; expected codecs, or "raw", as forms="zstd": other forms need the dataset, '
+            "make the store again with memfeed.cache(dataset, path, forms=...)"
+        )
+    old = store if isinstance(store, Store) else open_store(store)
+    manifest = old._view.manifest
+    if manifest is None or not old._view.has_all_rows or old.schema != old._backing.schema:
+        raise StoreError(
+            f"{old.path}: found a view, or no store of memfeed's own; expected a whole store: memfeed.recode(path, ...)"
+        )
+    old._view.require_filled("recode")
+    target = format.resolve(path, to_write=True)
+    if target.exists():
+        raise StoreError(f"{target}: found something there; expected a new path for the store in other forms")
+    with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
+        copy_rows(
+            old._backing,
+            target,
+            _recoded(manifest, given),
+            fingerprint=manifest.fingerprint,
+            kept=_kept(old, manifest),
+            skipped=manifest.skipped,
+            on_rows=bar.advance,
+        )
+    return open_store(target, types=old._view.types)
+
+
+def _recoded(manifest: Manifest, forms: Any) -> Any:
+    """Return the schema with the asked codecs, and the old ones where none is asked."""
+    asked = coded_schema(manifest.schema.decoded, forms)
+    named = {field.path for field, plain in zip(asked, manifest.schema.decoded, strict=True) if field != plain}
+    named |= {manifest.schema.fields[manifest.schema.field_index(name)].path for name in forms.codecs}
+    is_all_raw = not forms.codecs and forms.codec is None
+    fields = tuple(
+        one if is_all_raw or one.path in named else old for one, old in zip(asked, manifest.schema, strict=True)
+    )
+    return type(asked)(fields=fields, structure=asked.structure)
+
+
+def _kept(store: Store, manifest: Manifest) -> Kept:
+    """Return what a store has beside its columns."""
+    attributes = manifest.attributes or None
+    metadata = manifest.metadata or {}
+    if attributes is None:
+        return Kept(metadata=metadata)
+    targets = None if attributes.targets is None else np.asarray(store.targets, np.int64)
+    return Kept(
+        metadata=metadata,
+        classes=attributes.classes,
+        class_to_idx=attributes.class_to_idx,
+        targets=targets,
+        targets_form=attributes.targets.form if attributes.targets is not None else "list",
+        transform=attributes.transform,
+        keep=attributes.keep,
+        proven=attributes.proven,
+    )
