@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from memfeed.codecs.contract import Codec
+from memfeed.codecs.jpeg import Jpeg
 from memfeed.codecs.lossless import Lossless, Lz4, Zstd
 from memfeed.errors import CorruptStoreError, StoreError, brief
 
-__all__ = ["Codec", "Lossless", "Lz4", "Zstd", "codec_of", "parse_codec"]
+__all__ = ["Codec", "Jpeg", "Lossless", "Lz4", "Zstd", "codec_of", "parse_codec"]
 
-CODECS: dict[str, type[Lz4] | type[Zstd]] = {"lz4": Lz4, "zstd": Zstd}
-SYNTAX = '"lz4", "zstd" or "zstd:LEVEL"'
+CODECS: dict[str, type[Jpeg] | type[Lz4] | type[Zstd]] = {"jpeg": Jpeg, "lz4": Lz4, "zstd": Zstd}
+SYNTAX = '"jpeg", "jpeg:QUALITY", "jpeg:QUALITY:SUBSAMPLING" (4:4:4, 4:2:2 or 4:2:0), "lz4", "zstd" or "zstd:LEVEL"'
 
 
 def codec_of(name: str, parameters: Mapping[str, Any]) -> Codec:
@@ -38,14 +39,24 @@ def codec_of(name: str, parameters: Mapping[str, Any]) -> Codec:
 
 
 def parse_codec(text: str) -> Codec:
-    """Return the codec that a user names: ``"lz4"``, ``"zstd"``, ``"zstd:3"`` (level 3).
+    """Return the codec that a user names.
+
+    ``"zstd:3"`` is level 3. ``"jpeg:90"`` is quality 90, with the subsampling that `Jpeg` gives to it;
+    ``"jpeg:90:4:4:4"`` says both.
 
     Raises ValueError for any other text, ModuleNotFoundError with the line to install if the library is missing.
     """
     name, _, rest = text.partition(":")
     codec: Codec
     try:
-        if name == "lz4" and not rest and text == name:
+        if name == "jpeg" and text != name:
+            quality, colon, subsampling = rest.partition(":")
+            if colon and not subsampling:
+                raise ValueError("no subsampling")
+            codec = Jpeg(quality=int(quality), subsampling=subsampling)
+        elif name == "jpeg":
+            codec = Jpeg()
+        elif name == "lz4" and not rest and text == name:
             codec = Lz4()
         elif name == "zstd":
             codec = Zstd(level=int(rest)) if text != name else Zstd()
