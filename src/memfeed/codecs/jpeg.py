@@ -147,7 +147,7 @@ def _fits(layout: str, shape: Shape) -> bool:
         return False
     dims = dict(zip(layout, shape, strict=True))
     sides = (dims["h"], dims["w"])
-    return dims.get("c", 1) in (1, 3) and all(side is None or 1 <= side <= LARGEST_SIDE for side in sides)
+    return dims.get("c", 1) in (1, 3, None) and all(side is None or 1 <= side <= LARGEST_SIDE for side in sides)
 
 
 def _write_planes(pixels: Array, out: Array) -> None:

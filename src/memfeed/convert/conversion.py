@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from memfeed.convert.driver import (
     default_workers,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
-from memfeed.convert.forms import coded_schema
+from memfeed.convert.forms import coded_schema, observed_shapes
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import overlap_factor
@@ -37,7 +37,9 @@ from memfeed.convert.readback import require_probed, require_reread
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, require_forms, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
+from memfeed.schema.codec import Packed
 from memfeed.schema.compare import schema_difference
+from memfeed.schema.fields import Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store import format
 from memfeed.store.dataset_attributes import Kept
@@ -133,7 +135,7 @@ class Conversion:
             refuse_random=not options.allow_random and given.kind == "map" and options.recipe is None,
             is_read=options.lazily,
         )
-        self.schema = coded_schema(inferred.schema, options.forms) if options.like is None else options.like
+        self.schema = options.like or coded_schema(inferred.schema, options.forms, _shapes(inferred.schema, packed))
         self.length = expected_length(given, options.length)
         # columns that fields= makes ragged are written row by row
         is_columns = given.kind == "columns"
@@ -361,6 +363,12 @@ def _metadata_at(target: Path) -> dict[str, Any]:
         if target.exists():
             return open_store(target).metadata
     return {}
+
+
+def _shapes(schema: Schema, packed: Sequence[Sequence[Packed]]) -> list[tuple[int | None, ...]]:
+    """Return the shapes that the probed rows have in common."""
+    dims = [[row[index].dims for row in packed if row[index].dims is not None] for index in range(len(schema))]
+    return observed_shapes(schema, [np.concatenate(column) if column else None for column in dims])
 
 
 def _count_written(build: Build) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -10,11 +10,13 @@ import torch
 
 from memfeed.codecs.codec import CODECS, Codec, parse_codec
 from memfeed.errors import SchemaError, brief
+from memfeed.schema.codec import Int64Array
 from memfeed.schema.coding import array_dtype
-from memfeed.schema.fields import Field, Path, Schema
+from memfeed.schema.fields import Coding, Field, Path, Schema
 from memfeed.schema.names import find_field
 from memfeed.store.dataset_attributes import Keep
 
+Shape = tuple[int | None, ...]
 SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
 RAW, LOSSY = "raw", "lossy"
 SMALL_BYTES = 64  # rows of fixed size up to this are coded only if a user names their field: a blob has 16 more
@@ -136,8 +138,11 @@ def _codec(part: Any) -> Codec | None:
         return None
 
 
-def coded_schema(schema: Schema, forms: Forms) -> Schema:
+def coded_schema(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = None) -> Schema:
     """Return the schema of a store whose fields have these forms; ``schema`` is that of its samples.
+
+    ``shapes`` has for each field the shape of some rows, with None for dims in which they differ: a field of any shape
+    says nothing about where its channels are.
 
     Raises FieldError for a name that no field has, SchemaError for a field that its codec cannot hold.
     """
@@ -149,33 +154,57 @@ def coded_schema(schema: Schema, forms: Forms) -> Schema:
     chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
     fields = []
     for index, field in enumerate(schema):
-        codec = chosen.get(index, forms.codec if _suits(field, forms.codec) else None)
-        fields.append(field if codec is None else _coded(field, codec))
+        codec = chosen.get(
+            index, forms.codec if _suits(field, forms.codec, field.shape if shapes is None else shapes[index]) else None
+        )
+        shape = field.shape if shapes is None else shapes[index]
+        fields.append(field if codec is None else _coded(field, codec, shape))
     return Schema(fields=tuple(fields), structure=schema.structure)
 
 
-def codings_of(schema: Schema) -> dict[Path, str | None]:
-    """Return the coding of each field of a store, as text; None for raw."""
-    return {
-        field.path: None if field.coding is None else f"{field.coding.codec} {field.coding.parameters}"
-        for field in schema
-    }
+def observed_shapes(schema: Schema, dims: Sequence[Int64Array | None]) -> list[Shape]:
+    """Return the shape of some rows of each field, with None for dims in which they differ.
+
+    ``dims`` has those of the rows of each ragged field, int64 [k, rank]; a row that is None has -1.
+    """
+    found: list[Shape] = []
+    for field, of_field in zip(schema, dims, strict=True):
+        known = None if of_field is None else of_field[of_field[:, 0] >= 0][:, : len(field.shape)]
+        if known is None or not len(known):
+            found.append(field.shape)
+        else:
+            same = (known == known[0]).all(axis=0).tolist()
+            found.append(tuple(dim if one else None for dim, one in zip(known[0].tolist(), same, strict=True)))
+    return found
 
 
-def _suits(field: Field, codec: Codec | None) -> bool:
+def coding_text(coding: Coding | None) -> str:
+    """Return a coding as people read it: ``jpeg quality=95 subsampling=4:4:4``, or "raw"."""
+    if coding is None:
+        return "raw"
+    known = [f"{name}={value}" for name, value in coding.parameters.items() if name != "layout"]
+    return " ".join([coding.codec, *known])
+
+
+def codings_of(schema: Schema) -> dict[Path, str]:
+    """Return the coding of each field of a store, as text."""
+    return {field.path: coding_text(field.coding) for field in schema}
+
+
+def _suits(field: Field, codec: Codec | None, shape: Shape) -> bool:
     """Return True if a codec for all fields is one for this field."""
     if codec is None or field.kind not in _NUMBERS or not field.rank:
         return False
     is_small = field.kind == "fixed" and field.row_bytes <= SMALL_BYTES
-    return not is_small and not codec.accepts(array_dtype(field), field.shape)
+    return not is_small and not codec.accepts(array_dtype(field), shape)
 
 
-def _coded(field: Field, codec: Codec) -> Field:
-    problem = codec.accepts(array_dtype(field), field.shape) if field.kind in _NUMBERS else f"rows of {field.kind}"
+def _coded(field: Field, codec: Codec, shape: Shape) -> Field:
+    problem = codec.accepts(array_dtype(field), shape) if field.kind in _NUMBERS else f"rows of {field.kind}"
     if problem:
         raise SchemaError(
             f"field {field.name}: found {problem}; expected rows that {codec.name} can hold: choose another form, or "
             f'forms={{{field.name!r}: "raw"}}'
         )
-    codec = codec.fitted(array_dtype(field), field.shape)
+    codec = codec.fitted(array_dtype(field), shape)
     return field.coded(codec.name, dict(codec.parameters()))

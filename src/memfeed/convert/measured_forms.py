@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from memfeed.convert.forms import LOSSY, RAW, Forms, coded_schema, forms_of
+from memfeed.convert.forms import LOSSY, RAW, Forms, forms_of
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.recode import recode
+from memfeed.convert.recode import recode, recoded_schema
 from memfeed.errors import BuildError, FieldError, MemfeedError, SpaceError
 from memfeed.random import Keys
 from memfeed.store.store import Store
@@ -135,13 +135,10 @@ def merged(forms: Forms, given: Any) -> Forms:
 
 
 def _codecs(store: Store, name: str) -> Any:
-    """Return ``forms=`` for all fields that a codec suits, beside those that have one. Raises FieldError for none."""
+    """Return ``forms=`` for all raw fields that a codec suits. Raises FieldError if there is none."""
     assert store._view.manifest is not None
-    stored, forms = store._view.manifest.schema, forms_of(name)
-    coded = coded_schema(stored.decoded, forms)
-    chosen = {
-        new.path: name for new, old in zip(coded, stored, strict=True) if new.coding is not None and old.coding is None
-    }
+    pairs = zip(recoded_schema(store, forms_of(name)), store._view.manifest.schema, strict=True)
+    chosen = {new.path: name for new, old in pairs if new.coding is not None and old.coding is None}
     if not chosen:
         raise FieldError(f"found no field that {name} suits")
     return chosen

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from memfeed.building.copy_rows import copy_rows
-from memfeed.convert.forms import coded_schema, forms_of
+from memfeed.convert.forms import Forms, coded_schema, forms_of, observed_shapes
 from memfeed.errors import StoreError, brief
+from memfeed.schema.fields import Schema
 from memfeed.store import format
 from memfeed.store.dataset_attributes import Kept
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
 from memfeed.system.progress import Progress
+
+LOOKED_AT = 16  # rows, whose shapes say where the channels of images are
 
 
 def recode(
@@ -33,16 +36,16 @@ def recode(
     Args:
         store: a whole store, or its directory.
         path: the directory of the new store.
-        forms: as for `memfeed.cache`, but only codecs and "raw": ``"zstd"``, or ``{"image": "jpeg:95"}``. Fields that are
-            not named, or that a codec for all does not suit, stay as they are.
+        forms: as for `memfeed.cache`, but only codecs and "raw": ``"zstd"``, or ``{"image": "jpeg:95"}``. Fields that
+            are not named, or that a codec for all does not suit, stay as they are; "raw" decodes all.
         progress: as for `memfeed.cache`.
 
     Returns:
         The new store, open.
 
     Raises:
-        ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a field
-        that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
+        ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a
+        field that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
     """
     given = forms_of(forms)
     if given.keep is not None or given.dtypes or given.floats is not None or given.lossy:
@@ -64,7 +67,7 @@ def recode(
         copy_rows(
             old._backing,
             target,
-            _recoded(manifest, given),
+            recoded_schema(old, given),
             fingerprint=manifest.fingerprint,
             kept=_kept(old, manifest),
             skipped=manifest.skipped,
@@ -73,16 +76,20 @@ def recode(
     return open_store(target, types=old._view.types)
 
 
-def _recoded(manifest: Manifest, forms: Any) -> Any:
-    """Return the schema with the asked codecs, and the old ones where none is asked."""
-    asked = coded_schema(manifest.schema.decoded, forms)
-    named = {field.path for field, plain in zip(asked, manifest.schema.decoded, strict=True) if field != plain}
-    named |= {manifest.schema.fields[manifest.schema.field_index(name)].path for name in forms.codecs}
-    is_all_raw = not forms.codecs and forms.codec is None
-    fields = tuple(
-        one if is_all_raw or one.path in named else old for one, old in zip(asked, manifest.schema, strict=True)
-    )
-    return type(asked)(fields=fields, structure=asked.structure)
+def recoded_schema(store: Store, forms: Forms) -> Schema:
+    """Return the schema of a store with the codecs that are asked for, and the old ones where none is."""
+    assert store._view.manifest is not None
+    stored = store._view.manifest.schema
+    plain, rows = stored.decoded, np.unique(np.linspace(0, max(len(store) - 1, 0), LOOKED_AT).astype(np.int64))
+    dims = [column.locate(rows).dims if column.layout == "ragged" else None for column in store._view.columns]
+    asked = coded_schema(plain, forms, observed_shapes(plain, dims))
+    raw = {plain.field_index(name) for name, codec in forms.codecs.items() if codec is None}
+    is_all_raw = not forms.has_codecs
+    fields = [
+        new if is_all_raw or index in raw or new.coding is not None else old
+        for index, (new, old) in enumerate(zip(asked, stored, strict=True))
+    ]
+    return Schema(fields=tuple(fields), structure=asked.structure)
 
 
 def _kept(store: Store, manifest: Manifest) -> Kept:

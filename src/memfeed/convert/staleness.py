@@ -97,10 +97,9 @@ def require_forms(path: Path, stored: Schema, forms: Forms) -> None:
         return
     asked, found = codings_of(coded_schema(stored.decoded, forms)), codings_of(stored)
     if asked != found:
-        name = next(display(path) for path in asked if asked[path] != found[path])
-        fields = [(found[at] or "raw", asked[at] or "raw") for at in asked if asked[at] != found[at]]
+        at = next(path for path in asked if asked[path] != found[path])
         raise StaleStoreError(
-            f"{path}: found a store whose field {name} is {fields[0][0]}; expected {fields[0][1]}, as forms= says: "
+            f"{path}: found a store whose field {display(at)} is {found[at]}; expected {asked[at]}, as forms= says: "
             "leave forms= out to take the store as it is, write another one with memfeed recode, or make it again with "
             "overwrite=True"
         )
