@@ -80,7 +80,7 @@ def test_a_blob_of_another_row_is_refused(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-@pytest.mark.parametrize("row", [np.arange(1000), np.float32(1.5), np.zeros((0, 3)), np.ones(7, bool)], ids=str)
+@pytest.mark.parametrize("row", [np.arange(1000), np.float32(1.5), np.zeros((0, 3)), np.ones(7, bool)], ids="abcd")
 def test_missing_and_additional_bytes_are_refused(codec, row):
     row = np.asarray(row)
     blob, out = codec.encode(row), np.empty(row.shape, row.dtype)

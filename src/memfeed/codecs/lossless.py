@@ -6,10 +6,10 @@ A blob describes itself:
 |---|---|
 | 1 | the code of the row's dtype, see `DTYPE_CODES` |
 | 1 | the code of the dtype that is stored: of integers, the smallest one that has all values of the row |
-| 1 | the filter: 0, none. A reader refuses any other |
+| 1 | the code of the filter, see `filters`: the one after which the row is smallest |
 | 1 | the number of dims |
 | 4 each | uint32, little endian: the dims |
-| the rest | the elements in C order, compressed; nothing if there are none |
+| the rest | the bytes that the filter gives, compressed; nothing if there are no elements |
 
 Compressed is one frame of zstd that says its content size, or one block of LZ4.
 """
@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from memfeed.codecs import filters
 from memfeed.codecs.contract import Array, Blob, Codec, Shape
 from memfeed.errors import CorruptStoreError, SchemaError, brief
 from memfeed.system import extras
@@ -44,7 +45,6 @@ DTYPE_CODES: dict[str, int] = {
 
 _DTYPES = [np.dtype(name) for name in DTYPE_CODES]
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
-_NO_FILTER = 0
 _HEADER = 4  # bytes before the dims
 MOST_DIMS = 64
 
@@ -79,6 +79,7 @@ def narrow(row: Array) -> Array:
 class _Header(NamedTuple):
     dtype: np.dtype[Any]
     stored: np.dtype[Any]
+    filter: int
     shape: tuple[int, ...]
     size: int  # bytes of the header
 
@@ -89,12 +90,15 @@ def _read_header(blob: Blob) -> _Header:
         raise _corrupt(f"{len(blob)} bytes", "a header")
     row_code, stored_code, filter_code, rank = blob[:_HEADER].tolist()
     size = _HEADER + 4 * rank
-    if max(row_code, stored_code) >= len(_DTYPES) or filter_code != _NO_FILTER or rank > MOST_DIMS or size > len(blob):
-        raise _corrupt(f"the header {blob[:_HEADER].tolist()} in {len(blob)} bytes", "known dtypes, filter and dims")
+    if max(row_code, stored_code) >= len(_DTYPES) or rank > MOST_DIMS or size > len(blob):
+        raise _corrupt(f"the header {blob[:_HEADER].tolist()} in {len(blob)} bytes", "known dtypes, and dims")
     dtype, stored = _DTYPES[row_code], _DTYPES[stored_code]
     if stored != dtype and stored not in _NARROWER[dtype]:
         raise _corrupt(f"{stored} for a row of {dtype}", "a dtype whose values it has")
-    return _Header(dtype, stored, struct.unpack(f"<{rank}I", blob[_HEADER:size].tobytes()), size)
+    shape = struct.unpack(f"<{rank}I", blob[_HEADER:size].tobytes())
+    if filter_code not in filters.filters_of(stored, shape):
+        raise _corrupt(f"the filter {filter_code} for a row of {stored} {brief(list(shape))}", "one that it can have")
+    return _Header(dtype, stored, filter_code, shape, size)
 
 
 def _corrupt(found: str, expected: str) -> CorruptStoreError:
@@ -133,11 +137,16 @@ class Lossless(Codec):
             raise SchemaError(reason)
         if max(row.shape, default=0) >= 2**32:
             raise SchemaError(f"found dims {list(row.shape)}; expected each below 2**32: use no codec for this field")
-        stored = np.ascontiguousarray(narrow(row))
-        header = struct.pack(
-            f"<4B{row.ndim}I", _CODES[row.dtype], _CODES[stored.dtype], _NO_FILTER, row.ndim, *row.shape
-        )
-        return header + (self._compress(stored.reshape(-1).view(np.uint8).data) if stored.size else b"")
+        stored = np.ascontiguousarray(narrow(row)).reshape(row.shape)
+        code, payload = filters.NONE, b""
+        if row.size:
+            payloads = [
+                (code, self._compress(filters.apply(code, stored).data))
+                for code in filters.filters_of(stored.dtype, stored.shape)
+            ]
+            code, payload = min(payloads, key=lambda item: len(item[1]))
+        codes = (_CODES[row.dtype], _CODES[stored.dtype], code, row.ndim)
+        return struct.pack(f"<4B{row.ndim}I", *codes, *row.shape) + payload
 
     def shape(self, blob: Blob) -> tuple[int, ...]:
         """Return the shape of a row from the header of its blob: see `Codec`."""
@@ -158,7 +167,12 @@ class Lossless(Codec):
             data = self._decompress(payload, size)
         except ValueError as error:
             raise _corrupt(f"a payload that {self.name} cannot decompress ({error})", f"{size} bytes in it") from None
-        np.copyto(out, np.frombuffer(data, header.stored).reshape(header.shape), casting="safe")
+        if header.stored == header.dtype:
+            filters.undo(header.filter, np.frombuffer(data, np.uint8), out)
+            return
+        row = np.empty(header.shape, header.stored)
+        filters.undo(header.filter, np.frombuffer(data, np.uint8), row)
+        np.copyto(out, row, casting="safe")
 
 
 @dataclass(frozen=True)
