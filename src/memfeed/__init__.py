@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memfeed import errors, transforms
     from memfeed.convert.append import append, concat
     from memfeed.convert.cache import cache, repair
+    from memfeed.convert.recode import recode
     from memfeed.convert.writer import Writer
     from memfeed.loading.batch_order import Tokens
     from memfeed.loading.collate import Collate
@@ -51,6 +52,7 @@ __all__ = [
     "open",
     "pull",
     "push",
+    "recode",
     "repair",
     "to_device",
     "transforms",
@@ -70,6 +72,7 @@ _MODULES = {
     "memoize": "memfeed.memoizing.memoize",
     "pull": "memfeed.remote.pull",
     "push": "memfeed.remote.push",
+    "recode": "memfeed.convert.recode",
     "repair": "memfeed.convert.cache",
     "to_device": "memfeed.transfer.to_device",
 }

@@ -151,6 +151,7 @@ def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[i
         transform=kept.transform,
         keep=kept.keep,
         proven=kept.proven,
+        losses=kept.losses,
     )
 
 

@@ -12,7 +12,7 @@ import typer
 
 import memfeed
 from memfeed.cli.cache_command import cache
-from memfeed.cli.commands import append, concat, demo, inspect, pull, push, verify
+from memfeed.cli.commands import append, concat, demo, inspect, pull, push, recode, verify
 from memfeed.cli.error_lines import print_error, print_warning
 
 
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decode a PyTorch dataset once into a memory-mapped store, then train from it at the speed of memory.",
 )
-for _command in (cache, append, concat, inspect, verify, push, pull, demo):
+for _command in (cache, append, concat, inspect, verify, recode, push, pull, demo):
     app.command()(_command)
 
 

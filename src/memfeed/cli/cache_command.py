@@ -47,7 +47,7 @@ FormOption = Annotated[
     typer.Option(
         metavar="[FIELD=]FORM",
         help="The form of a field, or of all: a dtype, jpeg:95, zstd, lz4, raw; of images full, encoded, or their "
-        "short side; 256+jpeg:95 for two. float=float16 rounds all floats. May be repeated.",
+        "short side; 256+jpeg:95 for two; with --budget lossy. float=float16 rounds all floats. May be repeated.",
     ),
 ]
 
@@ -71,6 +71,9 @@ def cache(
     on_error: Annotated[OnError, typer.Option(help="If a sample raises: stop, or skip the sample.")] = OnError.RAISE,
     fields: Annotated[str | None, typer.Option(metavar="A,B,...", help="Names for the leaves of a tuple.")] = None,
     form: FormOption = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most bytes of a new store, as 60GB: its form is chosen.")
+    ] = None,
     types: Annotated[
         list[str] | None,
         typer.Option(metavar="MODULE:CLASS", help="The class that samples come back as. May be repeated."),
@@ -121,10 +124,10 @@ def cache(
         print_estimates(dataset, places[-1], what)
         return
     if repair:
-        if length is not None or workers is not None or allow or overwrite:
+        if length is not None or workers is not None or budget is not None or allow or overwrite:
             raise UsageError(
-                "found --repair with --length, --workers, --allow or --overwrite; expected it with the options "
-                "that say how the samples are stored"
+                "found --repair with --length, --workers, --budget, --allow or --overwrite; expected it with the "
+                "options that say how the samples are stored"
             )
         del what["allow"]
         store = memfeed.repair(dataset, places[-1], **what, progress=progress)
@@ -134,6 +137,7 @@ def cache(
             places[-1],
             **what,
             length=length,
+            budget=budget,
             workers=_parse_workers(workers),
             overwrite=overwrite,
             progress=progress,

@@ -55,6 +55,21 @@ def concat(
     typer.echo(repr(memfeed.concat(places[:-1], places[-1], progress=progress)))
 
 
+def recode(
+    store: Annotated[Path, typer.Argument(help="The directory of the store.")],
+    out: Annotated[Path, typer.Argument(help="The store to write.")],
+    form: FormOption = None,
+    progress: ShowProgress = None,
+) -> None:
+    """Write a store in other forms, without its dataset: jpeg:95, zstd, lz4 or raw, for all fields or by name.
+
+    The same command resumes an interrupted one.
+    """
+    if not form:
+        raise UsageError("found no --form; expected one or more: memfeed recode A B --form zstd")
+    typer.echo(repr(memfeed.recode(store, out, parse_forms(form), progress=progress)))
+
+
 def inspect(
     store: Annotated[
         str, typer.Argument(help="The directory of a store, or one that TensorDict.memmap() wrote, or an address.")

@@ -23,6 +23,7 @@ OPTIONS = {
     "forms={float: torch.float16}": "--form float=float16",
     "forms={float: torch.bfloat16}": "--form float=bfloat16",
     "forms=": "--form ",
+    "budget=": "--budget ",
     "types=": "--types",
     "split=True": "--split",
 }

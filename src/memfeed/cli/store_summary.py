@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -13,6 +15,7 @@ from rich.text import Text
 
 import memfeed
 from memfeed.cli.error_lines import UsageError
+from memfeed.convert.forms import coding_text
 from memfeed.errors import StoreError, brief, listed
 from memfeed.remote.layout import read_manifest
 from memfeed.schema import values
@@ -28,6 +31,8 @@ MOST_SKIPPED = 20
 CELL_WIDTH = 60
 LINE_WIDTH = 160
 MOST_KEYS = 20
+MOST_DECODED = 64  # rows of a compressed field, to measure how fast they are decoded
+DECODE_SECONDS = 0.2
 
 
 def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None, epochs: int) -> None:
@@ -51,6 +56,8 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
     for line in _kept_lines(opened):
         typer.echo(printable(line))
     console.print(_fields_table(opened.schema, opened._view.field_bytes()))
+    for line in _coded_lines(opened):
+        typer.echo(printable(line))
     if shown or row_count is None:
         console.print(_values_table(opened, None if row_count is None else shown))
     if augment is not None:
@@ -99,6 +106,36 @@ def _kept_lines(store: Store) -> list[str]:
     if hasattr(store, "targets"):
         lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_SKIPPED]))}")
     return [*lines, *_metadata_lines(store.metadata)]
+
+
+def _coded_lines(store: Store) -> list[str]:
+    """Return for each compressed field its codec, what it saves, how fast it is decoded, and what it changed."""
+    manifest = store._view.manifest
+    attributes = manifest.attributes if manifest is not None else None
+    losses = {loss.field: loss for loss in attributes.losses} if attributes else {}
+    lines = []
+    for field_index, column in enumerate(store._view.columns):
+        if column.stored is column or not len(store):
+            continue
+        rows, started, count = np.arange(min(len(store), MOST_DECODED)), time.perf_counter(), 0
+        while time.perf_counter() - started < DECODE_SECONDS:
+            column.read_row(int(rows[count % len(rows)]))
+            count += 1
+        rate = count / (time.perf_counter() - started)
+        decoded = column.mean_row_bytes * len(store)
+        name, coding = column.field.name, coding_text(column.stored.field.coding)
+        line = (
+            f"{name}: {coding}, 1/{decoded / max(column.nbytes, 1):.1f} of "
+            f"{format_bytes(decoded)}, {rate:,.0f} rows/s decoded by one core"
+        )
+        if loss := losses.get(store._view.fields[field_index]):
+            ratio = "no loss" if loss.psnr is None else f"PSNR {loss.psnr:.1f} dB"
+            line += (
+                f"; {ratio}, pixels differ by {loss.mean:.2f} of 255 on average and {loss.largest} at most "
+                f"({loss.samples} samples)"
+            )
+        lines.append(line)
+    return lines
 
 
 def _metadata_lines(metadata: dict[str, Any]) -> list[str]:

@@ -69,8 +69,9 @@ class Jpeg(Codec):
 
     def fitted(self, dtype: np.dtype[Any], shape: Shape) -> Jpeg:
         """Return this codec with the layout of the column."""
-        layout = next((layout for layout in (self.layout, *_LAYOUTS) if _fits(layout, shape)), self.layout)
-        return replace(self, layout=layout)
+        fitting = [layout for layout in (self.layout, *_LAYOUTS) if _fits(layout, shape)]
+        known = [layout for layout in fitting if "c" not in layout or shape[layout.index("c")] is not None]
+        return replace(self, layout=[*known, *fitting, self.layout][0])
 
     def accepts(self, dtype: np.dtype[Any], shape: Shape) -> str:
         """Return why rows cannot be encoded, by this codec or after `fitted`; empty if they can: see `Codec`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import clear, is_shared
@@ -26,7 +27,7 @@ from memfeed.convert.driver import (
     default_workers,
 )
 from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
-from memfeed.convert.forms import coded_schema, observed_shapes
+from memfeed.convert.forms import coded_schema, losses_of, observed_shapes
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import overlap_factor
@@ -39,10 +40,10 @@ from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_samp
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
 from memfeed.schema.codec import Packed
 from memfeed.schema.compare import schema_difference
-from memfeed.schema.fields import Schema
+from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store import format
-from memfeed.store.dataset_attributes import Kept
+from memfeed.store.dataset_attributes import Kept, Loss
 from memfeed.store.manifest import Probe
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
@@ -149,7 +150,7 @@ class Conversion:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
-        self.kept = kept_of(given, metadata, options)
+        self.kept = kept_of(given, metadata, options)._replace(losses=self._losses(packed))
         self.pickled = pickle_dataset(given.dataset, options.worker_init_fn) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
@@ -163,6 +164,14 @@ class Conversion:
             self.worker_count = 0
             if options.says:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
+
+    def _losses(self, packed: Sequence[Sequence[Packed]]) -> tuple[Loss, ...]:
+        """Return what lossy codecs change in the probed samples."""
+
+        def rows_of(index: int) -> list[npt.NDArray[Any]]:
+            return _arrays(self.schema.fields[index].decoded, [row[index] for row in packed])
+
+        return losses_of(self.schema, rows_of)
 
     def run(self, sigterm: Sigterm) -> None:
         """Resume or begin the build, and finish it."""
@@ -367,8 +376,14 @@ def _metadata_at(target: Path) -> dict[str, Any]:
 
 def _shapes(schema: Schema, packed: Sequence[Sequence[Packed]]) -> list[tuple[int | None, ...]]:
     """Return the shapes that the probed rows have in common."""
-    dims = [[row[index].dims for row in packed if row[index].dims is not None] for index in range(len(schema))]
+    dims = [[dims for row in packed if (dims := row[index].dims) is not None] for index in range(len(schema))]
     return observed_shapes(schema, [np.concatenate(column) if column else None for column in dims])
+
+
+def _arrays(field: Field, packed: Sequence[Packed]) -> list[npt.NDArray[Any]]:
+    """Return rows of a field of uint8 that are packed one by one; without those that are None."""
+    shapes = [field.row_shape if one.dims is None else tuple(one.dims[0].tolist()) for one in packed]
+    return [one.buffers[0].reshape(shape) for one, shape in zip(packed, shapes, strict=True) if one.buffers]
 
 
 def _count_written(build: Build) -> int:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from memfeed.codecs.codec import CODECS, Codec, parse_codec
-from memfeed.errors import SchemaError, brief
+from memfeed.codecs.image_error import ErrorSum
+from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.coding import array_dtype
+from memfeed.schema.coding import array_dtype, codec_of_field
 from memfeed.schema.fields import Coding, Field, Path, Schema
 from memfeed.schema.names import find_field
-from memfeed.store.dataset_attributes import Keep
+from memfeed.store.dataset_attributes import Keep, Loss
 
 Shape = tuple[int | None, ...]
 SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
@@ -154,11 +157,15 @@ def coded_schema(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = 
     chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
     fields = []
     for index, field in enumerate(schema):
-        codec = chosen.get(
-            index, forms.codec if _suits(field, forms.codec, field.shape if shapes is None else shapes[index]) else None
-        )
         shape = field.shape if shapes is None else shapes[index]
+        codec = chosen.get(index, forms.codec if _suits(field, forms.codec, shape) else None)
         fields.append(field if codec is None else _coded(field, codec, shape))
+    if forms.codec is not None and all(field.coding is None for field in fields):
+        shown = listed([f"{field.name}: {field.describe()}" for field in schema], 200)
+        raise SchemaError(
+            f"found no field that {forms.codec.name} suits ({shown}); expected one, of more than {SMALL_BYTES} bytes a "
+            f'row: leave forms= out, or name the field: forms={{{names[0]!r}: "{forms.codec.name}"}}'
+        )
     return Schema(fields=tuple(fields), structure=schema.structure)
 
 
@@ -191,6 +198,16 @@ def codings_of(schema: Schema) -> dict[Path, str]:
     return {field.path: coding_text(field.coding) for field in schema}
 
 
+def asked_codings(schema: Schema, forms: Forms) -> dict[Path, str]:
+    """Return the codings that are asked for, as text, of the fields that are named or that a codec for all suits.
+
+    ``schema`` is that of the samples.
+    """
+    codings = codings_of(coded_schema(schema, forms))
+    named = {schema.fields[schema.field_index(name)].path for name in forms.codecs}
+    return {path: text for path, text in codings.items() if path in named or text != RAW}
+
+
 def _suits(field: Field, codec: Codec | None, shape: Shape) -> bool:
     """Return True if a codec for all fields is one for this field."""
     if codec is None or field.kind not in _NUMBERS or not field.rank:
@@ -208,3 +225,21 @@ def _coded(field: Field, codec: Codec, shape: Shape) -> Field:
         )
     codec = codec.fitted(array_dtype(field), shape)
     return field.coded(codec.name, dict(codec.parameters()))
+
+
+def losses_of(schema: Schema, rows_of: Callable[[int], Iterable[npt.NDArray[Any]]]) -> tuple[Loss, ...]:
+    """Return what the lossy codecs of a schema change in some rows; ``rows_of`` returns the decoded rows of a field."""
+    found = []
+    for index, field in enumerate(schema):
+        codec = None if field.coding is None else codec_of_field(field)
+        if codec is None or codec.lossless:
+            continue
+        errors, rows = ErrorSum(), list(rows_of(index))
+        for row in rows:
+            decoded = np.empty_like(row)
+            codec.decode(np.frombuffer(codec.encode(row), np.uint8), decoded)
+            errors.add(row, decoded)
+        error = errors.error()
+        psnr = round(error.psnr, 2) if error.mean else None
+        found.append(Loss(field=index, samples=len(rows), mean=round(error.mean, 4), largest=error.largest, psnr=psnr))
+    return tuple(found)

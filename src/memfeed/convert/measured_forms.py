@@ -17,7 +17,7 @@ from torch.utils.data import Subset
 from memfeed.convert.forms import LOSSY, RAW, Forms, forms_of
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.recode import recode, recoded_schema
-from memfeed.errors import BuildError, FieldError, MemfeedError, SpaceError
+from memfeed.errors import BuildError, MemfeedError, SpaceError
 from memfeed.random import Keys
 from memfeed.store.store import Store
 from memfeed.system.share import Threads
@@ -91,7 +91,7 @@ def measure_forms(dataset: Any, options: ConvertOptions, make_store: MakeStore) 
                 with suppress(MemfeedError, ModuleNotFoundError):  # it suits no field, or is not installed
                     coded = recode(store, Path(folder) / f"{size} {name}.mf", _codecs(store, name), progress=False)
                     given = name if size is None else (size, name)
-                    found.append(MeasuredForm(given, *_cost(coded), *_errors(coded, store), is_shrunk))
+                    found.append(MeasuredForm(given, *_cost(coded), *_errors(coded), is_shrunk))
     return found
 
 
@@ -135,13 +135,10 @@ def merged(forms: Forms, given: Any) -> Forms:
 
 
 def _codecs(store: Store, name: str) -> Any:
-    """Return ``forms=`` for all raw fields that a codec suits. Raises FieldError if there is none."""
+    """Return ``forms=`` for all raw fields that a codec suits. Raises SchemaError if there is none."""
     assert store._view.manifest is not None
     pairs = zip(recoded_schema(store, forms_of(name)), store._view.manifest.schema, strict=True)
-    chosen = {new.path: name for new, old in pairs if new.coding is not None and old.coding is None}
-    if not chosen:
-        raise FieldError(f"found no field that {name} suits")
-    return chosen
+    return {new.path: name for new, old in pairs if new.coding is not None and old.coding is None}
 
 
 def _cost(store: Store) -> tuple[float, float]:
@@ -149,19 +146,13 @@ def _cost(store: Store) -> tuple[float, float]:
     return store.nbytes / len(store), _rows_a_second(store)
 
 
-def _errors(store: Store, raw: Store) -> tuple[float | None, float | None]:
+def _errors(store: Store) -> tuple[float | None, float | None]:
     """Return the mean and the largest difference of the fields that a lossy codec changed; None if there is none."""
-    manifest, total, largest, count = store._view.manifest, 0.0, 0.0, 0
-    assert manifest is not None
-    for index, field in enumerate(manifest.schema):
-        if field.coding is None or field.coding.codec != "jpeg":
-            continue
-        for row in range(min(len(store), BATCH)):
-            one, other = (np.asarray(one._view.columns[index].read_row(row), np.int16) for one in (store, raw))
-            difference = np.abs(one - other)
-            total, count = total + float(difference.sum()), count + difference.size
-            largest = max(largest, float(difference.max(initial=0)))
-    return (total / count, largest) if count else (None, None)
+    manifest = store._view.manifest
+    losses = manifest.attributes.losses if manifest is not None and manifest.attributes else ()
+    if not losses:
+        return None, None
+    return max(loss.mean for loss in losses), max(loss.largest for loss in losses)
 
 
 def _rows_a_second(store: Store) -> float:

@@ -6,13 +6,15 @@ import os
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memfeed.building.copy_rows import copy_rows
-from memfeed.convert.forms import Forms, coded_schema, forms_of, observed_shapes
+from memfeed.convert.forms import Forms, coded_schema, forms_of, losses_of, observed_shapes
 from memfeed.errors import StoreError, brief
+from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format
-from memfeed.store.dataset_attributes import Kept
+from memfeed.store.dataset_attributes import Kept, Loss
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
@@ -63,13 +65,14 @@ def recode(
     target = format.resolve(path, to_write=True)
     if target.exists():
         raise StoreError(f"{target}: found something there; expected a new path for the store in other forms")
+    schema = recoded_schema(old, given)
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
         copy_rows(
             old._backing,
             target,
-            recoded_schema(old, given),
+            schema,
             fingerprint=manifest.fingerprint,
-            kept=_kept(old, manifest),
+            kept=_kept(old, manifest, losses_of(schema, lambda index: _some_rows(old, index))),
             skipped=manifest.skipped,
             on_rows=bar.advance,
         )
@@ -80,7 +83,10 @@ def recoded_schema(store: Store, forms: Forms) -> Schema:
     """Return the schema of a store with the codecs that are asked for, and the old ones where none is."""
     assert store._view.manifest is not None
     stored = store._view.manifest.schema
-    plain, rows = stored.decoded, np.unique(np.linspace(0, max(len(store) - 1, 0), LOOKED_AT).astype(np.int64))
+    plain, rows = (
+        stored.decoded,
+        np.unique(np.linspace(0, max(len(store) - 1, 0), LOOKED_AT).astype(np.int64))[: len(store)],
+    )
     dims = [column.locate(rows).dims if column.layout == "ragged" else None for column in store._view.columns]
     asked = coded_schema(plain, forms, observed_shapes(plain, dims))
     raw = {plain.field_index(name) for name, codec in forms.codecs.items() if codec is None}
@@ -92,12 +98,22 @@ def recoded_schema(store: Store, forms: Forms) -> Schema:
     return Schema(fields=tuple(fields), structure=asked.structure)
 
 
-def _kept(store: Store, manifest: Manifest) -> Kept:
+def _looked_at(store: Store) -> Int64Array:
+    return np.unique(np.linspace(0, max(len(store) - 1, 0), LOOKED_AT).astype(np.int64))[: len(store)]
+
+
+def _some_rows(store: Store, field_index: int) -> list[npt.NDArray[Any]]:
+    """Return some rows of a field of images."""
+    column = store._view.columns[field_index]
+    return [np.asarray(value) for row in _looked_at(store).tolist() if (value := column.read_row(row)) is not None]
+
+
+def _kept(store: Store, manifest: Manifest, losses: tuple[Loss, ...]) -> Kept:
     """Return what a store has beside its columns."""
     attributes = manifest.attributes or None
     metadata = manifest.metadata or {}
     if attributes is None:
-        return Kept(metadata=metadata)
+        return Kept(metadata=metadata, losses=losses)
     targets = None if attributes.targets is None else np.asarray(store.targets, np.int64)
     return Kept(
         metadata=metadata,
@@ -108,4 +124,5 @@ def _kept(store: Store, manifest: Manifest) -> Kept:
         transform=attributes.transform,
         keep=attributes.keep,
         proven=attributes.proven,
+        losses=losses,
     )

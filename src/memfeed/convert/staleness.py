@@ -17,7 +17,7 @@ from memfeed.convert.attributes import classes_of, targets_of
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.forms import Forms, coded_schema, codings_of
+from memfeed.convert.forms import Forms, asked_codings, codings_of
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
@@ -95,11 +95,12 @@ def require_forms(path: Path, stored: Schema, forms: Forms) -> None:
     """Raise StaleStoreError if ``forms`` says that fields are coded in another way than those of ``stored`` are."""
     if not forms.has_codecs:
         return
-    asked, found = codings_of(coded_schema(stored.decoded, forms)), codings_of(stored)
-    if asked != found:
-        at = next(path for path in asked if asked[path] != found[path])
+    found = codings_of(stored)
+    for at, asked in asked_codings(stored.decoded, forms).items():
+        if asked == found[at]:
+            continue
         raise StaleStoreError(
-            f"{path}: found a store whose field {display(at)} is {found[at]}; expected {asked[at]}, as forms= says: "
+            f"{path}: found a store whose field {display(at)} is {found[at]}; expected {asked}, as forms= says: "
             "leave forms= out to take the store as it is, write another one with memfeed recode, or make it again with "
             "overwrite=True"
         )
@@ -180,7 +181,7 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
     assert given.watched is not None
     inferred, schema, watchdog = given.watched.inferred, store.schema, Watchdog(0)
     flattener = Flattener(inferred.structure_like(schema))
-    skipped = set(store._view.skipped)
+    skipped, columns = set(store._view.skipped), store._view.columns
     with random_state.preserved(), watchdog.watch():
         for index in indices:
             if index in skipped or not _is_present(store, index):
@@ -188,8 +189,9 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
             try:
                 leaves = flattener(read_sample(given.dataset, index, watchdog))
                 for field_index, (field, leaf) in enumerate(zip(schema, leaves, strict=True)):
-                    stored = stored_value(store, index, field_index)
-                    found = codec.pack(field, [leaf], cast=field_index in inferred.casts)
+                    stored, coded = stored_value(store, index, field_index), columns[field_index].stored.field
+                    # a lossy codec changes the sample as it changed the row
+                    found = codec.decoded_row(coded, codec.pack(coded, [leaf], cast=field_index in inferred.casts))
                     if not rows_equal(field, found, codec.pack(field, [stored]), ROUNDING):
                         return f"field {field.name}, sample {index}: {describe_difference(leaf, stored)}"
             except SampleError:

@@ -195,14 +195,14 @@ def _check_forms(source: Any, given: Any) -> None:
     """
     if given is None:
         return
-    from memfeed.convert.forms import coded_schema, codings_of, forms_of  # loaders of stores need no conversion
+    from memfeed.convert.forms import asked_codings, codings_of, forms_of  # loaders of stores need no conversion
 
     forms, manifest = forms_of(given), source._view.manifest if isinstance(source, Store) else None
     kept = manifest.attributes.keep if manifest is not None and manifest.attributes else None
     if (
         manifest is None
         or forms.keep not in (None, kept)
-        or codings_of(coded_schema(manifest.schema.decoded, forms)) != codings_of(manifest.schema)
+        or not asked_codings(manifest.schema.decoded, forms).items() <= codings_of(manifest.schema).items()
     ):
         raise LoaderError(
             f"found forms={given!r:.80} beside {type(source).__name__}, whose rows are read as they are; expected a "

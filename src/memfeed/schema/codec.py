@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from memfeed.errors import CorruptStoreError, SchemaError
-from memfeed.schema.coding import as_array, codec_of_field
+from memfeed.schema.coding import ROW_BYTES, array_dtype, as_array, codec_of_field
 from memfeed.schema.fields import DTYPES, HEAP_OF_BYTES, Field
 from memfeed.schema.values import (
     NUMPY_DTYPES,
@@ -172,6 +172,10 @@ def _pack_coded(field: Field, values: Iterable[Any], cast: bool) -> Packed:
         for value in values:
             is_none = value is None and field.optional
             row = None if is_none else as_array(_row_tensor(decoded, value, cast).contiguous())
+            if row is not None and row.nbytes >= ROW_BYTES:
+                raise SchemaError(
+                    f"found a row of {row.nbytes:,} bytes; expected less than 4 GiB in a compressed field"
+                )
             blobs.append(None if row is None else codec.encode(row))
     except SchemaError as error:
         error.position = len(blobs)  # type: ignore[attr-defined]
@@ -182,6 +186,21 @@ def _pack_coded(field: Field, values: Iterable[Any], cast: bool) -> Packed:
         raise refused from error
     dims = np.array([[-1 if blob is None else len(blob)] for blob in blobs], np.int64).reshape(-1, 1)
     return Packed([np.frombuffer(blob, np.uint8) for blob in blobs if blob], dims)
+
+
+def decoded_row(field: Field, packed: Packed) -> Packed:
+    """Return one row of a field as it is before it is coded; a row of a field that is not coded as it is."""
+    if field.coding is None:
+        return packed
+    decoded, codec = field.decoded, codec_of_field(field)
+    assert packed.dims is not None
+    if packed.dims[0, 0] < 0:
+        return Packed([], np.full((1, max(decoded.rank, 1)), -1, np.int64))
+    blob = np.concatenate([*packed.buffers, np.empty(0, np.uint8)])
+    row = np.empty(codec.shape(blob), array_dtype(decoded))
+    codec.decode(blob, row)
+    dims = None if decoded.kind == "fixed" else np.array([row.shape or (1,)], np.int64)
+    return Packed([row.reshape(-1).view(np.uint8)], dims)
 
 
 def pack_sample(fields: Iterable[Field], leaves: Iterable[Any], casts: Collection[int], index: int) -> list[Packed]:

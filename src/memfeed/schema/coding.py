@@ -16,6 +16,8 @@ from memfeed.schema.fields import Field
 _AS_INTEGERS: dict[str, Any] = {"bfloat16": np.uint16}
 """The dtypes of arrays for those of torch that NumPy does not have; the bytes are the same. float8 is uint8."""
 
+ROW_BYTES = 1 << 32  # a decoded row has fewer
+
 
 @lru_cache(64)
 def _codec(name: str, parameters: str) -> Codec:

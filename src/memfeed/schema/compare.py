@@ -27,7 +27,7 @@ import optree
 import torch
 
 from memfeed.errors import SchemaError, brief, listed
-from memfeed.schema.codec import Packed
+from memfeed.schema.codec import Packed, decoded_row
 from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Path, Schema, display
 from memfeed.schema.graphs import is_graph
@@ -197,7 +197,8 @@ def tensors_equal(one: torch.Tensor, other: torch.Tensor, rounding: float = 0.0)
 
 
 def rows_equal(field: Field, one: Packed, other: Packed, rounding: float = 0.0) -> bool:
-    """Return True if two packed rows of a field are equal, as `tensors_equal` compares them."""
+    """Return True if two packed rows of a field are equal, as `tensors_equal` compares them; coded rows are decoded."""
+    field, one, other = field.decoded, decoded_row(field, one), decoded_row(field, other)
     if one.dims is not None and not np.array_equal(one.dims, other.dims):  # type: ignore[arg-type]
         return False
     a, b = (np.concatenate([*row.buffers, np.empty(0, np.uint8)]) for row in (one, other))

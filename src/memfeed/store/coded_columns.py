@@ -16,6 +16,7 @@ from memfeed.codecs.codec import Codec
 from memfeed.errors import CorruptStoreError
 from memfeed.schema import coding
 from memfeed.schema.codec import Int64Array
+from memfeed.schema.coding import ROW_BYTES
 from memfeed.store.column import Column, FileRows
 from memfeed.store.columns import ComputedColumn
 from memfeed.store.ragged import Located
@@ -59,6 +60,8 @@ class _Blobs:
                 dim not in (None, found) for dim, found in zip(expected, shape, strict=True)
             ):
                 raise CorruptStoreError(f"found a row of shape {list(shape)}; expected {self.decoded.describe()}")
+            if math.prod(shape) * self.dtype.itemsize >= ROW_BYTES:
+                raise CorruptStoreError(f"found a row of shape {list(shape)}; expected less than 4 GiB")
         return shape
 
     def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
@@ -127,14 +130,17 @@ class CodedFixedColumn(_Coded, ComputedColumn):
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                blobs.decode(int(rows[index]), blobs.read(located, index), array[index])
+                blobs.decode(int(rows[index]), blobs.read(located, index), array[index, ...])
 
         share.share(len(rows), decode, kind="decode", work=out.nbytes)
         return out
 
 
 class CodedRaggedColumn(_Coded, RaggedRows):
-    """Compressed rows of different shapes, or such that may be None. The start of a row is its number."""
+    """Compressed rows of different shapes, or such that may be None.
+
+    The start of a row is its number times `ROW_BYTES`: a place within a decoded row is added to it.
+    """
 
     def __init__(self, stored: RaggedColumn) -> None:
         self._blobs = _Blobs(stored)
@@ -150,18 +156,23 @@ class CodedRaggedColumn(_Coded, RaggedRows):
             elif self.field.rank:
                 dims[index] = self._blobs.shape(row, self._blobs.read(stored, index))
         lengths = np.where(dims[:, 0] < 0, -1, dims.prod(axis=1) * self.field.itemsize)
-        return Located(rows.astype(np.int64), lengths, dims)
+        return Located(rows.astype(np.int64) * ROW_BYTES, lengths, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
-        """See ``RaggedRows.copy``. Blobs are decoded in the threads of the caller, straight into ``out``."""
-        blobs, located = self._blobs, self._blobs.stored.locate(starts)
-        ends = np.cumsum(lengths)
+        """See ``RaggedRows.copy``. Blobs are decoded in the threads of the caller, whole rows straight into ``out``."""
+        rows, first_bytes = np.divmod(starts, ROW_BYTES)
+        blobs, located, ends = self._blobs, self._blobs.stored.locate(rows), np.cumsum(lengths)
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                blob, row = blobs.read(located, index), int(starts[index])
-                place = out[int(ends[index] - lengths[index]) : int(ends[index])].view(blobs.dtype)
-                blobs.decode(row, blob, place.reshape(blobs.shape(row, blob)))
+                row, blob, first = int(rows[index]), blobs.read(located, index), int(first_bytes[index])
+                shape, place = blobs.shape(row, blob), out[int(ends[index] - lengths[index]) : int(ends[index])]
+                whole = place
+                if first or len(place) != math.prod(shape) * blobs.dtype.itemsize:
+                    whole = np.empty(math.prod(shape) * blobs.dtype.itemsize, np.uint8)
+                blobs.decode(row, blob, whole.view(blobs.dtype).reshape(shape))
+                if whole is not place:
+                    place[:] = whole[first : first + len(place)]
 
         share.share(len(starts), decode, kind="decode", work=len(out))
 

@@ -34,11 +34,25 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     field: int | None = None
 
 
+class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a lossy codec changed in some images of a field: the differences of pixels, in grey levels of 255.
+
+    ``psnr`` is in dB; None if no pixel differs.
+    """
+
+    field: int
+    samples: int
+    mean: float
+    largest: int
+    psnr: float | None = None
+
+
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The attributes of a dataset that its store keeps; None for one that it did not have.
 
     ``transform`` is the part of its pipeline that was not stored (``cache(split=True)``), ``keep`` the choice how
-    its images were. ``proven`` is the number of samples on which its cut was proven, whole.
+    its images were. ``proven`` is the number of samples on which its cut was proven, whole. ``losses`` is what lossy
+    codecs changed.
     """
 
     classes: tuple[ClassName, ...] | None = None
@@ -47,6 +61,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     transform: tuple[RecipeStep, ...] | None = None
     keep: Keep | None = None
     proven: int | None = None
+    losses: tuple[Loss, ...] = ()
 
 
 class Kept(NamedTuple):
@@ -60,6 +75,7 @@ class Kept(NamedTuple):
     transform: tuple[RecipeStep, ...] | None = None
     keep: Keep | None = None
     proven: int | None = None
+    losses: tuple[Loss, ...] = ()
 
 
 def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str:
@@ -71,6 +87,8 @@ def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str
             return f"targets in field {at}, which is not there"
         if not may_be_targets(fields[at]):
             return f"targets in field {fields[at].name!r}, which holds no class numbers"
+    if not all(0 <= loss.field < len(fields) for loss in attributes.losses):
+        return "the loss of a field that is not there"
     steps = attributes.transform or ()
     return metadata_problem([step.arguments for step in steps]) or recipe_problem(steps, fields)
 

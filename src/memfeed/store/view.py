@@ -171,7 +171,8 @@ class View:
         if self.manifest is None:
             return [column.nbytes for column in self.columns]
         # the mask of a window has no file
-        return [sum(self.manifest.files.get(name, 0) for name in column_files(field, 0)) for field in self.schema]
+        stored = [column.stored.field for column in self.columns]
+        return [sum(self.manifest.files.get(name, 0) for name in column_files(field, 0)) for field in stored]
 
     # --- rows that are not there yet
 

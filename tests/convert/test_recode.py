@@ -1,0 +1,167 @@
+"""`memfeed.recode`: a store in other forms."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import memfeed
+from memfeed.cli import main
+from memfeed.errors import FieldError, SchemaError, StoreError
+from memfeed.schema.compare import equal
+
+
+class Few:
+    """A dataset with classes, targets, and a sample that is broken."""
+
+    classes = ("ant", "bee")
+    targets = tuple(index % 2 for index in range(30))
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        if index == 4:
+            raise ValueError("broken")
+        rows = torch.arange(3 * (12 + index % 3) * 14, dtype=torch.int32).view(3, -1, 14) % 200
+        return rows.to(torch.uint8), torch.arange(index % 9), f"number {index}", index % 2
+
+
+@pytest.fixture
+def store(tmp_path):
+    return memfeed.cache(
+        Few(), tmp_path / "a.mf", workers=0, progress=False, on_error="skip", metadata={"by": "hand"},
+        fields=["image", "tokens", "text", "label"],
+    )  # fmt: skip
+
+
+def kinds(store):
+    return [field.coding.codec if field.coding else field.kind for field in store._view.manifest.schema]
+
+
+def rows_of(store):
+    return [store[row] for row in range(len(store))]
+
+
+def test_a_store_goes_through_several_forms_and_back(store, tmp_path):
+    forms = ["zstd", {"image": "lz4"}, {"tokens": "raw"}, {"image": "zstd:9", "tokens": "lz4"}, "raw"]
+    expected = [
+        ["zstd", "zstd", "str", "fixed"],
+        ["lz4", "zstd", "str", "fixed"],
+        ["lz4", "jagged", "str", "fixed"],
+        ["zstd", "lz4", "str", "fixed"],
+        ["jagged", "jagged", "str", "fixed"],
+    ]
+    last = store
+    for number, (form, kind) in enumerate(zip(forms, expected, strict=True)):
+        last = memfeed.recode(last, tmp_path / f"{number}.mf", form, progress=False)
+        assert kinds(last) == kind
+        assert equal(rows_of(last), rows_of(store))
+        last.verify(progress=False)
+        assert (last.skipped, last.classes, list(last.targets), last.metadata) == (
+            store.skipped, store.classes, list(store.targets), {"by": "hand"},
+        )  # fmt: skip
+        opened = memfeed.cache(Few(), last.path, on_error="skip", fields=["image", "tokens", "text", "label"])
+        assert opened == last
+    assert last.schema == store.schema
+    assert last._view.manifest.fingerprint == store._view.manifest.fingerprint
+
+
+def test_the_rest_of_a_cut_pipeline_stays(tmp_path):
+    from PIL import Image
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    for index in range(12):
+        folder = tmp_path / "tree" / "ab"[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.linear_gradient("L").rotate(index * 9).convert("RGB").resize((60, 50)).save(folder / f"{index}.png")
+    pipeline = v2.Compose([v2.Resize(40), v2.RandomCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    old = memfeed.cache(ImageFolder(str(tmp_path / "tree"), pipeline), tmp_path / "a.mf", split=True, progress=False)
+    new = memfeed.recode(old, tmp_path / "b.mf", "zstd", progress=False)
+    assert kinds(new)[0] == "zstd"
+    options = {"batch_size": 4, "shuffle": True, "seed": 3}
+    assert equal(list(memfeed.Loader(new, **options)), list(memfeed.Loader(old, **options)))
+
+
+KILLED = """
+import os, signal, sys
+import memfeed
+from memfeed.building.rows import RowWriter
+write, count = RowWriter.write_runs, 0
+def dies(self, *arguments):
+    global count
+    count += 1
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, *arguments)
+RowWriter.write_runs = dies
+import memfeed.building.copy_rows as copy_rows
+copy_rows._AT_ONCE = 4000
+memfeed.recode(sys.argv[1], sys.argv[2], "zstd", progress=False)
+"""
+
+
+def test_after_a_kill_the_same_call_goes_on(store, tmp_path, monkeypatch):
+    done = subprocess.run([sys.executable, "-c", KILLED, store.path, tmp_path / "b.mf"], timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    from memfeed.building.rows import RowWriter
+
+    written, write = [], RowWriter.write_runs
+    monkeypatch.setattr(RowWriter, "write_runs", lambda self, *a: written.append(a[0]) or write(self, *a))
+    new = memfeed.recode(store, tmp_path / "b.mf", "zstd", progress=False)
+    assert 0 < sum(count for runs in written for _, count in runs) < len(store)
+    assert equal(rows_of(new), rows_of(store))
+    new.verify(progress=False)
+    assert sorted(os.listdir(tmp_path)) == ["a.mf", "b.mf"]
+
+
+@pytest.mark.parametrize(
+    ("form", "error", "said"),
+    [
+        ({"x": "zstd"}, FieldError, "no field 'x'"),
+        ({"text": "zstd"}, SchemaError, "rows of str"),
+        ({"tokens": "jpeg"}, SchemaError, "uint8 images"),
+        (256, ValueError, "need the dataset"),
+        ({"image": torch.float32}, ValueError, "need the dataset"),
+        ("zip", ValueError, "expected for each field"),
+    ],
+)
+def test_forms_that_cannot_be(store, tmp_path, form, error, said):
+    with pytest.raises(error, match=said):
+        memfeed.recode(store, tmp_path / "b.mf", form, progress=False)
+    assert os.listdir(tmp_path) == ["a.mf"]
+
+
+def test_places_that_cannot_be(store, tmp_path):
+    with pytest.raises(StoreError, match="expected a new path"):
+        memfeed.recode(store, store.path, "zstd")
+    with pytest.raises(StoreError, match="whole store"):
+        memfeed.recode(store.subset([1, 2]), tmp_path / "b.mf", "zstd")
+    with pytest.raises(StoreError):
+        memfeed.recode(tmp_path / "none.mf", tmp_path / "b.mf", "zstd")
+
+
+def test_the_command(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recode", "a.mf", "b.mf", "--form", "image=zstd:5", "--form", "tokens=lz4"]) == 0
+    assert kinds(memfeed.open(Path("b.mf"))) == ["zstd", "lz4", "str", "fixed"]
+    capsys.readouterr()
+    assert main(["inspect", "b.mf"]) == 0
+    out = capsys.readouterr().out
+    assert "image: zstd level=5, 1/" in out
+    assert "rows/s decoded by one core" in out
+    for arguments, said in (
+        (["a.mf", "c.mf"], "found no --form"),
+        (["a.mf", "c.mf", "--form", "image=zip"], "expected for each field"),
+        (["a.mf", "c.mf", "--form", "zstd", "--form", "image=lz4"], "one form for all fields"),
+        (["a.mf", "b.mf", "--form", "zstd"], "expected a new path"),
+    ):
+        assert main(["recode", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert said in err
+        assert len(err.splitlines()) == 1
