@@ -1,7 +1,8 @@
 """Coded rows: bytes, rates and errors of each codec, and the libraries that decode JPEG.
 
-Photographs resized to 256 x 256, masks, tokens and floats. Rates are those of one core; the ratio of two threads to one
-is measured in turns. Libraries that are not installed are left out: `pip install imagecodecs torchcodec` adds two.
+Photographs resized to 256 x 256, masks, tokens and floats. Rates are those of one core, by CPU time; the ratio of two
+threads to one is measured in turns. Libraries that are not installed are left out: `pip install imagecodecs torchcodec`
+adds two.
 
     python benchmarks/compression.py
 """
@@ -72,13 +73,13 @@ def inputs(count: int) -> dict[str, list[np.ndarray]]:
 
 
 def seconds_a_row(work: Callable[[int], Any], count: int, rounds: int) -> float:
-    """Return the seconds that one row takes: the median of all rounds."""
+    """Return the CPU seconds that one row takes in this thread: the median of all rounds."""
     times = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = time.thread_time()
         for index in range(count):
             work(index)
-        times.append((time.perf_counter() - began) / count)
+        times.append((time.thread_time() - began) / count)
     return statistics.median(times)
 
 

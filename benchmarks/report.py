@@ -818,8 +818,8 @@ def compression(result: Result) -> str:
     by_library = table(["", "images/s", "two threads", "pixels"], rows)
     return f"""## Coded rows
 
-Rates of one core, and the rate of two threads as a multiple of one's. Errors are in grey levels, over all images. The
-time of a row has everything: the checks of its blob, and the write into the batch.
+Rates of one core by CPU time, and the rate of two threads as a multiple of one's, by the clock. Errors are in grey
+levels, over all images. The time of a row has everything: the checks of its blob, and the write into the batch.
 
 {chr(10).join(parts)}
 **Filters**: all rows with one filter, after integers are narrowed. Rates are those of narrowed bytes.
