@@ -783,6 +783,54 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
 
 
+def compression(result: Result) -> str:
+    about, parts = result["input"]["rows"], []
+    for name, forms in result["codecs"].items():
+        rows = [
+            [
+                form,
+                f"{found['ratio']:.2f}",
+                f"{found['decode_rows_per_second']:,.0f}",
+                f"{found['decode_bytes_per_second'] / 1e9:.2f} GB/s",
+                f"{found['two_threads']:.2f}",
+                f"{found['encode_rows_per_second']:,.0f}",
+                "{mean:.2f}, {largest}, {psnr:.1f} dB".format(**found["error"]) if "error" in found else "none",
+            ]
+            for form, found in forms.items()
+        ]
+        columns = ["", "raw bytes / coded bytes", "rows decoded/s", "of raw bytes", "two threads", "rows encoded/s"]
+        what = f"**{name}**: {about[name]['count']} rows, {about[name]['dtype']} {about[name]['shape']}"
+        parts.append(f"{what}\n\n{table([*columns, 'error: mean, largest, PSNR'], rows)}")
+    rows = [
+        [f"{name}, {form}", code, f"{one['ratio']:.2f}", f"{one['decode_bytes_per_second'] / 1e9:.2f} GB/s",
+         f"{one['taken']:.0%}"]
+        for name, forms in result["filters"].items()
+        for form, found in forms.items()
+        for code, one in found.items()
+    ]  # fmt: skip
+    by_filter = table(["", "filter", "raw bytes / coded bytes", "decoded", "rows that have it"], rows)
+    rows = [
+        [f"{form}, {name}", f"{one['rows_per_second']:,.0f}", f"{one['two_threads']:.2f}",
+         "same" if one["same_pixels"] else "**others**"]
+        for form, libraries in result["libraries"].items()
+        for name, one in libraries.items()
+    ]  # fmt: skip
+    by_library = table(["", "images/s", "two threads", "pixels"], rows)
+    return f"""## Coded rows
+
+Rates of one core by CPU time, and the rate of two threads as a multiple of one's, by the clock. Errors are in grey
+levels, over all images. The time of a row has everything: the checks of its blob, and the write into the batch.
+
+{chr(10).join(parts)}
+**Filters**: all rows with one filter, after integers are narrowed. Rates are those of narrowed bytes.
+
+{by_filter}
+**Libraries that decode JPEG**, each to its own order of dims: the photographs as each form writes them.
+
+{by_library}
+{targets(result)}"""
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
     "tutorial": tutorial,
     "loader": loader,
@@ -805,6 +853,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "memoize": memoize,
     "transforms": transforms,
     "weight": weight,
+    "compression": compression,
     "device-cuda": device,
     "kernels": kernels,
     "sequences": sequences,

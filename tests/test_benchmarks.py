@@ -60,6 +60,7 @@ FIGURES = {
     "augment": "images_per_second",
     "device": "gigabytes_per_second",
     "memoize": "works",
+    "compression": "codecs",
 }
 
 

@@ -114,7 +114,7 @@ class Jpeg(Codec):
         shape = self._row_shape(header)
         if shape != out.shape or out.dtype != np.uint8:
             raise _corrupt(f"uint8 {brief(list(shape))}", f"{out.dtype} {list(out.shape)}")
-        data = blob.tobytes()
+        data = blob.data
         end = _END.search(data, header.data_begin)  # image data never has these two bytes
         if end is None or end.end() != len(data):
             raise _corrupt("bytes behind the end of the image, or no end", "one image")
@@ -123,7 +123,7 @@ class Jpeg(Codec):
         except (ValueError, RuntimeError) as error:
             raise _corrupt(f"image data that libjpeg-turbo refuses ({brief(str(error))})", "an image") from None
 
-    def _decode_checked(self, data: bytes, header: _Header, out: Array) -> None:
+    def _decode_checked(self, data: memoryview, header: _Header, out: Array) -> None:
         decode = _simplejpeg().decode_jpeg
         height, width = header.height, header.width
         if header.channels == 3 and self.layout == "chw":
