@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,10 @@ __all__ = [
     "cache",
     "copies_by",
     "equal",
+    "processes_of",
     "rich_sample",
     "skip_without_disk",
+    "wait_until",
 ]
 
 Point = namedtuple("Point", "x y")
@@ -61,6 +65,27 @@ class Made(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.samples(index) if callable(self.samples) else self.samples[index]
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Return once ``condition()`` is true. Raise AssertionError if it is not after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it did not become true within {seconds:g} s"
+        time.sleep(0.002)
+
+
+def processes_of(group: int) -> list[str]:
+    """Return the processes of a group that have not ended."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, of_group = (entry / "stat").read_text().rpartition(") ")[2].split()[:3]
+        except OSError:  # it has ended
+            continue
+        if int(of_group) == group and state not in "ZX":
+            found.append(entry.name)
+    return found
 
 
 def skip_without_disk(path: Any) -> None:

@@ -24,6 +24,7 @@ from memfeed.convert import ray_engine, watchdog
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, SampleError
 from memfeed.store import format
+from support import wait_until
 
 ROWS = 64
 WAIT_SECONDS = 240.0
@@ -58,10 +59,7 @@ def reads(log, head):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+    wait_until(condition, WAIT_SECONDS)
 
 
 def rows_of(store):

@@ -18,7 +18,7 @@ from memfeed.errors import (
     BuildError,
     SampleError,
 )
-from support import Made, cache, equal, rich_sample
+from support import Made, cache, equal, rich_sample, wait_until
 from torture.victims import ended, start
 
 
@@ -76,7 +76,7 @@ def test_a_death_is_told_between_reports(path, monkeypatch):
             worker = next(child for child in multiprocessing.active_children() if child.daemon)
             whole.append(False)
             os.kill(worker.pid, signal.SIGKILL)
-            time.sleep(0.5)
+            wait_until(lambda: not worker.is_alive())  # so that the death could be told here
             whole[0] = True
         sync(build)
 

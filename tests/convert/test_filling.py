@@ -34,7 +34,7 @@ from memfeed.errors import (
 )
 from memfeed.system.threads import end_all
 from short_form import short_form
-from support import Made, cache, equal, rich_sample
+from support import Made, cache, equal, processes_of, rich_sample, wait_until
 
 N = 60
 
@@ -133,9 +133,7 @@ def test_the_order_of_the_loader_comes_first(tmp_path):
 def test_the_store_commits_itself_though_rows_were_never_visited(tmp_path):
     store = fill(Made(row, N), tmp_path / "s.mf")
     assert len(numbers(Loader(Subset(store, range(10)), 4, drop_last=True))) == 2
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "s.mf").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until((tmp_path / "s.mf").exists)
     assert len(memfeed.open(tmp_path / "s.mf")) == N
 
 
@@ -154,6 +152,7 @@ def small(i):
 
 def train(path, log, workers, rank, world, batches, out, seconds):
     """Train one epoch, from the state in ``out`` if there is one, and kill this process after some batches."""
+    os.setsid()  # its workers are the processes of this session
     dataset = Logged(small, 120, log, lambda i: time.sleep(seconds))
     store = fill(dataset, path, workers, allow="random")
     loader = Loader(store, 5, shuffle=True, seed=4, ranks=(rank, world))
@@ -186,7 +185,7 @@ def test_after_a_kill_no_present_row_is_read_again_and_the_batches_left_are_thos
     path, log, out = tmp_path / "s.mf", tmp_path / "log", tmp_path / "out"
     killed = start(path, log, workers, 0, 1, 7, out, 0.01)
     end(killed, -signal.SIGKILL)
-    time.sleep(0.5)  # its workers end
+    wait_until(lambda: not processes_of(killed.pid))  # its workers end
     presence = np.fromfile(tmp_path / "s.mf.build" / ".build" / "presence", np.uint8)
     present = set(np.flatnonzero(presence).tolist())
     assert 35 <= len(present) < 120
@@ -227,9 +226,7 @@ def test_two_ranks_read_every_row_once_and_one_commits(tmp_path):
 def test_the_rank_that_is_left_commits(tmp_path):
     path, log = tmp_path / "s.mf", tmp_path / "log"
     killed = start(path, log, 1, 0, 2, 4, tmp_path / "out0", 0.01)
-    while not (tmp_path / "s.mf.build" / ".build" / "fillers").exists():
-        time.sleep(0.02)
-        assert killed.is_alive()
+    wait_until((tmp_path / "s.mf.build" / ".build" / "fillers").exists)
     left = start(path, log, 1, 1, 2, 0, tmp_path / "out1", 0.01)
     end(killed, -signal.SIGKILL)
     end(left)
@@ -446,7 +443,8 @@ def test_a_full_disk_is_an_error_and_the_rows_are_kept(tmp_path, monkeypatch):
         store.finish()
     del store
     monkeypatch.undo()
-    time.sleep(0.3)
+    gc.collect()
+    end_all()
     store = fill(Logged(row, N, tmp_path / "log"), tmp_path / "s.mf", 1)
     assert store.progress().present >= 16
     store.finish()
@@ -482,10 +480,7 @@ def test_a_temporary_store_is_removed(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir())
     store.finish()
     del store
-    deadline = time.monotonic() + 10
-    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list(tmp_path.iterdir())
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 @pytest.mark.parametrize("workers", short_form([2, 0]))
@@ -561,9 +556,7 @@ def test_who_waits_for_the_end_commits_where_the_builder_has_ended(tmp_path):
     other = fill(Made(row, N), tmp_path / "s.mf", 0)
     waiting = threading.Thread(target=other.finish, daemon=True)
     waiting.start()
-    deadline = time.monotonic() + 60
-    while other.progress().present < N and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: other.progress().present == N)
     time.sleep(0.1)
     del builder
     waiting.join(60)

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 import memfeed
 from memfeed.convert import row_engine
 from memfeed.errors import BuildError
-from support import Made, cache
+from support import Made, cache, processes_of, wait_until
 
 ROWS = 400
 PROGRAM = f"""
@@ -34,19 +34,6 @@ class Slow(torch.utils.data.Dataset):
 for batch in memfeed.Loader(Slow(), 4, shuffle=True, num_workers=int(sys.argv[2]), cache=sys.argv[1]):
     time.sleep(0.01)
 """
-
-
-def processes_of(group):
-    """Return the processes of a group that have not ended."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, of_group = (entry / "stat").read_text().rpartition(") ")[2].split()[:3]
-        except OSError:  # it has ended
-            continue
-        if int(of_group) == group and state not in "ZX":
-            found.append(entry.name)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -73,9 +60,7 @@ def test_no_row_is_lost_and_no_process_is_left(number, workers, tmp_path):
         program.terminate()
     _, told = program.communicate(timeout=120)
     assert program.returncode == -number, told
-    while processes_of(program.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not processes_of(program.pid)
+    wait_until(lambda: not processes_of(program.pid))
     present = np.flatnonzero(np.fromfile(presence, np.uint8)).tolist()
     kept = [line for line in told.splitlines() if "rows are kept; the same call goes on from there" in line]
     assert len(kept) == (number == signal.SIGINT)

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import memfeed
 from memfeed.building.rows import RowWriter
 from memfeed.convert import watchdog
 from memfeed.convert.watchdog import Watchdog
+from support import wait_until
 
 ROWS = 64
 QUIET = {"progress": False, "allow": "random"}  # allow_random: the workers read the probed samples again
@@ -82,9 +82,15 @@ def test_each_step_of_a_process_is_watched(monkeypatch, capfd):
     watched.begin_read(0, 5, 3)
     watched.record(1, watchdog.WAITING)
     watched.record(2, watchdog.ENDED)
+    printed = ""
+
+    def both_are_told():
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return "worker 0" in printed and "worker 1" in printed
+
     with watched.watch(lambda: [os.getpid()] * 3):
-        time.sleep(0.6)
-    printed = capfd.readouterr().err
+        wait_until(both_are_told)
     assert "worker 0" in printed
     assert "has been reading samples 5 to 7 for" in printed
     assert "has waited for its next rows" in printed

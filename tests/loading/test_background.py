@@ -7,6 +7,7 @@ import pytest
 
 from memfeed.errors import LoaderError
 from memfeed.loading.background import Background, Pause
+from support import wait_until
 
 
 def threads():
@@ -29,10 +30,7 @@ def counting(n, seen=None):
 
 def idle(ahead):
     """Wait until the thread waits for room."""
-    end = time.monotonic() + 20
-    while not ahead._link.is_waiting and time.monotonic() < end:
-        time.sleep(0.001)
-    assert ahead._link.is_waiting
+    wait_until(lambda: ahead._link.is_waiting)
 
 
 def test_items_come_in_order_and_the_thread_ends():
@@ -145,9 +143,7 @@ def test_a_pause_waits_for_work_that_has_begun():
     assert works.wait(20)
     waiting = threading.Thread(target=wait)
     waiting.start()
-    end = time.monotonic() + 20
-    while not pause._paused_by and time.monotonic() < end:
-        time.sleep(0.001)
+    wait_until(lambda: pause._paused_by)
     go.set()
     for thread in (worker, waiting):
         thread.join(20)

@@ -20,7 +20,7 @@ from memfeed.loading import epoch_reader
 from memfeed.loading.placement import RESERVE, SHARE, ColumnPlacement, FreeMemory, choose, fallback
 from memfeed.transforms import RandomCrop
 from slow_device import SlowDevice
-from support import Made, equal, rich_sample
+from support import Made, equal, rich_sample, wait_until
 
 GIB = 1 << 30
 
@@ -266,9 +266,7 @@ class TestOutOfMemory:
         device.fails_at = device.selects + 10  # in the third crossing, while the first two are not used up
         with pytest.warns(UserWarning, match="memory ran out"):
             next(batches)
-            deadline = time.monotonic() + 20
-            while not alive and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: alive)
             assert len(list(batches)) == 12
         assert alive == [False]
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import traceback
 import zlib
 
@@ -21,7 +20,7 @@ from memfeed import Loader
 from memfeed.loading.readahead import SUPPORTED
 from memfeed.transforms import Transform
 from short_form import short_form
-from support import equal
+from support import equal, wait_until
 
 # since Python 3.12 a fork beside a thread is warned of; that it works all the same is what is tested here
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -295,9 +294,15 @@ def interrupt_in_loop(stuck):
 
 
 def interrupt_while_waiting(stuck):
+    caller = threading.get_ident()
+
+    def is_waiting():
+        frame = sys._current_frames()[caller]
+        return frame.f_code.co_filename == threading.__file__
+
     def interrupt():
         stuck.wait(SECONDS)
-        time.sleep(0.05)  # the caller asks for the batch
+        wait_until(is_waiting)  # the caller waits for the batch
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -327,7 +332,4 @@ def test_an_interrupt_leaves_no_thread_and_a_loader_that_works(store, interrupt)
     want.set_epoch(1)
     assert sums(loader) == sums(want)
     gc.collect()
-    deadline = time.monotonic() + 20
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left()
+    wait_until(lambda: not left())

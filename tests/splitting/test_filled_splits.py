@@ -21,6 +21,7 @@ from memfeed import Loader
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
 from short_form import short_form
+from support import wait_until
 
 COUNT, BATCH = 48, 6
 
@@ -282,9 +283,7 @@ def test_after_a_kill_no_present_row_is_computed_again(form, tree, tmp_path):
     expected = cached(form, dataset_of(form, tree), tmp_path / "c.mf", 0)
     path, out = tmp_path / "s.mf", tmp_path / "out"
     end(start(form, tree, path, out, 0, 1, 2), -signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while any(map(is_running, reads(path)[0])) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(is_running, reads(path)[0])))
     presence = tmp_path / "s.mf.build" / ".build" / "presence"
     absent = np.flatnonzero(np.fromfile(presence, np.uint8) == 0).tolist() if presence.exists() else []
     Path(f"{path}.log").write_text("")

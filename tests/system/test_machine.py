@@ -3,6 +3,7 @@ import os
 import time
 
 from memfeed.system import machine
+from support import wait_until
 
 
 def test_memory_limit_is_what_the_machine_has_or_less():
@@ -45,11 +46,7 @@ def test_a_child_ends_after_its_parent():
     parent = context.Process(target=_outlive, args=(pid,))
     parent.start()
     parent.join()
-    for _ in range(300):
-        if not _is_alive(pid.value):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the child lives on")
+    wait_until(lambda: not _is_alive(pid.value))
 
 
 def _is_alive(pid):

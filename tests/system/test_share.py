@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from itertools import pairwise
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from memfeed.system import openmp
 from memfeed.system.share import Threads, _Job, share
+from support import wait_until
 
 pytestmark = pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
 
@@ -162,11 +162,7 @@ def test_nothing_is_kept_alive():
         with Threads(3).in_use():
             share(12, lambda begin, end, held=buffer: None)
         del buffer
-        deadline = time.monotonic() + 10
-        while gone() is not None and time.monotonic() < deadline:
-            gc.collect()
-            time.sleep(0.001)
-        assert gone() is None
+        wait_until(lambda gone=gone: gc.collect() >= 0 and gone() is None)
 
 
 def test_several_threads_share_at_the_same_time():

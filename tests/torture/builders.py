@@ -86,8 +86,7 @@ def _one_store(directory: Path, rng: random.Random) -> Counter[str]:
 
 
 def _at_once(gate: Path, path: Path, dataset: Logged) -> None:
-    while not gate.exists():
-        time.sleep(0.001)
+    wait_for(gate.exists)
     convert(path, dataset, 2, 0.1)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import memfeed
-from support import equal
+from support import equal, wait_until
 
 HANG_SECONDS = 60.0  # many times what anything here takes, on a busy machine too
 PROBE = -1
@@ -137,17 +137,14 @@ def start(stderr: Path, action: Callable[..., None], *arguments: Any) -> Any:
         forkserver.ensure_running()
     child = _server.Process(target=_in_child, args=(stderr, action, *arguments))
     child.start()
-    while child.exitcode is None and os.getpgid(child.pid) != child.pid:  # so that the whole group can be killed
-        time.sleep(0.001)
+    # so that the whole group can be killed
+    wait_for(lambda: child.exitcode is not None or os.getpgid(child.pid) == child.pid)
     return child
 
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Returns once it holds."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(condition, HANG_SECONDS)
 
 
 def is_stopped(pid: int) -> bool:
@@ -179,13 +176,12 @@ def ended(child: Any) -> bool:
 
 def left_behind(group: int, seconds: float = 10.0) -> int:
     """1 if processes of a group live on after that time (they are killed), else 0."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not _members(group):
-            return 0
-        time.sleep(0.02)
-    os.killpg(group, signal.SIGKILL)
-    return 1
+    try:
+        wait_until(lambda: not _members(group), seconds)
+    except AssertionError:
+        os.killpg(group, signal.SIGKILL)
+        return 1
+    return 0
 
 
 def _members(group: int) -> list[int]:

@@ -14,6 +14,7 @@ from memfeed.transfer.staging import StagingBuffer
 from memfeed.transfer.streams import CudaStreams
 from memfeed.transforms import ColorJitter, Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomRotation
 from simulated_cuda import simulated
+from support import wait_until
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there: tests/cuda runs on it"),
@@ -71,10 +72,7 @@ def finds_nothing(seed, placement):
 
 
 def assert_given_back(machine):
-    end = time.monotonic() + 20
-    while machine.registered and time.monotonic() < end:
-        time.sleep(0.002)
-    assert not machine.registered, "page-locked memory is left"
+    wait_until(lambda: not machine.registered)  # else page-locked memory is left
 
 
 @pytest.mark.parametrize("placement", ["mapped", "pinned", "device"])
@@ -227,36 +225,39 @@ class TestDevices:
 
 
 class TestCaptures:
-    def capture(self, machine, seconds=1.0):
+    def capture(self, is_broken=None):
         static = torch.zeros(4, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             static.add_(1)
-            time.sleep(seconds)  # time for the loader's thread to break the capture
+            if is_broken is None:
+                time.sleep(0.05)  # the loader's thread could break the capture meanwhile
+            else:
+                wait_until(is_broken)
         graph.replay()
         return static.tolist()
 
     def test_a_running_loader_breaks_a_capture_and_the_error_says_how_to_capture(self):
-        with simulated(), pytest.raises((LoaderError, RuntimeError)) as caught:
+        with simulated() as machine, pytest.raises((LoaderError, RuntimeError)) as caught:
             data = images(4000)
             loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=10_000)
             batches = iter(loader)
             next(batches)
             with pytest.raises(RuntimeError, match="previous error during capture"):
-                self.capture(None)
+                self.capture(lambda: machine.capture.broken_by)
             for _ in batches:
                 pass
         assert "with loader.paused():" in str(caught.value)
         del batches, loader, caught
 
     def test_a_paused_loader_breaks_none_and_goes_on_after_it(self):
-        with simulated() as machine:
+        with simulated():
             data = images(300)
             loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=100)
             batches = iter(loader)
             count = len([next(batches)])
             with loader.paused():
-                assert self.capture(machine, 0.05) == [1.0] * 4
+                assert self.capture() == [1.0] * 4
             count += sum(1 for _ in batches)
             assert count == 300
             del batches, loader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def _file_names(fields: list[str]) -> list[str]:
     names: list[str] = []
     for field in fields:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", field)[:100].lstrip(".") or "field"
-        names.append(name if name not in names else f"{name}-{len(names)}")
+        numbered = (f"{name}-{number}" for number in count(len(names)))
+        names.append(name if name not in names else next(one for one in numbered if one not in names))
     return names
 
 

@@ -69,9 +69,10 @@ def _find(text: str) -> Any:
         raise
     except BaseException as error:
         raise _wrap(f"importing {module}", error) from error
+    place = getattr(found, "__file__", None) or "built in"
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"{text}: found no {part!r} in {module} ({found.__file__}); expected a name in it")
+            raise UsageError(f"{text}: found no {part!r} in {module} ({place}); expected a name in it")
         found = getattr(found, part)
     return found
 

@@ -49,8 +49,8 @@ def columns_of(node: Node, batch: Any) -> list[Any]:
 
 def column_lengths(schema: Schema, columns: Sequence[Any], row_count: int | None) -> int:
     """Return the length of all columns. Raise SchemaError if they differ, or are not `row_count`."""
-    lengths = {len(column) for column in columns}
-    if len(lengths) > 1 or (row_count is not None and lengths != {row_count}):
+    lengths = {_length(column) for column in columns}
+    if len(lengths) != 1 or (row_count is not None and lengths != {row_count}):
         found = listed([f"{field.name}: {len(column)}" for field, column in zip(schema, columns, strict=True)])
         expected = "the same number" if row_count is None else row_count
         raise SchemaError(f"found a batch with rows {found}; expected {expected} in every column")
@@ -84,15 +84,32 @@ def first_samples(batch: Any, most: int) -> list[Any]:
     if isinstance(batch, list):
         batch = tuple(batch)  # default_collate returns batches of tuples as lists
     count = _count_rows(batch)
-    if count == 0:
+    if not count:
         raise SchemaError("found a batch without rows; expected at least one")
     return [take_row(batch, i) for i in range(min(count, most))]
 
 
-def _count_rows(value: Any) -> int:
+def _count_rows(value: Any) -> int | None:
+    """Return the rows of the first leaf of a batch; None if it has no leaf."""
+    if value is None:
+        return None
     is_leaf = isinstance(value, list) or hasattr(value, "batch_dims")  # of the batch, or with a batch dim of its own
     opened = None if is_leaf else open_container(value)
-    return len(value) if opened is None else _count_rows(opened[1][0])
+    if opened is None:
+        return _length(value)
+    counts = (_count_rows(part) for part in opened[1])
+    return next((count for count in counts if count is not None), None)
+
+
+def _length(leaf: Any) -> int:
+    """Return the rows of a leaf of a batch. Raise SchemaError for a leaf without a leading dim."""
+    try:
+        return len(leaf)
+    except TypeError:
+        raise SchemaError(
+            f"found {brief(leaf)} ({type(leaf).__name__}) in a batch; expected a tensor, an array or a list with one "
+            "value for each row: append writes a single sample"
+        ) from None
 
 
 def zeros(field: Field, row_count: int) -> Packed:

@@ -8,7 +8,9 @@ import logging
 import os
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -100,7 +102,8 @@ class _Walk:
                 yield Leaf(f"{path}[{name!r}]", column, "data", folders)
         elif is_array(value):
             yield Leaf(path, value, "data", folders)
-        elif isinstance(value, list | tuple | dict | set | frozenset | bytes):
+        elif isinstance(value, list | tuple | dict | set | frozenset | bytes | bytearray | array | deque):
+            value = np.array(value) if isinstance(value, array) else list(value) if isinstance(value, deque) else value
             with contextlib.suppress(Exception):  # of a class of the user's that cannot be read now
                 yield from list(self._of_container(value, path, owner_length, folders, depth, objects))
         elif is_owner(value, path):
@@ -282,7 +285,7 @@ def _has_parts(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value
     if len(value) <= MOST_PARTS:
         return any(
-            is_array(one) or isinstance(one, Dataset) or (hasattr(one, "__len__") and len(one) >= SETTINGS)
+            is_array(one) or isinstance(one, Dataset) or (isinstance(one, Sized) and len(one) >= SETTINGS)
             for one in parts
         )
     return all(isinstance(one, Dataset) for one in parts)

@@ -275,18 +275,17 @@ def _add_extras(draft: Draft) -> None:
 def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
     """Return a dict or TensorDict with these keys, any other batch as (batch, *extras); each is [k].
 
-    Raises LoaderError where a dict has one of the keys: a collate_fn or a transform may have put it there.
+    Raises LoaderError where the batch has one of the keys: a collate_fn or a transform may have put it there.
     """
-    if isinstance(batch, dict):
-        if taken := sorted(batch.keys() & extras.keys()):
-            raise LoaderError(
-                f'found a batch with the key "{taken[0]}", which last="pad" ("valid") or return_rows ("rows") adds; '
-                "expected another name for it"
-            )
-        return {**batch, **extras}
-    if is_a(batch, "TensorDictBase"):
-        return batch.update(extras)
-    return (batch, *extras.values()) if extras else batch
+    is_tensordict = is_a(batch, "TensorDictBase")
+    if not is_tensordict and not isinstance(batch, dict):
+        return (batch, *extras.values()) if extras else batch
+    if taken := sorted({*batch.keys()} & extras.keys()):
+        raise LoaderError(
+            f'found a batch with the key "{taken[0]}", which last="pad" ("valid") or return_rows ("rows") adds; '
+            "expected another name for it"
+        )
+    return batch.update(extras) if is_tensordict else {**batch, **extras}
 
 
 def holds(structure: Node, *kinds: str) -> bool:

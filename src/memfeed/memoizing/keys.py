@@ -46,14 +46,20 @@ class Keys:
         parameters = [] if self._signature is None else [*self._signature.parameters.values()]
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         # if each argument has a name, arguments by position need no binding
-        self._names = [one.name for one in parameters] if all(one.kind in kinds for one in parameters) else []
+        self._names = [one.name for one in parameters] if all(one.kind in kinds for one in parameters) else None
         self._defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
 
     def of(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Key:
         """Return the key of a call. Raises SchemaError for an argument that no key can hold."""
-        given, left = self._names[: len(arguments)], self._names[len(arguments) :]
-        if not named and len(given) == len(arguments) and self._defaults.keys() >= set(left):
-            bound = dict(zip(given, arguments, strict=True))
+        names = self._names or []
+        left = names[len(arguments) :]
+        if (
+            self._names is not None
+            and not named
+            and len(arguments) <= len(names)
+            and self._defaults.keys() >= set(left)
+        ):
+            bound = dict(zip(names, arguments, strict=False))
             bound.update((name, self._defaults[name]) for name in left)
         elif self._signature is None:
             bound = {**{str(i): one for i, one in enumerate(arguments)}, **named}

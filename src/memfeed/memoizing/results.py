@@ -14,6 +14,7 @@ from memfeed.schema import values
 from memfeed.schema.fields import DEEPEST, DTYPES, dtype_name
 from memfeed.store.memo_format import Bytes, Layout, Leaf
 
+MOST_BITS = 8192  # of an int: Python writes no longer ones as text
 LeafData = tuple[str, tuple[int, ...], Bytes]
 _EXPECTED = (
     "expected tensors, arrays, images of Pillow, numbers, str, bytes, None, and tuples, lists and dicts of them: "
@@ -38,7 +39,7 @@ class _Encoder:
         """Return the node of a value; ``where`` names it in errors."""
         if depth > DEEPEST:
             raise SchemaError(f"found containers nested more than {DEEPEST} deep in the result; expected fewer")
-        if _is_plain(value):
+        if _is_plain(value, depth):
             return ["value", value]
         kind = type(value)
         if kind in (tuple, list):
@@ -48,6 +49,8 @@ class _Encoder:
             return ["dict", [[key, self.node(one, f"{where}[{key!r:.40}]", depth + 1)] for key, one in items]]
         if kind is bytes:
             return ["bytes", self._leaf("uint8", (len(value),), np.frombuffer(value, np.uint8))]
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise SchemaError(f"found a nested tensor in {where}; expected dense ones: return list(x.unbind())")
         if isinstance(value, torch.Tensor):
             order = memory_order(value.stride(), value.shape)
             leaf = self._tensor(value.permute(order) if order else value, where)
@@ -60,7 +63,8 @@ class _Encoder:
             return ["scalar", self._array(np.asarray(value), where)]
         if values.is_pil(value):
             return self._image(value, where, depth)
-        raise SchemaError(f"found {kind.__name__} (of {kind.__module__}) in {where}; {_EXPECTED}")
+        what = "an int of more than 8,192 bits" if kind is int else f"{kind.__name__} (of {kind.__module__})"
+        raise SchemaError(f"found {what} in {where}; {_EXPECTED}")
 
     def _leaf(self, dtype: str, shape: tuple[int, ...], data: Bytes) -> int:
         self.leaves.append((dtype, shape, data))
@@ -122,14 +126,18 @@ def back(order: Sequence[int]) -> list[int]:
     return [order.index(dim) for dim in range(len(order))]
 
 
-def _is_plain(value: Any) -> bool:
-    """Return True for what JSON gives back as it was, with its exact types."""
+def _is_plain(value: Any, depth: int) -> bool:
+    """Return True for what JSON gives back as it was, with its exact types, if it is not nested too deep."""
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if kind is int:
+        return bool(value.bit_length() <= MOST_BITS)
+    if value is None or kind in (bool, float, str):
         return True
+    if depth >= DEEPEST:
+        return False
     if kind is list:
-        return all(map(_is_plain, value))
-    return kind is dict and all(type(key) is str and _is_plain(one) for key, one in value.items())
+        return all(_is_plain(one, depth + 1) for one in value)
+    return kind is dict and all(type(key) is str and _is_plain(one, depth + 1) for key, one in value.items())
 
 
 def decode(layout: Layout, data: Bytes, *, writable: bool = True) -> Any:

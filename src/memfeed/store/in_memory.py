@@ -123,6 +123,8 @@ def _map_columns(data: Any, function: Callable[[Any], Any]) -> Any:
 
 def take_row(value: Any, row: int) -> Any:
     """Return one row of columns, or of a batch of dataclass instances, as a sample. A list is one column."""
+    if value is None:  # of a sample that has None there: no column
+        return None
     if isinstance(value, np.ndarray | torch.Tensor) or hasattr(value, "batch_dims"):  # a TensorDict or tensorclass
         return value[row]
     if isinstance(value, tuple):

@@ -24,6 +24,7 @@ from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, l
 from memfeed.store.ragged import Located, RaggedFiles, ragged_files
 from memfeed.store.ragged_columns import NestedColumn, RaggedColumn, RaggedRows
 
+_LEAVES = ("bytes", "tensor", "array", "scalar", "image")
 PRESENT = (1, 2)  # the states of a row that can be read: WRITTEN and DURABLE of memfeed.building.partial
 
 
@@ -65,7 +66,14 @@ def read(root: Path, numbers: Int64Array) -> Contents:
     columns, nodes = [fields.key()], {"key": Node(kind="leaf")}
     kinds: dict[str, list[int]] = {}
     for row, blob in enumerate(blobs):
-        kinds.setdefault(_kind_of(blob), []).append(row)
+        try:
+            kind = _kind_of(blob)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            raise CorruptStoreError(
+                f"{root}: found a result with a layout that cannot be read ({error!s:.200}), in row {numbers[row]}; "
+                "expected one of memfeed's: the directory is damaged; remove it, and the results are computed again"
+            ) from None
+        kinds.setdefault(kind, []).append(row)
     for index, members in enumerate(kinds.values()):
         name = "result" if len(kinds) == 1 else f"result_{index}"
         node, found = fields.of_results((name,), members)
@@ -132,7 +140,10 @@ def _read_blobs(root: Path, places: Int64Array) -> list[Blob]:
 
 
 def _kind_of(blob: Blob) -> str:
-    """Return what results have in common that are one field: structure, dtypes and numbers of dims."""
+    """Return what results have in common that are one field: structure, dtypes and numbers of dims.
+
+    Raises ValueError, TypeError or IndexError for a structure that is none.
+    """
     leaves = blob.layout.leaves
 
     def kind(node: Any) -> Any:
@@ -142,9 +153,16 @@ def _kind_of(blob: Blob) -> str:
         if name in ("tuple", "list"):
             return [name, [kind(one) for one in content]]
         if name == "dict":
+            if not all(type(key) in (str, int) for key, _ in content):
+                raise ValueError("a key of another type than str and int")
             return [name, [[key, kind(one)] for key, one in content]]
-        leaf = leaves[_leaf_index(node)]
-        return ["leaf", name == "bytes", leaf.dtype, len(leaf.shape), _order_of(node)]
+        index, order = _leaf_index(node), _order_of(node)
+        if name not in _LEAVES or not 0 <= index < len(leaves):
+            raise ValueError(f"a node {name!r:.40} of leaf {index}, of {len(leaves)}")
+        leaf = leaves[index]
+        if order and sorted(order) != list(range(len(leaf.shape))):
+            raise ValueError(f"an order of dims {order!r:.40}")
+        return ["leaf", name == "bytes", leaf.dtype, len(leaf.shape), order]
 
     return json.dumps(kind(blob.layout.tree))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from memfeed.errors import FieldError, RowError
 from memfeed.schema.codec import Int64Array
@@ -101,13 +102,16 @@ def _container(key: Any, leaf: Path) -> Path:
 
 def _offsets(key: Any, given: Any) -> Int64Array:
     try:
-        found = [operator.index(offset) for offset in given]
+        asked = list(islice(given, MOST_STEPS + 1))  # a range may be longer than memory
+        is_mask = any(isinstance(offset, bool) or getattr(offset, "dtype", None) is torch.bool for offset in asked)
+        found = [] if is_mask else [operator.index(offset) for offset in asked]
     except TypeError:
         found = []
     if not 0 < len(found) <= MOST_STEPS or any(abs(offset) >= 1 << 62 for offset in found):
         raise RowError(
             f"found the offsets {given!r:.80} for {key!r}; expected a list or range of ints, counted in rows: "
-            "[-1, 0] (of seconds: [round(s * frames_per_second) for s in seconds])"
+            "[-1, 0] (of seconds: [round(s * frames_per_second) for s in seconds]), "
+            f"at most {MOST_STEPS:,} of them"
         )
     return np.array(found, np.int64)
 

@@ -223,6 +223,8 @@ def _rows(place: TablePlace, part: Any, kind: TypeKind) -> list[Any]:
     """Return one value per row: str, bytes, an array of numbers, JSON values or None."""
     from pyarrow import types
 
+    if not len(part):
+        return []
     if types.is_dictionary(part.type):
         part = part.dictionary_decode()
     if kind == "json" or not _is_list(part.type):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from memfeed.errors import RowError
 from memfeed.schema.fields import Kind
 
 
@@ -49,11 +51,16 @@ class TableColumn:
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
-            return self.read(*which.indices(len(self))[:2])
+            start, stop, step = which.indices(len(self))
+            return self.read(start, stop) if step == 1 else self[list(range(start, stop, step))]
         if isinstance(which, list):
-            rows = [self.read(row, row + 1)[0] for row in which]
-            return np.stack(rows) if self.is_plain else rows
-        return self.read(which, which + 1)[0]
+            rows = [self[row] for row in which]
+            return np.stack(rows) if self.is_plain and rows else self.read(0, 0) if self.is_plain else rows
+        row = operator.index(which)
+        if not -len(self) <= row < len(self):
+            raise RowError(f"column {self.name}: found row {row}; expected {-len(self)} to {len(self) - 1}")
+        row %= len(self)
+        return self.read(row, row + 1)[0]
 
     def read(self, start: int, stop: int) -> Any:
         """Return rows ``start`` to ``stop``: an array if the column is plain, else a list."""

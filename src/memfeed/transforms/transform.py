@@ -336,7 +336,7 @@ class ImageTransform(Transform):
 
 def check_probability(p: float) -> float:
     """Return `p` as a float. Raise TransformError unless it is a probability."""
-    if not 0.0 <= p <= 1.0:  # False for NaN too
+    if not isinstance(p, int | float | np.number) or not 0.0 <= p <= 1.0:  # False for NaN too
         raise TransformError(f"p={p!r}; expected a probability from 0 to 1; e.g. 0.5 for every other image")
     return float(p)
 

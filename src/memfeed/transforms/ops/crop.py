@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -243,18 +243,27 @@ def _is_one_side(size: int | Sequence[int]) -> bool:
 
 def check_size(size: int | Sequence[int], most: int = 2) -> tuple[int, ...]:
     """Return (height, width) in pixels from a user's `size`, or up to `most` sizes. Raise TransformError."""
-    sizes = (size, size) if isinstance(size, int) else tuple(size)
+    sizes = _numbers(size)
     if len(sizes) == 1:  # torchvision takes (224,) for (224, 224)
         sizes = sizes * 2
-    if not 2 <= len(sizes) <= most or not all(isinstance(side, int) and side > 0 for side in sizes):
+    if not 2 <= len(sizes) <= most or not all(_is_int(side) and side > 0 for side in sizes):
         raise TransformError(f"size={size!r}; expected a positive int, or (height, width) of them; e.g. 224")
     return sizes
 
 
+def _numbers(given: Any) -> tuple[Any, ...]:
+    """Return one number, or each of several, as a tuple."""
+    return tuple(given) if isinstance(given, Sequence) else (given,)
+
+
+def _is_int(side: Any) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool)
+
+
 def _padding(padding: int | Sequence[int] | None) -> tuple[int, int, int, int]:
     """Return the padding at left, top, right and bottom, in pixels."""
-    sides = (0,) if padding is None else (padding,) if isinstance(padding, int) else tuple(padding)
-    if len(sides) not in (1, 2, 4) or not all(isinstance(side, int) and side >= 0 for side in sides):
+    sides = (0,) if padding is None else _numbers(padding)
+    if len(sides) not in (1, 2, 4) or not all(_is_int(side) and side >= 0 for side in sides):
         raise TransformError(
             f"padding={padding!r}; expected an int that is not negative, or two or four of them; e.g. 4"
         )

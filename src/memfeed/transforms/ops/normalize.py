@@ -32,6 +32,8 @@ class ToDtype(Transform):
 
     def __init__(self, dtype: torch.dtype, scale: bool = False, *, on: On = None) -> None:
         super().__init__(on=on)
+        if not isinstance(dtype, torch.dtype):
+            raise TransformError(f"ToDtype({dtype!r:.60}); expected a dtype of torch; e.g. torch.float32")
         if scale and not dtype.is_floating_point:
             raise TransformError(f"ToDtype({dtype}, scale=True); expected a float dtype to scale to; leave scale out")
         self.dtype = dtype

@@ -48,8 +48,7 @@ class Resize(ImageTransform):
         on: On = None,
     ) -> None:
         super().__init__(on=on)
-        sides = [size] if isinstance(size, int) else list(size)
-        self.size = check_size(sides)[: len(sides)]
+        self.size = check_size(size)[: 1 if isinstance(size, int) or len(size) == 1 else 2]
         self.makes_one_size = len(self.size) == 2
         self.interpolation, self.antialias, self.max_size = check_mode(interpolation), antialias, max_size
         if max_size is not None and (len(self.size) == 2 or max_size <= self.size[0]):

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from memfeed import Loader
 from memfeed.errors import LoaderError, RandomDataError, SampleError
 from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
-from support import Made
+from support import Made, wait_until
 
 N = 50
 
@@ -123,10 +122,7 @@ def test_without_a_path_the_store_is_temporary(tmp_path):
     assert loader.store.path.parent.parent == tmp_path
     loader.store.finish()
     del loader
-    deadline = time.monotonic() + 10
-    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not list(tmp_path.iterdir())
+    wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 def test_subsets_and_concatenations_of_datasets(tmp_path):

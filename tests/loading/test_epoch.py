@@ -1,0 +1,117 @@
+"""One epoch as it runs, over groups that are made by a few lines: order, moves, counts, and its end."""
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from memfeed.loading.background import Pause
+from memfeed.loading.batch_groups import BatchGroup
+from memfeed.loading.epoch import EpochIterator, EpochProgress, IteratorPickledError, run_epoch
+
+
+class Policy(SimpleNamespace):
+    def begin(self):
+        pass
+
+    def note(self, wait, step):
+        return False
+
+
+def groups_from(position, count=10, size=2):
+    """Groups of ``size`` batches, which are their positions."""
+    first = position or 0
+    for at in range(first, count, size):
+        batches = list(range(at, min(at + size, count)))
+        yield BatchGroup(batches, [batch + 1 for batch in batches], 3)
+
+
+def run(progress, *, threaded=False, make=groups_from, note=None):
+    policy = Policy(threaded=threaded, settled=note is None)
+    if note is not None:
+        policy.note = lambda wait, step: note(policy)
+    return run_epoch(progress, lambda _: make, lambda: policy, 2, Pause())
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_batches_positions_and_counts(threaded):
+    progress = EpochProgress()
+    found = []
+    for batch in run(progress, threaded=threaded):
+        found.append((batch, progress.position, progress.batches))
+        assert not progress.finished
+    assert found == [(i, i + 1, i + 1) for i in range(10)]
+    assert (progress.finished, progress.samples) == (True, 30)
+    assert 0 <= progress.wait_seconds <= progress.seconds
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_it_goes_on_after_a_move(threaded):
+    progress, found = EpochProgress(), []
+    for batch in run(progress, threaded=threaded):
+        found.append(batch)
+        if len(found) == 3:
+            progress.position, progress.moved = 7, True
+    assert found == [0, 1, 2, 7, 8, 9]
+
+
+def test_it_begins_at_a_position():
+    progress = EpochProgress(position=6)
+    assert list(run(progress)) == [6, 7, 8, 9]
+
+
+def test_who_makes_batches_may_change_after_any_group():
+    def flip(policy):
+        policy.threaded = not policy.threaded
+        return True
+
+    progress = EpochProgress()
+    assert list(run(progress, note=flip)) == list(range(10))
+    assert progress.finished
+
+
+def test_nothing_runs_before_the_first_batch():
+    begun = []
+    iterator = run_epoch(
+        EpochProgress(),
+        lambda _: begun.append(1) or groups_from,
+        lambda: Policy(threaded=False, settled=True),
+        2,
+        Pause(),
+    )
+    assert begun == []
+    next(iterator)
+    assert begun == [1]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_an_error_comes_after_the_batches_before_it(threaded):
+    def failing(position):
+        yield from groups_from(position, 4)
+        raise ValueError("bad row")
+
+    found, progress = [], EpochProgress()
+    iterator = run(progress, threaded=threaded, make=failing)
+    with pytest.raises(ValueError, match="bad row"):
+        while True:
+            found.append(next(iterator))
+    assert found == [0, 1, 2, 3]
+    assert not progress.finished
+
+
+def test_an_empty_epoch():
+    progress = EpochProgress()
+    assert list(run(progress, make=lambda position: iter([]))) == []
+    assert progress.finished
+
+
+def test_iterators_have_a_length_and_are_not_pickled():
+    iterator = EpochIterator(iter([1, 2]))
+    iterator.length = lambda: 5
+    assert len(iterator) == 5
+    for call in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(IteratorPickledError, match="found a pickle or a copy of an iterator"):
+            call(iterator)
+    assert list(iterator) == [1, 2]
+    assert not EpochProgress().is_running

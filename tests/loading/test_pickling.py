@@ -1,0 +1,60 @@
+"""A pickle of a loader: its arguments and its position, and no data."""
+
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+
+import memfeed
+from support import Made, cache
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return cache(
+        Made(lambda i: {"x": torch.full((1000,), i)}, 20), tmp_path_factory.mktemp("pickling") / "s.mf", workers=0
+    )
+
+
+def rows(loader):
+    return [batch["x"][:, 0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4, "shuffle": True, "seed": 1},
+        {"batch_size": 3, "drop_last": True},
+        {"batch_size": 4, "sampler": [5, 1, 7]},
+        {"batch_sampler": [[1, 2], [3]]},
+        {"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(9)), 4, False)},
+        {"batch_size": 4, "prefetch_factor": 0, "last": "pad", "collate_fn": None},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_arguments_come_back(store, options):
+    loader = memfeed.Loader(store, **options)
+    data = pickle.dumps(loader)
+    assert len(data) < 10_000
+    again = pickle.loads(data)
+    assert (again.batch_size, again.drop_last, len(again)) == (loader.batch_size, loader.drop_last, len(loader))
+    assert rows(again) == rows(loader)
+
+
+def test_the_position_comes_back(store):
+    loader = memfeed.Loader(store, 4, shuffle=True, seed=1)
+    iterator = iter(loader)
+    first = [next(iterator), next(iterator)]
+    again = pickle.loads(pickle.dumps(loader))
+    rest = rows(again)
+    assert rows(first) + rest == rows(memfeed.Loader(store, 4, shuffle=True, seed=1))
+    loader.set_epoch(3)
+    other = memfeed.Loader(store, 4, shuffle=True, seed=1)
+    other.set_epoch(3)
+    assert rows(pickle.loads(pickle.dumps(loader))) == rows(other)
+
+
+def test_columns_in_memory_are_not_copied():
+    with pytest.raises(TypeError, match="found columns in memory, which a pickle would copy"):
+        pickle.dumps(memfeed.Loader(torch.arange(10), 2))
