@@ -67,20 +67,21 @@ def as_store(dataset: Any) -> Any:
         return memfeed.cache(dataset, None, workers=0, progress=False)
 
 
+originals: dict[type, type] = {}  # by replacement, which has no attribute more than a class of a user
+
+
 class AnyLoader(type):
     """The type of the replacements: ``isinstance(x, DataLoader)`` in a test is true for every DataLoader."""
 
-    original: type
-
     def __instancecheck__(cls, instance: Any) -> bool:
         """Return True for every loader where ``cls`` is a replacement itself, not a subclass of one."""
-        if "original" in cls.__dict__ and isinstance(instance, cls.__dict__["original"] | memfeed.Loader):
+        if cls in originals and isinstance(instance, originals[cls] | memfeed.Loader):
             return True
         return super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         """Return True for a subclass of the class replaced."""
-        if "original" in cls.__dict__ and issubclass(subclass, cls.__dict__["original"]):
+        if cls in originals and issubclass(subclass, originals[cls]):
             return True
         return super().__subclasscheck__(subclass)
 
@@ -109,7 +110,7 @@ def replacement(original: type) -> type:
                 named.setdefault("cache", Path(tempfile.mkdtemp()) / "store")
             super().__init__(dataset, *rest, **named)
 
-    Replacement.original = original
+    originals[Replacement] = original
     Replacement.__name__ = Replacement.__qualname__ = original.__name__
     globals()[original.__name__] = Replacement  # where pickle looks for it
     return Replacement

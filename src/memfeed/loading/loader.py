@@ -135,10 +135,10 @@ class Loader(DataLoader[T_co]):
         keep: beside ``cache``, how images of several sizes are stored that a random step resizes: "full", with all
             pixels; an int, shrunk to that short side in pixels; "encoded", the bytes of their files. None: as the store
             has them; of a new one "full" if they fit in half of the free disk and of the RAM, else "encoded".
-        require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
-            batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
-            loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
-            line says so, and what it is worth. See docs/memoize.md.
+        require: the least that is made of a dataset: "batched", all random steps run on whole batches; "samples", it
+            becomes a store. None: if its samples are random and its pipeline cannot be cut, this loader becomes a
+            `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files are kept there. See
+            docs/memoize.md.
         decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
@@ -319,7 +319,7 @@ class Loader(DataLoader[T_co]):
         """The epoch of the newest pass, or the one that ``set_epoch`` was given after it started; at first 0."""
         return self._clock.epoch
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         return self._epochs.iterate(self._begin, self.__len__)
 
     def _begin(self, progress: EpochProgress) -> Start:
