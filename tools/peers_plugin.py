@@ -157,19 +157,19 @@ def name_of(item: pytest.Item) -> str:
     return "::".join([os.path.relpath(item.path), *item.nodeid.split("::")[1:]])
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that do not count."""
-    if SELECTED:
-        names = set(json.loads(Path(SELECTED).read_text()))
-        left_out = [item for item in items if name_of(item) not in names]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if name_of(item) in names]
-
-
 def is_named(test: str, names: set[str]) -> bool:
     """Return True if ``names`` has the test, or the test without its parameters, or its class."""
     plain = test.split("[", 1)[0]
     return bool(names & {test, plain, plain.rsplit("::", 1)[0]})
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are not selected."""
+    if SELECTED:
+        names = set(json.loads(Path(SELECTED).read_text()))
+        left_out = [item for item in items if not is_named(name_of(item), names)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_named(name_of(item), names)]
 
 
 @pytest.hookimpl(wrapper=True)

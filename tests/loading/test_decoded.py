@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 import wave
 from pathlib import Path
 
@@ -325,6 +327,22 @@ class TestWithoutAPath:
         assert line.startswith("memfeed: SimClr: no store, so it is read as it is in every epoch, as by a DataLoader (")
         assert "found random samples" in line
         assert line.count("\n") == 1
+
+    def test_where_a_program_has_put_loader_in_the_place_of_data_loader(self, tmp_path):
+        program = (
+            "import torch, memfeed\n"
+            "from torch.utils.data import Dataset\n"
+            "theirs, torch.utils.data.DataLoader = torch.utils.data.DataLoader, memfeed.Loader\n"
+            "class Draws(Dataset):\n"
+            "    def __len__(self): return 3\n"
+            "    def __getitem__(self, index): return torch.rand(2)\n"
+            "assert type(torch.utils.data.DataLoader(Draws())) is theirs\n"
+            "assert len(list(torch.utils.data.DataLoader(Draws(), cache='kept.mf'))) == 3\n"
+        )
+        path = tmp_path / "program.py"
+        path.write_text(program)
+        done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
 
     @pytest.mark.parametrize("require", ["batched", "samples"])
     def test_a_store_can_be_required(self, files, require):

@@ -13,13 +13,12 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.arguments import Arguments
 from memfeed.loading.drawn_seed import joined_world_size
-from memfeed.loading.sources import Caching, CannotCacheError
+from memfeed.loading.sources import Caching, CannotCacheError, DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators
 from memfeed.store.format import resolve

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from msgspec import UNSET
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as DataLoader
 
 from memfeed.errors import LoaderError, MemfeedError, RandomDataError, SchemaError, SplitError, listed
 from memfeed.loading.settings import as_int, present_ranks
