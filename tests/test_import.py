@@ -189,12 +189,12 @@ def test_arguments_are_few():
 
     others = {"snapshot_every_n_steps", "follow_batch", "exclude_keys"}  # of StatefulDataLoader and PyG
     theirs = named(DataLoader.__init__) | others
-    assert len(named(memfeed.Loader.__init__) - theirs) <= 14
+    assert len(named(memfeed.Loader.__init__) - theirs) <= 15
     assert len(named(memfeed.cache) - {"dataset", "path"}) <= 14
 
 
 def test_public_names_are_few_and_documented():
     public = set(memfeed.__all__) - {"__version__"}
-    assert len(public) <= 18
+    assert len(public) <= 19
     for name in public:
         assert getattr(memfeed, name).__doc__, name

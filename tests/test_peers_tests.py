@@ -94,6 +94,27 @@ def test_what_fails_by_choice_counts_as_failed_and_is_named_if_it_passes(tool):
     }
 
 
+def test_tests_that_are_run_again_take_the_place_of_those_that_had_failed(tool):
+    before = tool["summary"](
+        list("abcde"),
+        {"a": {"result": "passed"}, "b": {"result": "passed"}, "c": {"result": "failed", "error": "no"}},
+        {"by design": ["b", "d"]},
+    )
+    suite = {"modes": {"store": before}}
+    assert tool["candidates"](suite, {"by design": ["b", "d"]}) == list("bcde")
+    results = {"b": {"result": "passed"}, "c": {"result": "passed"}, "d": {"result": "failed"}}
+    again = tool["summary"](list("bcde"), results, {"by design": ["b", "d"]})
+    assert tool["merged"](before, again) == {
+        "tests": 5,
+        "passed": 3,
+        "by_choice": {"by design": 1},
+        "passed_though_by_choice": ["b"],
+        "failed": {"e": "did not run"},
+    }
+    with pytest.raises(ValueError, match="found 3 tests to run again, and 1 others; expected 5 together"):
+        tool["merged"](before, {**again, "tests": 3})
+
+
 def test_a_source_that_is_not_there_is_said_with_its_address(tool, tmp_path, monkeypatch):
     monkeypatch.setitem(tool["source_of"].__globals__, "version", lambda package: "1.0")
     said = tool["source_of"](tool["SUITES"]["torchdata"], tmp_path)
@@ -118,14 +139,18 @@ def test_the_page_names_each_failure_and_counts_both_shares(report):
         "failed": {"f.py::a": "no", "f.py::b": "no"},
     }
     one = {
-        "version": "1.0", "commit": "", "seconds_allowed": {"test": 9, "suite": 60},
+        "version": "1.0", "commit": "", "memfeed": 40 * "a", "seconds_allowed": {"test": 9, "suite": 60},
         "torch": "2", "machine": {"system": "Linux", "cpus": 2},
         "control": {"tests": 9, "failed": 2, "skipped": 1}, "modes": dict.fromkeys(("store", "cache", "dataset"), mode),
     }  # fmt: skip
-    page = report["section"]({"skorch": one})
-    assert "| store | 2 of 4 | 50.0 % | 66.6 % |" in page
+    again = {"memfeed": 40 * "b", "tests": 2, "seconds_allowed": {"test": 30, "suite": 60}}
+    page = report["section"]({"skorch": one, "ignite": {**one, "again": again}})
+    assert "| store | 4 of 8 | 50.0 % | 66.6 % |" in page
     assert "| skorch 1.0 | 9 | 6 | 2 of 4, 1 by choice |" in page
-    assert "- by design (skorch)" in page
+    assert "- by design (ignite, skorch)" in page
+    assert "- aaaaaaaa: skorch\n" in page
+    assert "- aaaaaaaa, and bbbbbbbb for the tests that had failed: ignite\n" in page
+    assert "Seconds allowed for a test and for a suite: 30 and 60; 9 and 60." in page
     assert "- skorch, `f.py::a` and 1 more: no" in page
     assert "Not run: torchdata, accelerate" in page
 

@@ -67,20 +67,21 @@ def as_store(dataset: Any) -> Any:
         return memfeed.cache(dataset, None, workers=0, progress=False)
 
 
+originals: dict[type, type] = {}  # by replacement, which has no attribute more than a class of a user
+
+
 class AnyLoader(type):
     """The type of the replacements: ``isinstance(x, DataLoader)`` in a test is true for every DataLoader."""
 
-    original: type
-
     def __instancecheck__(cls, instance: Any) -> bool:
         """Return True for every loader where ``cls`` is a replacement itself, not a subclass of one."""
-        if "original" in cls.__dict__ and isinstance(instance, cls.__dict__["original"] | memfeed.Loader):
+        if cls in originals and isinstance(instance, originals[cls] | memfeed.Loader):
             return True
         return super().__instancecheck__(instance)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         """Return True for a subclass of the class replaced."""
-        if "original" in cls.__dict__ and issubclass(subclass, cls.__dict__["original"]):
+        if cls in originals and issubclass(subclass, originals[cls]):
             return True
         return super().__subclasscheck__(subclass)
 
@@ -109,7 +110,7 @@ def replacement(original: type) -> type:
                 named.setdefault("cache", Path(tempfile.mkdtemp()) / "store")
             super().__init__(dataset, *rest, **named)
 
-    Replacement.original = original
+    originals[Replacement] = original
     Replacement.__name__ = Replacement.__qualname__ = original.__name__
     globals()[original.__name__] = Replacement  # where pickle looks for it
     return Replacement
@@ -156,19 +157,19 @@ def name_of(item: pytest.Item) -> str:
     return "::".join([os.path.relpath(item.path), *item.nodeid.split("::")[1:]])
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests that do not count."""
-    if SELECTED:
-        names = set(json.loads(Path(SELECTED).read_text()))
-        left_out = [item for item in items if name_of(item) not in names]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if name_of(item) in names]
-
-
 def is_named(test: str, names: set[str]) -> bool:
     """Return True if ``names`` has the test, or the test without its parameters, or its class."""
     plain = test.split("[", 1)[0]
     return bool(names & {test, plain, plain.rsplit("::", 1)[0]})
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are not selected."""
+    if SELECTED:
+        names = set(json.loads(Path(SELECTED).read_text()))
+        left_out = [item for item in items if not is_named(name_of(item), names)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_named(name_of(item), names)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -36,6 +36,18 @@ def _some(tests: set[str]) -> str:
     return f"`{first}`" + (f" and {len(rest)} more" if rest else "")
 
 
+def _commits(found: Mapping[str, Any]) -> list[str]:
+    """Return a line for each commit of memfeed that suites ran on, or that has their results, the newest run last."""
+    runs: dict[tuple[str, str], list[str]] = {}
+    for name, one in found.items():
+        again = one.get("again", {}).get("memfeed", "")
+        runs.setdefault((one["memfeed"][:8], again[:8]), []).append(name)
+    return [
+        f"- {commit}{f', and {again} for the tests that had failed' if again else ''}: {', '.join(names)}"
+        for (commit, again), names in sorted(runs.items())
+    ]
+
+
 def section(found: Mapping[str, Any]) -> str:
     """Return what stands between the marks of the page."""
     columns = ["project", "tests with DataLoader", "passed", *MODES]
@@ -68,7 +80,13 @@ def section(found: Mapping[str, Any]) -> str:
     machines = sorted({f"{one['machine']['system']}, {one['machine']['cpus']} CPUs" for one in found.values()})
     versions = sorted({f"torch {one['torch']}" for one in found.values()})
     allowed = "; ".join(
-        sorted({"{test:.0f} and {suite:.0f}".format(**one["seconds_allowed"]) for one in found.values()})
+        sorted(
+            {
+                "{test:.0f} and {suite:.0f}".format(**one["seconds_allowed"])
+                for run in found.values()
+                for one in (run, run.get("again", run))
+            }
+        )
     )
     missing = [name for name in SUITES if name not in found]
     return "\n".join(
@@ -82,6 +100,10 @@ def section(found: Mapping[str, Any]) -> str:
             "",
             f"Not run: {', '.join(missing)}." if missing else "All suites were run.",
             f"{'; '.join(versions)}; {'; '.join(machines)}. Seconds allowed for a test and for a suite: {allowed}.",
+            "",
+            "Commits of memfeed:",
+            "",
+            *_commits(found),
             "",
             "Failures by choice:",
             "",

@@ -9,6 +9,9 @@ dataset, then a Loader ("store"), ``Loader(dataset, cache=path)`` ("cache"), and
 passes is reported. A test is stopped after ``--seconds``, and a suite, in each mode, after ``--suite-seconds``; of a
 suite that was stopped, the tests that ran with DataLoader count.
 
+``--again`` runs, after a change of memfeed, only the tests that failed in the results of ``--json``, and those that
+fail by choice; the others count as they did then.
+
 Sources are looked for in DIR. If the sdist of a project has the tests, it is downloaded there; else the project's
 repository must have been cloned there, and a line says so.
 """
@@ -130,6 +133,25 @@ def summary(tests: list[str], results: Results, by_choice: dict[str, list[str]])
     }
 
 
+def candidates(found: dict[str, Any], by_choice: dict[str, list[str]]) -> list[str]:
+    """Return the names of the tests that may have failed in the results of a suite."""
+    failed = [test for one in found["modes"].values() for test in one["failed"]]
+    return sorted({*failed, *(name for names in by_choice.values() for name in names)})
+
+
+def merged(before: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary of a mode, of which the tests ``again`` were run once more; all others had passed.
+
+    Raises ValueError if that cannot be, because not all tests that failed were run again.
+    """
+    others = before["passed"] - len(before["passed_though_by_choice"])
+    if others + again["tests"] != before["tests"]:
+        raise ValueError(
+            f"found {again['tests']} tests to run again, and {others} others; expected {before['tests']} together"
+        )
+    return {**again, "tests": before["tests"], "passed": others + again["passed"]}
+
+
 def describe(name: str, mode: str, found: dict[str, Any], *, verbose: bool) -> None:
     """Print the summary of a suite in one mode."""
     tests, passed, choices = found["tests"], found["passed"], sum(found["by_choice"].values())
@@ -155,6 +177,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="files whose name contains one of these")
     parser.add_argument("--seconds", type=int, default=60, help="a test that takes longer fails")
     parser.add_argument("--suite-seconds", type=float, default=900, help="a suite that takes longer is stopped")
+    parser.add_argument("--again", action="store_true", help="run only the tests that failed before, see above")
     parser.add_argument("--verbose", action="store_true", help="print each test that fails")
     parser.add_argument("--json", type=Path, help="write the results there, beside those of other suites")
     options = parser.parse_args()
@@ -167,23 +190,36 @@ def main() -> None:
             print(f"{name}: skipped: {source}", flush=True)
             continue
         begin = time.monotonic()
-        control = run(suite, source, CONTROL, options.only, options.seconds, None, options.suite_seconds)
+        before = json.loads(options.json.read_text())[name] if options.again else None
+        only, selected = options.only, None
+        if before is not None:
+            selected = candidates(before, by_choice.get(name, {}))
+            if not selected:
+                print(f"{name}: no test failed", flush=True)
+                continue
+            only = sorted({test.split("::")[0] for test in selected})
+        control = run(suite, source, CONTROL, only, options.seconds, selected, options.suite_seconds)
         tests = counted(control)
         not_passed = Counter(one["result"] for one in control.values() if one["result"] != "passed")
         found: dict[str, Any] = {
             "version": version(suite.package),
             "commit": commit_of(source),
             "torch": torch.__version__,
-            "memfeed": version("memfeed"),
+            "memfeed": commit_of(TOOLS.parent),
             "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
             "seconds_allowed": {"test": options.seconds, "suite": options.suite_seconds},
             "control": {"tests": len(control), **not_passed},
             "modes": {},
         }
         for mode in options.modes:
-            results = run(suite, source, mode, options.only, options.seconds, tests, options.suite_seconds)
+            results = run(suite, source, mode, only, options.seconds, tests, options.suite_seconds)
             found["modes"][mode] = summary(tests, results, by_choice.get(name, {}))
+            if before is not None:
+                found["modes"][mode] = merged(before["modes"][mode], found["modes"][mode])
             describe(name, mode, found["modes"][mode], verbose=options.verbose)
+        if before is not None:
+            again = {"memfeed": found["memfeed"], "tests": len(tests), "seconds_allowed": found["seconds_allowed"]}
+            found = {**before, "modes": {**before["modes"], **found["modes"]}, "again": again}
         print(f"{name}: {time.monotonic() - begin:.0f} s, with DataLoader {len(control)} tests: {dict(not_passed)}")
         if options.json:
             noted = json.loads(options.json.read_text()) if options.json.exists() else {}

@@ -287,7 +287,7 @@ USE = (
     ),
     Known(
         "`loader.dataset is dataset`",
-        "`loader.dataset` is the store",
+        "`loader.dataset` is the store; it also has the attributes of the dataset, if the loader was made of that",
         "the loader reads its rows",
         "value True -> False",
         ways=["loader.dataset is dataset"],
@@ -324,10 +324,10 @@ USE = (
     ),
     Known(
         "a dataset that draws random numbers",
-        "refused by `memfeed.cache`; `Loader(dataset)` cuts off the random steps of a pipeline, or refuses it; "
-        "`Loader(dataset, cache=path)` then is a DataLoader over it that keeps [decoded "
+        "refused by `memfeed.cache`; `Loader(dataset)` cuts off the random steps of a pipeline; where it cannot, it is "
+        "a DataLoader over the dataset, as a line says, with `cache=path` one that keeps [decoded "
         "files](memoize.md#datasets-that-no-store-can-hold)",
-        "a store is fixed; move the random part to `transform=`",
+        'a store is fixed; move the random part to `transform=`. `require="samples"` refuses such a dataset',
         "-> memfeed's (RandomDataError|SplitError)",
         ways=["a random dataset"],
     ),

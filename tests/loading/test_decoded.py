@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 import wave
 from pathlib import Path
 
@@ -308,11 +310,55 @@ def test_ranks_are_told_that_each_reads_all_samples(tmp_path, files, capsys, mon
     assert "pass sampler=torch.utils.data.DistributedSampler(dataset)" in capsys.readouterr().err
 
 
-class TestRefused:
-    def test_without_a_path(self, files):
-        with pytest.raises(RandomDataError):
-            memfeed.Loader(SimClr(files))
+class TestWithoutAPath:
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize("name", ["SimCLR", "a mosaic", "detection"])
+    def test_is_a_data_loader(self, files, name, workers):
+        dataset, options = PROGRAMS[name]
+        options = {"batch_size": 4, "shuffle": True, "num_workers": workers, **options}
+        expected, _ = epochs(DataLoader, dataset(files), **options)
+        found, loader = epochs(memfeed.Loader, dataset(files), **options)
+        assert difference(found, expected) is None, describe_difference(found, expected)
+        assert type(loader) is DataLoader
 
+    def test_says_why(self, files, capsys):
+        memfeed.Loader(SimClr(files))
+        line = capsys.readouterr().err
+        assert line.startswith("memfeed: SimClr: no store, so it is read as it is in every epoch, as by a DataLoader (")
+        assert "found random samples" in line
+        assert line.count("\n") == 1
+
+    def test_where_a_program_has_put_loader_in_the_place_of_data_loader(self, tmp_path):
+        program = (
+            "import torch, memfeed\n"
+            "from torch.utils.data import Dataset\n"
+            "theirs, torch.utils.data.DataLoader = torch.utils.data.DataLoader, memfeed.Loader\n"
+            "class Draws(Dataset):\n"
+            "    def __len__(self): return 3\n"
+            "    def __getitem__(self, index): return torch.rand(2)\n"
+            "assert type(torch.utils.data.DataLoader(Draws())) is theirs\n"
+            "assert len(list(torch.utils.data.DataLoader(Draws(), cache='kept.mf'))) == 3\n"
+        )
+        path = tmp_path / "program.py"
+        path.write_text(program)
+        done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize("require", ["batched", "samples"])
+    def test_a_store_can_be_required(self, files, require):
+        with pytest.raises(RandomDataError, match="found random samples"):
+            memfeed.Loader(SimClr(files), require=require)
+
+    def test_arguments_that_torch_does_not_have(self, files):
+        with pytest.raises(RandomDataError, match="It can be read as it is, by a plain DataLoader, which has no seed="):
+            memfeed.Loader(SimClr(files), seed=3)
+
+    def test_decoders_need_a_path(self, files):
+        with pytest.raises(LoaderError, match="found decoders= without a path"):
+            memfeed.Loader(SimClr(files), decoders=[read_raw])
+
+
+class TestRefused:
     @pytest.mark.parametrize("options", [{"decoders": ()}, {"require": "batched"}, {"require": "samples"}], ids=str)
     def test_where_the_user_says_so(self, tmp_path, files, options):
         with pytest.raises(RandomDataError):

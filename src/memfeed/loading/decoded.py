@@ -1,4 +1,4 @@
-"""The loader of a dataset that no store can hold: torch's own, in whose processes decoders answer from the disk."""
+"""The loader of a dataset that no store can hold: torch's own. With a path, decoders answer from the disk in it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
 from memfeed.loading.arguments import Arguments
 from memfeed.loading.drawn_seed import joined_world_size
-from memfeed.loading.sources import Caching, CannotCacheError
+from memfeed.loading.sources import Caching, CannotCacheError, DataLoader  # torch's, also if a program replaced it
 from memfeed.memoizing.decoders import Reading
 from memfeed.splitting.generators import Generators
 from memfeed.store.format import resolve
@@ -121,11 +120,11 @@ def become_decoded(
     refused: CannotCacheError,
     given: Arguments,
 ) -> None:
-    """Make a loader a `DecodedLoader`: torch's own, with the arguments that torch has. ``base`` is `Loader`.
+    """Make a loader torch's own, with the arguments that torch has. With a path it is a `DecodedLoader`.
 
-    A few samples are read to say what it is worth; all generators are where they were afterwards. Raises the error of
-    the dataset, or LoaderError, for arguments that only a loader of a store has, and for methods of a derived class,
-    which would be lost.
+    ``base`` is `Loader`. With a path a few samples are read to say what it is worth; all generators are where they were
+    afterwards. Raises the error of the dataset, or LoaderError, for arguments that only a loader of a store has, and
+    for methods of a derived class, which would be lost.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
     others += [] if caching.forms is None else ["forms"]
@@ -134,20 +133,27 @@ def become_decoded(
     lost = [f"{cls.__name__}.{name}" for cls in derived for name, one in vars(cls).items() if _is_own(name, one)]
     if others or lost:
         kind = LoaderError if refused.error is None else type(refused.error)
+        instead = "It can be read as it is" if caching.path is None else "Decoded files can be kept in its place"
         raise kind(
-            f"{refused}. Decoded files can be kept in its place, by a plain DataLoader, which has no "
+            f"{refused}. {instead}, by a plain DataLoader, which has no "
             f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
         ) from refused.error
-    assert caching.path is not None
-    path = resolve(caching.path)
-    reading = Reading(path, names_of(caching.decoders or ()))
-    worth = _measure(dataset, reading)
     why = " ".join(str(refused).split())
     why = why if len(why) <= _REASON_WIDTH else why[: _REASON_WIDTH - 3] + "..."
-    say_once(
-        f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the dataset "
-        f"is read as it is in every epoch: {why}\nmemfeed: {worth}"
-    )
+    reading = None
+    if caching.path is None:
+        say_once(
+            f"memfeed: {type(dataset).__name__}: no store, so it is read as it is in every epoch, as by a DataLoader "
+            f"(cache='PATH' keeps decoded files): {why}"
+        )
+    else:
+        path = resolve(caching.path)
+        reading = Reading(path, names_of(caching.decoders or ()))
+        worth = _measure(dataset, reading)
+        say_once(
+            f"memfeed: {path}: no store, neither batched nor sample by sample, but decoded files are kept, and the "
+            f"dataset is read as it is in every epoch: {why}\nmemfeed: {worth}"
+        )
     if joined_world_size() > 1 and given.sampler is None and given.batch_sampler is None:
         say_once(
             "memfeed: this loader reads all samples on each rank, as a DataLoader does: pass "
@@ -155,8 +161,12 @@ def become_decoded(
         )
     options = {name: getattr(given, name) for name in _OF_TORCH}
     options |= {} if given.prefetch_factor is None else {"prefetch_factor": given.prefetch_factor}
-    loader.__class__ = DecodedLoader
-    DecodedLoader.__init__(loader, dataset, decoded=reading, **options)  # type: ignore[arg-type]
+    if reading is None:
+        loader.__class__ = DataLoader
+        DataLoader.__init__(loader, dataset, **options)
+    else:
+        loader.__class__ = DecodedLoader
+        DecodedLoader.__init__(loader, dataset, decoded=reading, **options)  # type: ignore[arg-type]
 
 
 def _is_own(name: str, value: Any) -> bool:

@@ -133,13 +133,12 @@ class Loader(DataLoader[T_co]):
             if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
         forms: beside ``cache``, in which form fields are stored, see `memfeed.cache`: 256 shrinks images to that short
             side, ``(256, "jpeg:95")`` also compresses them, "encoded" keeps the bytes of their files. None: as the
-            store has them; images of a new one "full" if they fit in half of the free disk and of the RAM, else
-            "encoded".
+            store has them; images of a new one "full" if they fit in half of the free disk and RAM, else "encoded".
         budget: beside ``cache``, the most bytes that a new store may take, as "60GB"; see `memfeed.cache`.
-        require: beside ``cache``, the least that is made of the dataset: "batched", all random steps run on whole
-            batches; "samples", it becomes a store. None: if its samples are random and its pipeline cannot be cut, this
-            loader becomes a `DataLoader` over the dataset as it is, for which decoded files are kept at ``cache``. A
-            line says so, and what it is worth. See docs/memoize.md.
+        require: the least that is made of a dataset: "batched", all random steps run on whole batches; "samples", it
+            becomes a store. None: if its samples are random and its pipeline cannot be cut, this loader becomes a
+            `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files are kept there. See
+            docs/memoize.md.
         decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
@@ -231,10 +230,9 @@ class Loader(DataLoader[T_co]):
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement = device, transform, placement
-        self.forms, self.budget = forms, budget
         self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
-        self.exclude_keys, self.decoders, self.require = exclude_keys, decoders, require
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.exclude_keys, self.snapshot_every_n_steps = exclude_keys, snapshot_every_n_steps
+        self.forms, self.budget, self.decoders, self.require = forms, budget, decoders, require
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
         self._own_parts = (self.sampler, self.batch_sampler, self.collate_fn)
         self._epochs = Epochs(reading)
@@ -322,7 +320,7 @@ class Loader(DataLoader[T_co]):
         """The epoch of the newest pass, or the one that ``set_epoch`` was given after it started; at first 0."""
         return self._clock.epoch
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def _get_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         return self._epochs.iterate(self._begin, self.__len__)
 
     def _begin(self, progress: EpochProgress) -> Start:

@@ -6,11 +6,13 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as DataLoader
 
 from memfeed.errors import LoaderError, MemfeedError, RandomDataError, SchemaError, SplitError, listed
 from memfeed.loading.settings import as_int, present_ranks
@@ -66,13 +68,13 @@ class Caching:
     require: Require | None = None
 
     @property
-    def may_keep_decoded(self) -> bool:
-        """True if decoded files may be kept where the dataset cannot be."""
-        return self.path is not None and self.require is None and (self.decoders is None or len(self.decoders) > 0)
+    def may_read_as_it_is(self) -> bool:
+        """True if a dataset that no store can hold may be read by a DataLoader, and its decoded files be kept."""
+        return self.require is None and (self.decoders is None or len(self.decoders) > 0)
 
 
 class CannotCacheError(Exception):
-    """No store can be made of a dataset, and decoded files may be kept; the message says why."""
+    """No store can be made of a dataset, and it may be read as it is; the message says why."""
 
     def __init__(self, reason: str, error: MemfeedError | None = None) -> None:
         super().__init__(reason)
@@ -128,10 +130,10 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    if caching.may_keep_decoded and caching.path is not None and is_memo(resolve(caching.path)):
+    if caching.may_read_as_it_is and caching.path is not None and is_memo(resolve(caching.path)):
         raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
     # the dataset is read before it is known if a store can be made of it
-    states = Generators(dataset) if caching.may_keep_decoded else None
+    states = Generators(dataset) if caching.may_read_as_it_is else None
     before = None if states is None else states.save()
     try:
         store = cache(
@@ -150,8 +152,10 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
         states.restore(before)
         raise CannotCacheError(str(error), error) from None
     _require_batched(store, caching.require)
-    context = caching.multiprocessing_context
-    if context is not None and worker_count and store._view.supply is not None:
+    context, starts_processes = caching.multiprocessing_context, worker_count > 0 and store._view.supply is not None
+    if starts_processes:  # warns if they are more than there are cores
+        DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
+    if context is not None and starts_processes:
         method = getattr(context, "get_start_method", lambda: context)()
         used = torch.multiprocessing.get_start_method()
         if method != used:
@@ -163,18 +167,21 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
 
 
 def check_required(source: Any, caching: Caching) -> None:
-    """Raise LoaderError for ``decoders=`` and ``require=`` that are none, or without a dataset beside ``cache=``."""
+    """Raise LoaderError for ``decoders=`` and ``require=`` that are none, or without what they are about."""
     require, decoders = caching.require, caching.decoders
     if require not in (None, *get_args(Require)):
         raise LoaderError(f"found require={require!r:.60}; expected one of {', '.join(map(repr, get_args(Require)))}")
     if decoders is not None and not (isinstance(decoders, list | tuple) and all(map(callable, decoders))):
         raise LoaderError(f"found decoders={decoders!r:.60}; expected a list of functions, or () for none")
-    given = [name for name, value in (("require", require), ("decoders", decoders)) if value is not None]
-    if given and (caching.path is None or not is_dataset(source)) and not isinstance(source, Store):
+    if isinstance(source, Store):  # of a trainer that makes a loader of another one's parts
+        return
+    if (require is not None or decoders is not None) and not is_dataset(source):
+        name = "decoders" if require is None else "require"
         raise LoaderError(
-            f"found {given[0]}= without a dataset that becomes a store; expected it beside a map-style dataset and a "
-            "path: Loader(dataset, cache=path, ...)"
+            f"found {name}= without a dataset that becomes a store; expected it beside a map-style dataset"
         )
+    if decoders is not None and caching.path is None:
+        raise LoaderError("found decoders= without a path where results are kept: Loader(dataset, cache=path, ...)")
 
 
 def _require_batched(store: Store, require: Require | None) -> None:

@@ -36,9 +36,9 @@ class Backing:
     ``left_out`` says for each entry of a tensordict directory that is not read where it is and why. ``supply`` brings
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
-    opened from an address; 0 for any other. ``check_dataset`` raises StaleStoreError, for a store whose dataset is at
-    hand, if the dataset has changed since. ``verify`` compares the rows of memoized results with their hashes, as
-    `Store.verify` does with those of a store.
+    opened from an address; 0 for any other. ``dataset`` is the one that the rows are read from, where it is at hand,
+    and ``check_dataset`` raises StaleStoreError if it has changed since. ``verify`` compares the rows of memoized
+    results with their hashes, as `Store.verify` does with those of a store.
     """
 
     path: Path | None
@@ -57,6 +57,7 @@ class Backing:
     masks_rows: bool = False
     chunk_rows: int = 0
     check_dataset: Callable[[Backing], None] = lambda backing: None
+    dataset: Any = None
     source: str | None = None
     verify: Callable[[Callable[[int, int], None] | None], None] | None = None
     _columns: dict[int, Column] = field(default_factory=dict)

@@ -65,6 +65,19 @@ class Store(Facts):
             )
         super().__setattr__(name, value)
 
+    if not TYPE_CHECKING:  # a type checker is to find names that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the dataset, if it is at hand: a program finds it in ``loader.dataset``."""
+            if name.startswith("_") or hasattr(type(self), name):
+                return self.__getattribute__(name)  # raises its own error
+            view = self._view
+            if view.backing.dataset is None or not view.has_all_rows or len(view.fields) < len(view.backing.schema):
+                raise AttributeError(
+                    f"{self.path}: found no attribute {name!r} of a store; expected one of the dataset from the dataset"
+                )
+            return getattr(view.backing.dataset, name)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Store) or self._backing.supply is not None or other._backing.supply is not None:
             return self is other

@@ -1,0 +1,97 @@
+"""What programs do with a loader of a dataset beside reading it: attributes, a class of their own, many workers."""
+
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import memfeed
+from memfeed.errors import StaleStoreError
+
+
+class Words(Dataset):
+    """Rows, and what a model asks of its dataset."""
+
+    def __init__(self):
+        self.vocabulary = {"a": 0, "b": 1}
+        self.transform = None
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+    def word(self, number):
+        return list(self.vocabulary)[number]
+
+
+@pytest.fixture(params=["temporary", "cache"])
+def loader(request, tmp_path):
+    return memfeed.Loader(Words(), 2, cache=None if request.param == "temporary" else tmp_path / "words.mf")
+
+
+def test_attributes_of_the_dataset_are_found(loader):
+    for _ in range(2):  # while the store is filled, and when it is finished
+        assert loader.dataset.vocabulary == {"a": 0, "b": 1}
+        assert loader.dataset.word(1) == "b"
+        list(loader)
+        loader.dataset.finish()
+    assert not hasattr(loader.dataset, "nothing")
+    assert not hasattr(loader.dataset, "_nothing")
+
+
+def test_what_the_store_has_is_its_own(loader):
+    with pytest.raises(AttributeError, match="its dataset had none"):
+        _ = loader.dataset.classes
+
+
+def test_a_part_of_the_rows_has_no_attributes_of_the_dataset(loader):
+    with pytest.raises(AttributeError, match="found no attribute 'vocabulary' of a store"):
+        _ = loader.dataset.subset([1, 2]).vocabulary
+
+
+def test_an_opened_store_has_none(tmp_path):
+    memfeed.cache(Words(), tmp_path / "a.mf")
+    with pytest.raises(AttributeError, match="found no attribute 'vocabulary' of a store"):
+        _ = memfeed.open(tmp_path / "a.mf").vocabulary
+
+
+def test_a_change_made_through_the_loader_is_noticed(loader):
+    list(loader)
+    loader.dataset.vocabulary["c"] = 2
+    with pytest.raises(StaleStoreError, match="vocabulary"):
+        list(loader)
+
+
+def test_a_derived_class_may_make_the_iterator(tmp_path):
+    begun = []
+
+    class Mine(memfeed.Loader):
+        def _get_iterator(self):
+            begun.append(len(self))
+            return super()._get_iterator()
+
+    store = memfeed.cache(torch.arange(6), tmp_path / "a.mf")
+    assert [batch.tolist() for batch in Mine(store, 4)] == [[0, 1, 2, 3], [4, 5]]
+    assert begun == [2]
+
+
+class TestManyWorkers:
+    """Processes that fill a store are as many as are asked for, as those of DataLoader; torch warns of too many."""
+
+    @pytest.fixture(autouse=True)
+    def cores(self, monkeypatch):
+        monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
+
+    def test_more_than_cores(self):
+        with pytest.warns(UserWarning, match="This DataLoader will create 2 worker processes in total"):
+            memfeed.Loader(Words(), num_workers=2)
+
+    def test_not_of_a_store(self, tmp_path):
+        store = memfeed.cache(Words(), tmp_path / "a.mf")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            memfeed.Loader(store, num_workers=2)
+            memfeed.Loader(Words(), num_workers=1)
