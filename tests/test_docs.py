@@ -35,6 +35,7 @@ dataset = Squares()
 """
 BEFORE = {
     "filling": [""],
+    "forms": ["dataset = [(torch.full((3, 32, 32), i, dtype=torch.uint8), i) for i in range(100)]", ""],
     "memoize": ["", "", "", "", ""],
     "remote": ["memfeed.cache(dataset, 'imagenet.mf')", ""],
     "sequences": [
@@ -56,6 +57,7 @@ BEFORE = {
 }
 AFTER = {
     "filling": ["assert sum(len(labels) for _, labels in loader) == 100"],
+    "forms": ["assert len(store) == 100 and store[3][0].shape == (3, 32, 32)", "assert len(list(loader)) == 2"],
     "memoize": [
         "assert load.report()[2:4] == (84, 12)",
         "",

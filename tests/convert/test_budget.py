@@ -1,50 +1,135 @@
-"""What a store will take, in one line, and an error before a disk is full."""
+"""``budget=``: the fastest form that fits is chosen by measurement."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from memfeed.convert.budget import describe_budget, mean_row_bytes
+import memfeed
+from memfeed.convert import budget, measured_forms
+from memfeed.convert.measured_forms import MeasuredForm, fastest_within
 from memfeed.errors import SpaceError
-from memfeed.schema.codec import Packed
-from memfeed.system import files
+from memfeed.schema.compare import equal
 
 
-@pytest.fixture
-def free(monkeypatch):
-    def set_to(size):
-        monkeypatch.setattr(files, "free_bytes", lambda path: size)
+class Smooth:
+    """Images that JPEG makes small, and zstd not much."""
 
-    return set_to
+    def __len__(self):
+        return 200
 
-
-def test_bytes_of_rows_count_starts_and_dims():
-    fixed, ragged = Packed([b"12", b"3456"], None), Packed([b"12"], np.zeros((1, 2), np.int64))
-    assert mean_row_bytes([[fixed]]) == 6
-    assert mean_row_bytes([[fixed, ragged], [fixed, ragged]]) == 6 + 2 + 8 + 16
-    assert mean_row_bytes([[fixed], [Packed([], None)]]) == 3
+    def __getitem__(self, index):
+        draw = np.random.default_rng(index)
+        ramp = np.add.outer(np.arange(48) * 2, np.arange(64))[None] + draw.integers(0, 100, (3, 1, 1))
+        noise = draw.integers(0, 6, (3, 48, 64))
+        return torch.from_numpy(((ramp + noise) % 256).astype(np.uint8)), index
 
 
-def test_a_line(tmp_path, free):
-    free(10_000_000_000)
-    assert describe_budget(tmp_path, 1000, 1000.0, 0.001) == "1,000 rows, 1.0 MB, about 1.0 s; 10.0 GB free"
-    free(None)
-    assert describe_budget(tmp_path, 1000, 1000.0, 0.001).endswith("; free space unknown")
-    assert describe_budget(tmp_path, None, 1000.0, 0.001).startswith("an unknown number of rows")
-    assert describe_budget(tmp_path, 0, 1000.0, 0.001).startswith("0 rows, 0 B")
+RAW_BYTES = 200 * (3 * 48 * 64 + 8)
 
 
-def test_smaller_forms_are_proposed_for_a_store_of_more_than_half_of_the_room(tmp_path, free):
-    free(1_000_000)
-    assert "smaller forms" not in describe_budget(tmp_path, 500, 1000.0, 0.001)
-    assert "smaller forms" in describe_budget(tmp_path, 501, 1000.0, 0.001)
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(measured_forms, "SECONDS", 0.05)
 
 
-def test_overlap_is_told(tmp_path):
-    assert "overlap" not in describe_budget(tmp_path, 1, 1.0, 0.001, 1.0)
-    assert "each byte about 8 times" in describe_budget(tmp_path, 1, 1.0, 0.001, 8.0)
+def codec_of(store):
+    coding = store._view.manifest.schema.fields[0].coding
+    return None if coding is None else coding.codec
 
 
-def test_too_little_room(tmp_path, free):
-    free(1_000_000)
-    with pytest.raises(SpaceError, match="1,001 rows of"):
-        describe_budget(tmp_path, 1001, 1000.0, 0.001)
+def cached(path, **options):
+    return memfeed.cache(Smooth(), path, workers=0, **options)
+
+
+def test_what_fits_raw_may_stay_raw_and_a_line_says_so(tmp_path, capsys):
+    store = cached(tmp_path / "s.mf", budget="1GB")
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line.startswith("memfeed: forms='")
+    assert "rows/s a core; the next one is forms='" in line
+    assert codec_of(store) in (None, "lz4", "zstd")
+    assert equal(store[7], Smooth()[7])
+
+
+def test_lossy_forms_are_taken_only_if_they_are_allowed(tmp_path, capsys):
+    small = RAW_BYTES // 4
+    with pytest.raises(SpaceError, match=r'no form of 200 rows that fits .*forms="lossy"'):
+        cached(tmp_path / "s.mf", budget=small)
+    assert not (tmp_path / "s.mf").exists()
+    store = cached(tmp_path / "s.mf", budget=small, forms="lossy")
+    assert codec_of(store) == "jpeg"
+    assert store.nbytes < small
+    assert "pixels differ by" in capsys.readouterr().err
+    assert cached(tmp_path / "s.mf", budget=small) == store  # a store that exists is only opened
+
+
+def test_a_form_that_is_given_by_hand_stays(tmp_path):
+    store = cached(tmp_path / "s.mf", budget="1GB", forms={0: "zstd:7"})
+    assert store._view.manifest.schema.fields[0].coding.parameters == {"level": 7}
+
+
+def test_the_choice_is_kept_while_the_store_is_built(tmp_path, monkeypatch):
+    dataset, path = Smooth(), tmp_path / "s.mf"
+
+    def breaks(self, index):
+        if index == 155:
+            raise OSError("the disk is away")
+        return whole(self, index)
+
+    whole = Smooth.__getitem__
+    monkeypatch.setattr(Smooth, "__getitem__", breaks)
+    with pytest.raises(memfeed.errors.SampleError):
+        memfeed.cache(dataset, path, budget=RAW_BYTES // 4, forms="lossy", workers=0, progress=False)
+    monkeypatch.setattr(Smooth, "__getitem__", whole)
+    monkeypatch.setattr(budget, "measure_forms", lambda *arguments: pytest.fail("measured again"))
+    store = memfeed.cache(dataset, path, budget=RAW_BYTES // 4, forms="lossy", workers=0, progress=False)
+    assert codec_of(store) == "jpeg"
+    assert not (path / ".build").exists()
+
+
+RANK = """
+import sys
+import memfeed
+from memfeed.convert import budget
+sys.path.insert(0, {tests!r})
+from test_budget import RAW_BYTES, Smooth, codec_of
+measured, measure = [], budget.measure_forms
+budget.measure_forms = lambda *a: measured.append(1) or measure(*a)
+if __name__ == "__main__":
+    loader = memfeed.Loader(Smooth(), 50, cache=sys.argv[1], budget=RAW_BYTES // 4, forms="lossy")
+    print(codec_of(loader.store), len(list(loader)), len(measured), flush=True)
+    loader.store.finish()
+"""
+
+
+def test_processes_that_begin_together_take_one_form(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK.format(tests=str(Path(__file__).parent)))
+    command = [sys.executable, str(script), str(tmp_path / "s.mf")]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [rank.communicate(timeout=100) for rank in ranks]
+    assert sorted(out for out, _ in said) == ["jpeg 4 0\n", "jpeg 4 1\n"], said
+    assert codec_of(memfeed.open(tmp_path / "s.mf")) == "jpeg"
+
+
+def test_the_fastest_form_that_fits():
+    forms = [MeasuredForm("raw", 100, 9000), MeasuredForm("lz4", 60, 4000), MeasuredForm("zstd", 40, 1000)]
+    assert [one and one.given for one in fastest_within(forms, 1000, 10)] == ["raw", "lz4"]
+    assert [one and one.given for one in fastest_within(forms, 600, 10)] == ["lz4", "zstd"]
+    assert [one and one.given for one in fastest_within(forms, 400, 10)] == ["zstd", None]
+    with pytest.raises(SpaceError, match="the smallest is forms='zstd': 400 B"):
+        fastest_within(forms, 399, 10)
+
+
+@pytest.mark.parametrize("text", ["much", 0, -5, "60 apples"])
+def test_a_budget_without_a_meaning(tmp_path, text):
+    with pytest.raises(ValueError, match="expected bytes"):
+        cached(tmp_path / "s.mf", budget=text)
+
+
+def test_a_budget_needs_samples_by_number(tmp_path):
+    with pytest.raises(ValueError, match="expected a map-style dataset"):
+        memfeed.cache(iter([torch.zeros(3)] * 4), tmp_path / "s.mf", budget="1GB")
