@@ -1,5 +1,6 @@
 """``budget=``: the fastest form that fits is chosen by measurement."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from memfeed.convert import budget, measured_forms
 from memfeed.convert.measured_forms import MeasuredForm, fastest_within
 from memfeed.errors import SpaceError
 from memfeed.schema.compare import equal
+from memfeed.system import files
 
 
 class Smooth:
@@ -133,3 +135,20 @@ def test_a_budget_without_a_meaning(tmp_path, text):
 def test_a_budget_needs_samples_by_number(tmp_path):
     with pytest.raises(ValueError, match="expected a map-style dataset"):
         memfeed.cache(iter([torch.zeros(3)] * 4), tmp_path / "s.mf", budget="1GB")
+
+
+def test_a_full_disk_names_the_forms_that_fit(tmp_path, monkeypatch):
+    free = files.free_bytes
+    monkeypatch.setattr(files, "free_bytes", lambda path: RAW_BYTES // 2 if "here" in str(path) else free(path))
+    (tmp_path / "here").mkdir()
+    with pytest.raises(SpaceError, match=r"These forms fit: forms='jpeg:\d+': .*; forms='jpeg:") as raised:
+        cached(tmp_path / "here" / "s.mf", progress=False)
+    assert raised.value.errno == errno.ENOSPC
+    assert "'zstd'" not in str(raised.value)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_no_form_that_fits_leaves_nothing_behind(tmp_path):
+    with pytest.raises(SpaceError, match="expected|Expected"):
+        cached(tmp_path / "s.mf", budget=1000, progress=False)
+    assert list(tmp_path.iterdir()) == []

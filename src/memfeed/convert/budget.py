@@ -15,6 +15,7 @@ from memfeed.building.claim import FORMS
 from memfeed.convert.measured_forms import MakeStore, fastest_within, measure_forms, merged
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.overlap import LEAST_FACTOR
+from memfeed.errors import MemfeedError
 from memfeed.schema.codec import Packed
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
@@ -22,6 +23,7 @@ from memfeed.system import files, trust
 from memfeed.system.progress import write_line
 from memfeed.system.units import format_bytes, format_seconds
 
+MOST_PROPOSED = 4
 LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
 
 
@@ -73,8 +75,13 @@ def within_budget(dataset: Any, target: Path, options: ConvertOptions, make_stor
         kept = os.pread(fd, format.JSON_A_FILE, 0)
         chosen = msgspec.json.decode(kept, type=_Chosen) if kept else None
         if chosen is None or (chosen.budget != options.budget and not Build.is_begun(root)):
-            found = measure_forms(dataset, options, make_store)
-            best, other = fastest_within(found, options.budget, len(dataset))
+            try:
+                found = measure_forms(dataset, options, make_store)
+                best, other = fastest_within(found, options.budget, len(dataset))
+            except BaseException:
+                if not Build.is_begun(root):
+                    files.remove_tree(root)
+                raise
             chosen = _Chosen(options.budget, best.given)
             os.ftruncate(fd, 0)
             files.write_at(fd, np.frombuffer(msgspec.json.encode(chosen), np.uint8), 0)
@@ -84,6 +91,20 @@ def within_budget(dataset: Any, target: Path, options: ConvertOptions, make_stor
         given = tuple(chosen.given) if isinstance(chosen.given, list) else chosen.given
     forms = merged(options.forms, given)
     return msgspec.structs.replace(options, forms=forms, keep=forms.keep)
+
+
+def forms_that_fit(dataset: Any, target: Path, options: ConvertOptions, make_store: MakeStore) -> str:
+    """Return the forms of a map-style dataset whose bytes are free at ``target``, for an error message."""
+    free = files.free_bytes(target) or 0
+    lossy = msgspec.structs.replace(options, forms=msgspec.structs.replace(options.forms, lossy=True))
+    try:
+        found = measure_forms(dataset, lossy, make_store)
+    except MemfeedError:
+        return ""
+    fitting = sorted((one for one in found if one.row_bytes * len(dataset) <= free), key=lambda one: -one.rows_a_second)
+    if not fitting:
+        return ". No form of this dataset fits there"
+    return ". These forms fit: " + "; ".join(one.describe(len(dataset)) for one in fitting[:MOST_PROPOSED])
 
 
 class _Chosen(msgspec.Struct, frozen=True):

@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from memfeed.building.build import Build
 from memfeed.convert.at_address import cache_at
-from memfeed.convert.budget import within_budget
+from memfeed.convert.budget import forms_that_fit, within_budget
 from memfeed.convert.changes import Watched
 from memfeed.convert.conversion import open_or_convert
 from memfeed.convert.inputs import classify_input, refuse_copy, refuse_mapped_columns, require_length
@@ -22,7 +23,7 @@ from memfeed.convert.repair import repair_store
 from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import keep_of, split_input, store_at, with_rest
 from memfeed.convert.staleness import require_unchanged
-from memfeed.errors import StaleStoreError, StoreError
+from memfeed.errors import SpaceError, StaleStoreError, StoreError
 from memfeed.remote.address import is_address
 from memfeed.schema.fields import Kind
 from memfeed.store import format
@@ -269,11 +270,17 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
             f'found workers="ray" for {"columns" if given.kind == "columns" else "an iterable"}; expected a dataset '
             "with len and [], whose rows tasks can compute by number: leave workers= out"
         )
-    if options.lazily:
-        store = open_or_fill(target, given, options, owner, stored)
-    else:
-        repaired = repair_store(target, given, options) if options.repair else None
-        store = open_or_convert(target, given, options, owner, stored) if repaired is None else repaired
+    try:
+        if options.lazily:
+            store = open_or_fill(target, given, options, owner, stored)
+        else:
+            repaired = repair_store(target, given, options) if options.repair else None
+            store = open_or_convert(target, given, options, owner, stored) if repaired is None else repaired
+    except SpaceError as error:
+        if given.kind != "map" or Build.is_begun(format.build_path(target)) or target.exists():
+            raise
+        fitting = forms_that_fit(dataset, target, options, cache_one)
+        raise SpaceError(error.errno, f"{error.strerror}{fitting}") from error
     if options.lazily and watched is not None:
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)
