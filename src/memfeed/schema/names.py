@@ -60,7 +60,7 @@ def find_field(which: Any, paths: Sequence[Path], names: Sequence[str]) -> int:
 
 
 def _find_one(name: Any, paths: Sequence[Path], names: Sequence[str], shown: Sequence[str]) -> list[int]:
-    if not isinstance(name, str | int | tuple):
+    if isinstance(name, bool) or not isinstance(name, str | int | tuple):
         raise FieldError(
             f"found {brief(name)} as the name of a field; expected a str or int, a tuple for one path, or a list for "
             f"several fields, of: {listed(shown)}"
