@@ -95,24 +95,21 @@ def test_what_fails_by_choice_counts_as_failed_and_is_named_if_it_passes(tool):
 
 
 def test_tests_that_are_run_again_take_the_place_of_those_that_had_failed(tool):
-    before = tool["summary"](
-        list("abcde"),
-        {"a": {"result": "passed"}, "b": {"result": "passed"}, "c": {"result": "failed", "error": "no"}},
-        {"by design": ["b", "d"]},
-    )
-    suite = {"modes": {"store": before}}
-    assert tool["candidates"](suite, {"by design": ["b", "d"]}) == list("bcde")
-    results = {"b": {"result": "passed"}, "c": {"result": "passed"}, "d": {"result": "failed"}}
-    again = tool["summary"](list("bcde"), results, {"by design": ["b", "d"]})
-    assert tool["merged"](before, again) == {
-        "tests": 5,
-        "passed": 3,
+    choices = {"by design": ["b", "d"]}
+    passes = {"result": "passed"}
+    before = tool["summary"](list("abcdef"), {"a": passes, "b": passes, "f": passes, "c": {"error": "no"}}, choices)
+    other_mode = tool["summary"](list("abcdef"), dict.fromkeys("abcde", passes), choices)
+    assert tool["candidates"]({"modes": {"store": before, "cache": other_mode}}, choices) == list("bcdef")
+    again = tool["summary"](list("bcdef"), dict.fromkeys("bcf", passes), choices)
+    assert tool["merged"](before, again, list("bcdef"), {"b", "d"}) == {
+        "tests": 6,
+        "passed": 4,
         "by_choice": {"by design": 1},
         "passed_though_by_choice": ["b"],
         "failed": {"e": "did not run"},
     }
-    with pytest.raises(ValueError, match="found 3 tests to run again, and 1 others; expected 5 together"):
-        tool["merged"](before, {**again, "tests": 3})
+    with pytest.raises(ValueError, match="found 4 tests run again, and 1 others; expected 6 together"):
+        tool["merged"](before, again, list("bcdf"), {"b", "d"})
 
 
 def test_a_source_that_is_not_there_is_said_with_its_address(tool, tmp_path, monkeypatch):
@@ -147,7 +144,7 @@ def test_the_page_names_each_failure_and_counts_both_shares(report):
     page = report["section"]({"skorch": one, "ignite": {**one, "again": again}})
     assert "| store | 4 of 8 | 50.0 % | 66.6 % |" in page
     assert "| skorch 1.0 | 9 | 6 | 2 of 4, 1 by choice |" in page
-    assert "- by design (ignite, skorch)" in page
+    assert "| by design | ignite, skorch | 2 | 2 | 2 |" in page
     assert "- aaaaaaaa: skorch\n" in page
     assert "- aaaaaaaa, and bbbbbbbb for the tests that had failed: ignite\n" in page
     assert "Seconds allowed for a test and for a suite: 30 and 60; 9 and 60." in page

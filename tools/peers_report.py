@@ -53,7 +53,8 @@ def section(found: Mapping[str, Any]) -> str:
     columns = ["project", "tests with DataLoader", "passed", *MODES]
     lines = ["| " + " | ".join(columns) + " |", "|---|---:|---:|" + "---:|" * len(MODES)]
     totals = {mode: [0, 0, 0] for mode in MODES}
-    reasons: dict[str, set[str]] = {}
+    reasons: dict[str, dict[str, int]] = {}
+    projects: dict[str, set[str]] = {}
     other: dict[tuple[str, str], set[str]] = {}
     for name, suite in found.items():
         control, modes = suite["control"], suite["modes"]
@@ -68,8 +69,10 @@ def section(found: Mapping[str, Any]) -> str:
             totals[mode][0] += one["passed"]
             totals[mode][1] += one["tests"]
             totals[mode][2] += sum(one["by_choice"].values())
-            for reason in one["by_choice"]:
-                reasons.setdefault(reason, set()).add(name)
+            for reason, number in one["by_choice"].items():
+                counts = reasons.setdefault(reason, dict.fromkeys(MODES, 0))
+                counts[mode] += number
+                projects.setdefault(reason, set()).add(name)
             for test, error in one["failed"].items():
                 said = (error.splitlines() or ["no error"])[0][:110].replace("|", "\\|").replace("<", "&lt;")
                 other.setdefault((name, said), set()).add(test.rsplit("/", 1)[-1])
@@ -105,9 +108,12 @@ def section(found: Mapping[str, Any]) -> str:
             "",
             *_commits(found),
             "",
-            "Failures by choice:",
-            "",
-            *(f"- {reason} ({', '.join(sorted(names))})" for reason, names in sorted(reasons.items())),
+            "| failures by choice: the test | projects | " + " | ".join(MODES) + " |",
+            "|---|---|" + "---:|" * len(MODES),
+            *(
+                f"| {reason} | {', '.join(sorted(projects[reason]))} | {' | '.join(map(str, counts.values()))} |"
+                for reason, counts in sorted(reasons.items(), key=lambda one: (-sum(one[1].values()), one[0]))
+            ),
             "",
             "Other failures:",
             "",

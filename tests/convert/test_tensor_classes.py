@@ -104,7 +104,7 @@ def test_columns(path, data):
 def test_other_ways_in(path):
     refused = pytest.raises(SchemaError, match="found MetaTensor .*would lose the class, meta")
     with refused:
-        Loader(Made(lambda i: (scan(i), i), N), cache=path)
+        Loader(Made(lambda i: (scan(i), i), N), cache=path, require="samples")
     with refused:
         cache(map(scan, range(N)), path)
     with refused:

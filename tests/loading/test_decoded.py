@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Dataset
 
 import memfeed
-from memfeed.errors import LoaderError, RandomDataError
+from memfeed.errors import LoaderError, RandomDataError, SchemaError
 from memfeed.loading import decoded
 from memfeed.loading.decoded import DecodedLoader
 from memfeed.memoizing import decoders, kept
@@ -327,6 +327,16 @@ class TestWithoutAPath:
         assert line.startswith("memfeed: SimClr: no store, so it is read as it is in every epoch, as by a DataLoader (")
         assert "found random samples" in line
         assert line.count("\n") == 1
+
+    @pytest.mark.parametrize("path", [None, "kept.mf"])
+    def test_samples_of_kinds_that_no_column_holds(self, tmp_path, capsys, path):
+        dataset = [torch.tensor(0), torch.tensor(1), {"a": torch.tensor(2)}, {"a": torch.tensor(3)}]
+        path = path and tmp_path / path
+        found, expected = list(memfeed.Loader(dataset, 2, cache=path)), list(DataLoader(dataset, 2))
+        assert difference(found, expected) is None
+        assert "found Tensor (int64 []); expected dict, as in sample 2" in capsys.readouterr().err
+        with pytest.raises(SchemaError, match="expected dict, as in sample 2"):
+            memfeed.Loader(dataset, 2, cache=path, require="samples")
 
     def test_where_a_program_has_put_loader_in_the_place_of_data_loader(self, tmp_path):
         program = (

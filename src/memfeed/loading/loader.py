@@ -136,9 +136,9 @@ class Loader(DataLoader[T_co]):
             store has them; images of a new one "full" if they fit in half of the free disk and RAM, else "encoded".
         budget: beside ``cache``, the most bytes that a new store may take, as "60GB"; see `memfeed.cache`.
         require: the least that is made of a dataset: "batched", all random steps run on whole batches; "samples", it
-            becomes a store. None: if its samples are random and its pipeline cannot be cut, this loader becomes a
-            `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files are kept there. See
-            docs/memoize.md.
+            becomes a store. None: if its first samples fit no store, or are random and its pipeline cannot be cut, this
+            loader becomes a `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files
+            are kept there. See docs/memoize.md.
         decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.

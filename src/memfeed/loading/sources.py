@@ -146,7 +146,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             workers=worker_count,
             worker_init_fn=caching.worker_init_fn,
         )
-    except (RandomDataError, SplitError) as error:
+    except (RandomDataError, SchemaError, SplitError) as error:
         if states is None or before is None:
             raise
         states.restore(before)
