@@ -34,6 +34,7 @@ class Squares(torch.utils.data.Dataset):
 dataset = Squares()
 """
 BEFORE = {
+    "bench": ["", ""],
     "filling": [""],
     "memoize": ["", "", "", "", ""],
     "remote": ["memfeed.cache(dataset, 'imagenet.mf')", ""],
@@ -55,6 +56,7 @@ BEFORE = {
     ],
 }
 AFTER = {
+    "bench": ["assert verdict.headline() and Path('verdict.html').stat().st_size > 1000", ""],
     "filling": ["assert sum(len(labels) for _, labels in loader) == 100"],
     "memoize": [
         "assert load.report()[2:4] == (84, 12)",

@@ -1,6 +1,7 @@
 """``memfeed.bench`` on programs whose reading and computing are sleeps, so that a busy machine changes little."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import memfeed
 from memfeed.errors import LoaderError
+from memfeed.verdict import bench
 from memfeed.verdict.loops import run_turn
 from memfeed.verdict.verdict import Verdict, load_verdict
 
@@ -41,6 +43,7 @@ def test_reading_that_takes_all_the_time(tmp_path):
     assert verdict.sample.seconds > 0.004
     assert verdict.forms[0].name == "as given"
     assert verdict.forms[0].cores > 0
+    assert verdict.store_bytes == verdict.forms[0].total_bytes == 600 * (3 * 8 * 8 + 8)
     assert len(str(verdict).splitlines()) <= 13
     verdict.save(tmp_path / "v.json")
     assert load_verdict(tmp_path / "v.json") == verdict
@@ -73,6 +76,34 @@ def test_columns_in_memory_are_read_in_place(capfd):
     assert verdict.forms == ()
     assert verdict.memfeed is not None
     assert capfd.readouterr() == ("", "")
+
+
+class Files(torch.utils.data.Dataset):
+    """Samples that are files."""
+
+    def __init__(self, folder):
+        self.names = [folder / f"{i}.bin" for i in range(64)]
+        for name in self.names:
+            name.write_bytes(bytes(5000))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.frombuffer(bytearray(self.names[i].read_bytes()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(("memory", "cold"), [(10**12, []), (1000, ["the files", "the store"])])
+def test_what_does_not_fit_in_memory_is_measured_cold(tmp_path, monkeypatch, memory, cold):
+    evicted = []
+    monkeypatch.setattr(bench, "memory_limit", lambda: memory)
+    monkeypatch.setattr(bench, "evict", evicted.extend)
+    verdict = memfeed.bench(Files(tmp_path), compute(0.0001), batch_size=8, seconds=1)
+    assert [note[: note.index(" ", 4)] for note in verdict.notes] == cold
+    assert bool(evicted) == bool(cold)
+    if cold:
+        assert {Path(name).name for name in evicted} >= {"0.bin", "63.bin"}
+        assert any(f"/{bench.STORE}/" in name for name in evicted)
 
 
 class Noisy(Slow):

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from made_loops import BATCH, HELPS, ROWS, loop, measured, verdict
 
 from memfeed.verdict.judge import break_even, judge
-from memfeed.verdict.results import spread, times_as_fast
+from memfeed.verdict.results import Loop, spread, times_as_fast
 
 FIVE = [10.0, 10.4, 9.8, 10.1, 10.2]
 
@@ -12,7 +14,9 @@ def test_a_store_that_is_faster_in_every_turn_helps():
     assert result.kind == "helps"
     assert result.break_even == 3  # 100 + 11 + 11 seconds, against 3 * 50
     assert (
-        verdict(HELPS).headline().startswith("helps: 4.5 times (4.2 to 5.2) as fast as 2 workers, 9.2 times as today")
+        verdict(HELPS)
+        .headline()
+        .startswith("helps: 4.5 times (4.2 to 5.2) as fast as DataLoader at its best (2 workers)")
     )
 
 
@@ -66,6 +70,20 @@ def test_what_slows_down_both_loops_of_a_turn_hides_no_gain():
     slow, fast = [10 * one for one in noise], [8 * one for one in noise]
     assert judge(measured(slow, None, [1.0] * 5, fast)).kind == "helps"
     assert judge(measured(slow, None, [1.0] * 5, fast[::-1])).kind == "cannot tell"
+
+
+def test_a_step_that_computes_is_found_in_its_own_turns():
+    """The ratios of two loops are noisy, but a turn that waits for 1 % of its time says that by itself."""
+    noise = [1.0, 3.0, 1.5, 2.0, 1.1]
+    found = measured(noise, None, noise[::-1], noise[::-1])
+    assert judge(found).kind == "cannot tell"  # all of it is waiting
+    computing = replace(
+        found, today=Loop("today", tuple(replace(one, waiting=1e-6, computing=1e-3) for one in found.today.turns))
+    )
+    assert judge(computing).kind == "does not help"
+    assert "the step computes" in judge(computing).because
+    faster = replace(computing, repeated=loop("", [0.1] * 5), memfeed=loop("", [0.1, 1.0, 0.1, 0.1, 0.1]))
+    assert judge(faster).kind == "cannot tell"  # workers may take the cores from the step
 
 
 def test_the_start_of_an_epoch_counts():

@@ -18,6 +18,7 @@ import torch
 from memfeed.errors import MemfeedError
 from memfeed.loading.sources import is_dataset
 from memfeed.splitting.generators import Generators
+from memfeed.store.opened import open as open_store
 from memfeed.store.store import Store
 from memfeed.system.files import free_bytes
 from memfeed.system.machine import memory_limit
@@ -33,10 +34,13 @@ from memfeed.verdict.sample_cost import measure_samples
 from memfeed.verdict.verdict import Verdict
 
 SECONDS = 40.0
+STORE = "s.mf"
 MOST_TURNS = 9
 _TURN_SHARE = 1 / 32
 """Of the time, for a turn of one loop: 4 loops in 5 turns take 5 / 8 of it."""
 _FORM_SAMPLES, _FORM_SHARE = 16, 1 / 8
+_BATCHES_A_WORKER = 3
+"""The least that a turn has: the first one of each worker is left out."""
 _NEW_WORKERS_GAIN = 1.05
 _SHARE_OF_MEMORY = 0.8
 
@@ -171,13 +175,10 @@ class _Bench:
         program, size = self.program, self.program.batch_size
         row_seconds = sample.seconds / min(max(1, program.worker_count), core_count())
         row_seconds = max(row_seconds, 0.0 if repeated is None else repeated.seconds_a_row)
-        least = (max(program.worker_count, core_count()) + 4) * size
+        least = _BATCHES_A_WORKER * max(program.worker_count, core_count()) * size
         count = max(int(self.turn_seconds / row_seconds), least)
         self.rows = self._some(min(-(-count // size) * size, program.row_count, 10**6))
-        with noted_files() as files:
-            for row in self.rows[:8]:
-                program.dataset[row]
-        self.is_cold = bool(files) and sample.file_bytes * program.row_count > _SHARE_OF_MEMORY * memory_limit()
+        self.is_cold = sample.file_bytes * program.row_count > _SHARE_OF_MEMORY * memory_limit()
         if self.is_cold:
             self.notes.append("the files do not fit in memory: today's loops were measured with a cold page cache")
 
@@ -223,8 +224,9 @@ class _Bench:
         limit = 0.0 if repeated is None else repeated.seconds_a_row * _NEW_WORKERS_GAIN
         own = self.program.worker_count
         found = {own: self._torch_turn(own, 0.0).seconds_a_row}
+        most = min(4 * core_count(), len(self.rows) // self.program.batch_size // _BATCHES_A_WORKER)
         failures, count = 0, 0
-        while count <= 4 * core_count() and failures < 2 and min(found.values()) > limit:
+        while count <= most and failures < 2 and min(found.values()) > limit:
             before = min(found.values())
             if count not in found:
                 found[count] = self._torch_turn(count, 0.0).seconds_a_row
@@ -237,7 +239,7 @@ class _Bench:
         """Run the first epoch, which fills the store. Return what it takes for all rows, the loader, and no reason."""
         program, started = self.program, time.perf_counter()
         try:
-            loader = program.memfeed_loader(self.rows, folder / "s.mf")
+            loader = program.memfeed_loader(self.rows, folder / STORE)
             opened = time.perf_counter() - started
             sizes = batch_rows(len(self.rows), program.batch_size)
             turn = self._turn(lambda: loader, sizes, max(1, program.worker_count), 0.0, is_transferred=True)
@@ -246,15 +248,18 @@ class _Bench:
         if not is_dataset(program.dataset):
             return 0.0, loader, ""  # columns in memory are read in place
         self.folder = folder
-        if not isinstance(loader.dataset, Store):
+        started = time.perf_counter()
+        if isinstance(loader.dataset, Store):
+            loader.dataset.finish()  # writes what the epoch has left, such as checksums
+        else:
             self.notes.append("no store can be made of its random samples: decoded files are kept in its place")
-        return opened + turn.epoch_seconds(program.row_count), loader, ""
+        return opened + turn.epoch_seconds(program.row_count) + time.perf_counter() - started, loader, ""
 
     def _row_bytes(self, loader: Any) -> float:
         if loader is None or self.folder is None:
             return 0.0
         is_store = isinstance(loader.dataset, Store)
-        found = loader.dataset.nbytes if is_store else size_of(files_below(self.folder))
+        found = open_store(self.folder / STORE).nbytes if is_store else size_of(files_below(self.folder))
         row_bytes = found / len(self.rows)
         if row_bytes * self.program.row_count > _SHARE_OF_MEMORY * memory_limit():
             self.is_store_cold = True

@@ -7,7 +7,7 @@ from math import floor
 from typing import Literal, NamedTuple
 
 from memfeed.system.units import format_bytes, format_seconds
-from memfeed.verdict.results import Loop, Spread, times_as_fast
+from memfeed.verdict.results import Loop, Spread, Turn, spread, times_as_fast
 
 Kind = Literal["helps", "does not help", "cannot tell"]
 LEAST_TURNS = 5
@@ -84,6 +84,9 @@ def judge(found: Measured) -> Judgement:
     if found.memfeed is None:
         return Judgement("does not help", f"no store can be made: {found.refused}", _more_workers(found))
     gain = times_as_fast(found.memfeed, found.rival, found.row_count)
+    without_waiting = spread([_gain_without_waiting(turn) for turn in found.rival.turns])
+    if limit is not None and without_waiting.high <= NO_GAIN and gain.middle <= NO_GAIN:
+        return _limited(found, without_waiting)
     if gain.high <= NO_GAIN:
         return _no_faster(found, gain, limit)
     if gain.low < LEAST_GAIN:
@@ -103,6 +106,11 @@ def judge(found: Measured) -> Judgement:
             "cannot tell", f"{why}{format_short(batch)} a batch", "pass step=, a function of a batch", epoch
         )
     return Judgement("helps", "", "", epoch)
+
+
+def _gain_without_waiting(turn: Turn) -> float:
+    """Return how many times as fast a turn is if nothing is waited for. One turn gives both, so noise cancels out."""
+    return turn.seconds_a_row / max(turn.seconds_a_row - turn.waiting, 1e-12)
 
 
 def ceiling(found: Measured) -> Spread | None:

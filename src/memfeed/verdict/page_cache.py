@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from memfeed.system.mapped_memory import page_out
+
 
 @contextlib.contextmanager
 def noted_files() -> Iterator[set[str]]:
@@ -38,16 +40,30 @@ def files_below(folder: Path) -> list[str]:
 
 
 def evict(files: Iterable[str]) -> None:
-    """Remove files from the page cache, where the system can. Pages that are mapped or not yet written stay."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    for name in files:
+    """Remove files from the page cache, where the system can. Pages that another process has mapped stay."""
+    wanted = {os.path.realpath(name) for name in files}
+    for start, end in _maps_of(wanted):
+        page_out(start, end - start)
+    for name in wanted if hasattr(os, "posix_fadvise") else ():
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY)
             try:
+                os.fsync(fd)  # pages that are not yet written would stay
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
+
+
+def _maps_of(files: set[str]) -> list[tuple[int, int]]:
+    """Return where this process has mapped one of these files."""
+    found = []
+    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
+        for line in lines:
+            parts = line.rstrip("\n").split(maxsplit=5)
+            if len(parts) == 6 and parts[5] in files:
+                start, _, end = parts[0].partition("-")
+                found.append((int(start, 16), int(end, 16)))
+    return found
 
 
 def size_of(files: Iterable[str]) -> int:

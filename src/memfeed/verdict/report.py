@@ -19,12 +19,13 @@ color:var(--ink);background:var(--ground);font:16px/1.5 system-ui,sans-serif;max
 @media(prefers-color-scheme:dark){.mf{--ink:#e8ebf2;--pale:#a3abbd;--line:#3a4256;--ground:#151923;--waiting:#e8707f;
 --transfer:#ab94e6;--computing:#6caed6;--yes:#6fd39a;--no:#f0a17c;--open:#e2cf6a;--s0:#6caed6;--s1:#e8707f;--s2:#e5b04c;
 --s3:#74c496;--s4:#ab94e6;--s5:#a3abbd}}
+.mf.page{background:none}
 .mf h1{font-size:1.5rem;line-height:1.25;margin:.2rem 0}.mf h2{font-size:1.1rem;margin:2rem 0 .5rem}
 .mf p{margin:.3rem 0}.mf .pale{color:var(--pale)}
 .mf .helps{color:var(--yes)}.mf .does-not-help{color:var(--no)}.mf .cannot-tell{color:var(--open)}
 .mf .row{display:grid;grid-template-columns:11rem 1fr 6rem;gap:.2rem .8rem;align-items:center;margin:.35rem 0}
 .mf .row .n{text-align:right;font-variant-numeric:tabular-nums}.mf .bar{display:flex;height:1.3rem;gap:1px}
-.mf .bar i{display:block;min-width:1px}.mf .key{display:inline-flex;align-items:center;margin-right:1rem}
+.mf .bar i{display:block}.mf .key{display:inline-flex;align-items:center;margin-right:1rem}
 .mf .key i{width:.8rem;height:.8rem;margin-right:.35rem}
 .mf table{border-collapse:collapse;width:100%}
 .mf th,.mf td{border-bottom:1px solid var(--line);padding:.3rem .6rem .3rem 0;
@@ -62,7 +63,7 @@ def page(verdict: Verdict, *, is_whole: bool = True) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>memfeed: {escape(verdict.kind)}</title></head>"
-        f'<body style="margin:0;background:Canvas">{main}</body></html>\n'
+        f'<body style="margin:0;background:Canvas">{main}</body></html>\n'.replace('class="mf"', 'class="mf page"')
     )
 
 
@@ -121,7 +122,7 @@ def _forms(forms: Sequence[Form]) -> str:
 
 
 def _bar_row(name: str, parts: Sequence[tuple[str, float]], value: str) -> str:
-    bars = "".join(f'<i style="width:{100 * share:.2f}%;background:{colour}"></i>' for colour, share in parts)
+    bars = "".join(f'<i style="width:{100 * share:.2f}%;background:{colour}"></i>' for colour, share in parts if share)
     start = f'<div class="row"><span>{escape(name)}</span>'
     return f'{start}<span class="bar">{bars}</span><span class="n">{value}</span></div>'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,10 +55,17 @@ def measure_samples(dataset: Any, rows: Sequence[int], seconds: float) -> Sample
         float(np.median(times)),
         float(times[slowest].mean()),
         tuple(int(rows[i]) for i in slowest[:3]),
-        size_of(files) / len(times),
+        _file_bytes(files, dataset, len(times)),
         len(times),
         tuple(sorted(steps, key=lambda step: -step.seconds)),
     )
+
+
+def _file_bytes(files: Collection[str], dataset: Any, samples: int) -> float:
+    """Return the bytes of files for each sample: of files that samples share, their part of the dataset."""
+    if not files:
+        return 0.0
+    return size_of(files) / (samples if 2 * len(files) >= samples else len(dataset))
 
 
 class _Tally:

@@ -82,9 +82,10 @@ class Verdict:
             return f"{self.kind}, because {self.because}"
         assert self.gain is not None
         assert self.gain_today is not None
-        best = "" if self.best is None else f" as {self.best.name}, {self.gain_today.middle:.2g} times"
+        today = f"{self.gain_today.middle:.2g} times as today"
+        best = "today" if self.best is None else f"at its best ({self.best.name}), {today}"
         size = f", {format_bytes(self.store_bytes)} on disk" if self.store_bytes else ", nothing on disk"
-        return f"helps: {self.gain} as fast{best} as today, from epoch {self.break_even}{size}"
+        return f"helps: {self.gain} as fast as DataLoader {best}, from epoch {self.break_even}{size}"
 
     def lines(self) -> list[str]:
         """Return the lines after the first one, at most 12."""
