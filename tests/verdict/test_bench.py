@@ -106,6 +106,38 @@ def test_what_does_not_fit_in_memory_is_measured_cold(tmp_path, monkeypatch, mem
         assert any(f"/{bench.STORE}/" in name for name in evicted)
 
 
+class InOneProcess(Slow):
+    def __getitem__(self, i):
+        if torch.utils.data.get_worker_info() is not None:
+            raise OSError("no connection here")
+        return super().__getitem__(i)
+
+
+def test_workers_that_fail_are_not_measured():
+    verdict = memfeed.bench(InOneProcess(0.0005, 200), batch_size=8, seconds=1)
+    assert verdict.best is None
+    assert any("not measured with 1 worker: " in note and "no connection here" in note for note in verdict.notes)
+
+
+def test_workers_that_persist_start_once():
+    data = Starts(0.0002, 200)
+    loader = DataLoader(data, 8, num_workers=1, persistent_workers=True, worker_init_fn=data.started)
+    memfeed.bench(loader, seconds=1)
+    assert 1 <= data.count.value <= 8  # one for each number of workers that was tried, and those of the first epoch
+
+
+class Starts(Slow):
+    """Samples that count the worker processes."""
+
+    def __init__(self, seconds, length):
+        super().__init__(seconds, length)
+        self.count = torch.multiprocessing.Value("i", 0)
+
+    def started(self, worker):
+        with self.count.get_lock():
+            self.count.value += 1
+
+
 class Noisy(Slow):
     def __getitem__(self, i):
         time.sleep(self.seconds)

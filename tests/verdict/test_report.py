@@ -79,7 +79,8 @@ def test_the_page_fits_a_screen(tmp_path, width):
     (tmp_path / "frame.html").write_text(
         f'<iframe id="f" src="a.html" style="width:{width}px;height:900px;border:0"></iframe><p id="out"></p><script>'
         'document.getElementById("f").onload = () => { const d = document.getElementById("f").contentDocument;'
-        'const widest = Math.max(...[...d.querySelectorAll("*")].map(e => e.getBoundingClientRect().right));'
+        "const widest = Math.max(d.documentElement.scrollWidth,"
+        '...[...d.querySelectorAll("*")].map(e => e.getBoundingClientRect().right));'
         'document.getElementById("out").textContent = "widest=" + Math.ceil(widest) + " ink=" '
         '+ getComputedStyle(d.querySelector(".mf")).color; };</script>'
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfeed.errors import MemfeedError
+from memfeed.errors import MemfeedError, brief
 from memfeed.loading.sources import is_dataset
 from memfeed.splitting.generators import Generators
 from memfeed.store.opened import open as open_store
@@ -108,6 +108,7 @@ class _Bench:
         self.batch: Any = None
         self.folder: Path | None = None  # of the store, if there is one
         self.sample_files: set[str] = set()
+        self.loaders: dict[int, Any] = {}
         self.is_cold = self.is_store_cold = False
 
     def run(self) -> Verdict:
@@ -117,8 +118,9 @@ class _Bench:
         repeated = None if program.step is None else self._repeated_turn(self.turn_seconds / 2)
         self._choose_rows(sample, repeated)
         best_workers = self._best_workers(repeated)
-        with messages_kept(), _temporary() as folder:
-            fill_seconds, loader, refused = self._fill(folder)
+        with _temporary() as folder:
+            with messages_kept():
+                fill_seconds, loader, refused = self._fill(folder)
             row_bytes = self._row_bytes(loader)
             makers = self._makers(best_workers, loader)
             loops = self._take_turns(makers, started)
@@ -193,7 +195,9 @@ class _Bench:
         if self.is_cold:
             evict(self._files())
         sizes = batch_rows(len(self.rows), self.program.batch_size)
-        loader = self.program.torch_loader(self.rows, worker_count)
+        loader = self.loaders.get(worker_count) or self.program.torch_loader(self.rows, worker_count)
+        if loader.persistent_workers:
+            self.loaders[worker_count] = loader  # its processes start once
         return self._turn(lambda: loader, sizes, max(1, worker_count), seconds)
 
     def _memfeed_turn(self, loader: Any, seconds: float) -> Turn:
@@ -229,11 +233,17 @@ class _Bench:
         while count <= most and failures < 2 and min(found.values()) > limit:
             before = min(found.values())
             if count not in found:
-                found[count] = self._torch_turn(count, 0.0).seconds_a_row
+                try:
+                    found[count] = self._torch_turn(count, 0.0).seconds_a_row
+                except Exception as error:  # a dataset that cannot be read in another process
+                    self.notes.append(f"not measured with {_workers(count)}: {brief(_last_line(error), 120)}")
+                    break
                 failures = failures + 1 if count and found[count] * _NEW_WORKERS_GAIN > before else 0
             count = 2 * count or 1
         best = min(found, key=found.__getitem__)
-        return best if found[best] * _NEW_WORKERS_GAIN < found[own] else own
+        best = best if found[best] * _NEW_WORKERS_GAIN < found[own] else own
+        self.loaders = {count: one for count, one in self.loaders.items() if count in (own, best)}
+        return best
 
     def _fill(self, folder: Path) -> tuple[float, Any, str]:
         """Run the first epoch, which fills the store. Return what it takes for all rows, the loader, and no reason."""
@@ -310,6 +320,11 @@ class _Bench:
             if one.name == AS_GIVEN:
                 epoch = judge(found).break_even
             yield replace(one, cores=reading / step if step else None, break_even=epoch)
+
+
+def _last_line(error: Exception) -> str:
+    """Return the message of an error; of one in a worker process it is the last line, below its traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _workers(count: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Subset, default_collate
+from torch.utils.data import DataLoader, SequentialSampler, Subset, default_collate
 
 from memfeed.errors import LoaderError
 from memfeed.loading.loader import Loader
@@ -20,6 +20,7 @@ from memfeed.store.store import Store
 
 BATCH_SIZE = 32
 """Of a dataset that comes without a loader."""
+_OF_WORKERS = ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers")
 _KEPT_OPTIONS = ("collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
 
 
@@ -52,10 +53,7 @@ class Program:
 
     def torch_loader(self, rows: Sequence[int], worker_count: int) -> DataLoader[Any]:
         """Return torch's loader of these rows, in this order."""
-        options = dict(self.options)
-        if not worker_count:
-            options = {name: one for name, one in options.items() if name not in ("prefetch_factor", "timeout")}
-            options.pop("multiprocessing_context", None)
+        options = {name: one for name, one in self.options.items() if worker_count or name not in _OF_WORKERS}
         return DataLoader(Subset(self.dataset, rows), self.batch_size, num_workers=worker_count, **options)
 
     def memfeed_loader(self, rows: Sequence[int], path: Path) -> Loader[Any]:
@@ -117,9 +115,10 @@ def describe(source: Any, step: Any, batch_size: int | None, worker_count: int |
     options = {name: getattr(loader, name) for name in _KEPT_OPTIONS}
     if options["collate_fn"] is default_collate:
         del options["collate_fn"]
-    if loader.num_workers and loader.prefetch_factor is not None:
-        options["prefetch_factor"] = loader.prefetch_factor
-    is_shuffled = size != loader.batch_size or isinstance(loader.sampler, RandomSampler)
+    if loader.num_workers:
+        options["persistent_workers"] = loader.persistent_workers
+        options |= {} if loader.prefetch_factor is None else {"prefetch_factor": loader.prefetch_factor}
+    is_shuffled = size != loader.batch_size or not isinstance(loader.sampler, SequentialSampler)
     return Program(dataset, size, loader.num_workers, is_shuffled, options, step, device, tuple(notes))
 
 

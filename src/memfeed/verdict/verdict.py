@@ -19,7 +19,7 @@ from memfeed.verdict.results import Form, Loop, SampleCost, Spread
 FORMAT = 1
 MOST_LINES = 12
 """After the first one."""
-MOST_STEPS, MOST_FORMS = 4, 3
+MOST_STEPS, MOST_FORMS = 6, 3
 
 
 @dataclass(frozen=True)
