@@ -11,6 +11,7 @@ import memfeed
 from memfeed.errors import LoaderError
 from memfeed.verdict import bench
 from memfeed.verdict.loops import run_turn
+from memfeed.verdict.program import describe
 from memfeed.verdict.verdict import Verdict, load_verdict
 
 
@@ -119,11 +120,15 @@ def test_workers_that_fail_are_not_measured():
     assert any("not measured with 1 worker: " in note and "no connection here" in note for note in verdict.notes)
 
 
-def test_workers_that_persist_start_once():
-    data = Starts(0.0002, 200)
-    loader = DataLoader(data, 8, num_workers=1, persistent_workers=True, worker_init_fn=data.started)
-    memfeed.bench(loader, seconds=1)
-    assert 1 <= data.count.value <= 8  # one for each number of workers that was tried, and those of the first epoch
+@pytest.mark.parametrize(("persistent", "starts"), [(True, 1), (False, 3)])
+def test_workers_start_as_often_as_in_the_program(persistent, starts):
+    data = Starts(0.0002, 40)
+    loader = DataLoader(data, 8, num_workers=1, persistent_workers=persistent, worker_init_fn=data.started)
+    measurement = bench._Bench(describe(loader, None, None, None, None), None, 1.0, Path())
+    measurement.rows = list(range(40))
+    for _ in range(3):
+        measurement._torch_turn(1, 0.0)
+    assert data.count.value == starts
 
 
 class Starts(Slow):
