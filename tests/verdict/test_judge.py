@@ -42,6 +42,12 @@ def test_a_store_that_is_faster_in_every_turn_helps():
         (measured(FIVE, None, None, [1.0] * 5), "cannot tell", "less than 505 ms a batch", "step="),
         (measured(FIVE, None, None, FIVE), "does not help", "no faster", "what a sample"),
         (measured(FIVE, None, [1.0] * 5, [1.0] * 5, epochs=1), "does not help", "read once", "streaming format"),
+        (
+            measured(FIVE[:1], None, [1.0], [20.0], epochs=1),
+            "does not help",
+            "once, and the first epoch only fills",
+            "",
+        ),
         (measured(FIVE, None, [1.0] * 5, [5.0] * 5, fill_seconds=400.0, epochs=4), "does not help", "from epoch 7", ""),
         (
             measured(FIVE, None, [1.0] * 5, [1.0] * 5, free_bytes=10),

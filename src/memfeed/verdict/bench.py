@@ -312,13 +312,13 @@ class _Bench:
                 forms, _ = measure_forms(self.program.dataset, options, _FORM_SAMPLES, self.seconds * _FORM_SHARE)
         except MemfeedError:
             return
-        rows = found.row_count
+        rows, judged = found.row_count, judge(found)
         for one in forms:
             reading = 1 / one.rows_a_second
             step = 0.0 if found.repeated is None else found.repeated.middle("seconds_a_row")
             epoch = break_even(found.fill_seconds, rows * max(step, reading), found.rival.epoch_seconds(rows))
-            if one.name == AS_GIVEN:
-                epoch = judge(found).break_even
+            if one.name == AS_GIVEN or judged.break_even is None:  # where a store saves nothing, no form is said to
+                epoch = judged.break_even
             yield replace(one, cores=reading / step if step else None, break_even=epoch)
 
 

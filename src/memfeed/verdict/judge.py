@@ -75,7 +75,13 @@ def break_even(fill_seconds: float, epoch_seconds: float, rival_seconds: float) 
 
 def judge(found: Measured) -> Judgement:
     """Return the judgement on measured loops."""
-    turns = len(found.today.turns)
+    turns, rows = len(found.today.turns), found.row_count
+    epoch = None
+    if found.memfeed is not None:
+        times = found.memfeed.epoch_seconds(rows), found.rival.epoch_seconds(rows)
+        epoch = break_even(found.fill_seconds, *times)
+        if found.epochs == 1 and found.fill_seconds:  # whatever the spread is: the only epoch fills the store
+            return _read_too_seldom(found, epoch)
     if turns < LEAST_TURNS:
         return Judgement("cannot tell", f"only {turns} turns were measured in the time", "pass more seconds=")
     limit = ceiling(found)
@@ -89,15 +95,13 @@ def judge(found: Measured) -> Judgement:
         return _limited(found, without_waiting)
     if gain.high <= NO_GAIN:
         return _no_faster(found, gain, limit)
-    if gain.low < LEAST_GAIN:
+    if gain.low < LEAST_GAIN or epoch is None:
         why = f"the spread of {turns} turns is too wide: {gain} as fast"
         return Judgement("cannot tell", why, "measure on a machine that does nothing else, or pass more seconds=")
     if found.free_bytes is not None and found.store_bytes > found.free_bytes:
         why = f"a store takes {format_bytes(found.store_bytes)}, and {format_bytes(found.free_bytes)} are free"
         return Judgement("does not help", why, "a smaller form of the price list, or another disk (--out)")
-    rows = found.row_count
-    epoch = break_even(found.fill_seconds, found.memfeed.epoch_seconds(rows), found.rival.epoch_seconds(rows))
-    if epoch is None or (found.epochs is not None and epoch > found.epochs):
+    if found.epochs is not None and epoch > found.epochs:
         return _read_too_seldom(found, epoch)
     if found.repeated is None:
         batch = found.rival.middle("seconds_a_row") * found.batch_size
@@ -135,10 +139,9 @@ def _no_faster(found: Measured, gain: Spread, limit: Spread | None) -> Judgement
 
 
 def _read_too_seldom(found: Measured, epoch: int | None) -> Judgement:
-    if epoch is None:
-        return Judgement("does not help", "its start takes longer than an epoch saves", _more_workers(found))
     read = "once" if found.epochs == 1 else f"{found.epochs} times"
-    why = f"the data is read {read}, and a store has saved time from epoch {epoch} on"
+    pays = "the first epoch only fills a store" if epoch is None else f"a store has saved time from epoch {epoch} on"
+    why = f"the data is read {read}, and {pays}"
     return Judgement(
         "does not help", why, f"{_more_workers(found)}; for data that is read once, a streaming format", epoch
     )

@@ -114,7 +114,7 @@ def _forms(forms: Sequence[Form]) -> str:
                 format_bytes(one.total_bytes),
                 f"{one.rows_a_second:,.0f}",
                 "" if one.cores is None else f"{one.cores:.2g}",
-                "never" if one.break_even is None else str(one.break_even),
+                "-" if one.break_even is None else str(one.break_even),
             )
             for one in forms
         ],
