@@ -137,9 +137,7 @@ def _disk(place: Path) -> Iterator[Finding]:
         file.flush()
         os.fsync(file.fileno())
         written = size / (time.perf_counter() - started)
-        yield _rate(
-            "disk, written and synced", written, LEAST_COLD / 4, "a conversion waits for it: another disk (out=)"
-        )
+        yield _rate("disk, written and synced", written, LEAST_COLD / 4, "a conversion waits for it: another disk")
         evict([file.name])
         cold = size / _best_seconds(lambda: _read(file.name), 1)
         warm = size / _best_seconds(lambda: _read(file.name))

@@ -19,7 +19,7 @@ color:var(--ink);background:var(--ground);font:16px/1.5 system-ui,sans-serif;max
 @media(prefers-color-scheme:dark){.mf{--ink:#e8ebf2;--pale:#a3abbd;--line:#3a4256;--ground:#151923;--waiting:#e8707f;
 --transfer:#ab94e6;--computing:#6caed6;--yes:#6fd39a;--no:#f0a17c;--open:#e2cf6a;--s0:#6caed6;--s1:#e8707f;--s2:#e5b04c;
 --s3:#74c496;--s4:#ab94e6;--s5:#a3abbd}}
-.mf.page{background:none}
+.mf.page{background:none}.mf *{overflow-wrap:anywhere}
 .mf h1{font-size:1.5rem;line-height:1.25;margin:.2rem 0}.mf h2{font-size:1.1rem;margin:2rem 0 .5rem}
 .mf p{margin:.3rem 0}.mf .pale{color:var(--pale)}
 .mf .helps{color:var(--yes)}.mf .does-not-help{color:var(--no)}.mf .cannot-tell{color:var(--open)}
