@@ -36,6 +36,8 @@ from memfeed.verdict.verdict import Verdict
 SECONDS = 40.0
 STORE = "s.mf"
 MOST_TURNS = 9
+MOST_ROWS = 20_000
+"""More are not stored: a turn reads them several times."""
 _TURN_SHARE = 1 / 32
 """Of the time, for a turn of one loop: 4 loops in 5 turns take 5 / 8 of it."""
 _FORM_SAMPLES, _FORM_SHARE = 16, 1 / 8
@@ -178,8 +180,8 @@ class _Bench:
         row_seconds = sample.seconds / min(max(1, program.worker_count), core_count())
         row_seconds = max(row_seconds, 0.0 if repeated is None else repeated.seconds_a_row)
         least = _BATCHES_A_WORKER * max(program.worker_count, core_count()) * size
-        count = max(int(self.turn_seconds / row_seconds), least)
-        self.rows = self._some(min(-(-count // size) * size, program.row_count, 10**6))
+        count = max(min(int(self.turn_seconds / row_seconds), MOST_ROWS), least)
+        self.rows = self._some(min(-(-count // size) * size, program.row_count))
         self.is_cold = sample.file_bytes * program.row_count > _SHARE_OF_MEMORY * memory_limit()
         if self.is_cold:
             self.notes.append("the files do not fit in memory: today's loops were measured with a cold page cache")
