@@ -34,6 +34,7 @@ class Squares(torch.utils.data.Dataset):
 dataset = Squares()
 """
 BEFORE = {
+    "bench": ["", ""],
     "filling": [""],
     "forms": ["dataset = [(torch.full((3, 32, 32), i, dtype=torch.uint8), i) for i in range(100)]", ""],
     "memoize": ["", "", "", "", ""],
@@ -56,6 +57,7 @@ BEFORE = {
     ],
 }
 AFTER = {
+    "bench": ["assert verdict.headline() and Path('verdict.html').stat().st_size > 1000", ""],
     "filling": ["assert sum(len(labels) for _, labels in loader) == 100"],
     "forms": ["assert len(store) == 100 and store[3][0].shape == (3, 32, 32)", "assert len(list(loader)) == 2"],
     "memoize": [

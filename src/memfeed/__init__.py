@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memfeed.schema.names import Names
     from memfeed.store.store import Store
     from memfeed.transfer.to_device import to_device
+    from memfeed.verdict.bench import bench
 
     __version__: str
 
@@ -45,6 +46,7 @@ __all__ = [
     "Writer",
     "__version__",
     "append",
+    "bench",
     "cache",
     "concat",
     "errors",
@@ -67,6 +69,7 @@ _MODULES = {
     "Tokens": "memfeed.loading.batch_order",
     "Writer": "memfeed.convert.writer",
     "append": "memfeed.convert.append",
+    "bench": "memfeed.verdict.bench",
     "cache": "memfeed.convert.cache",
     "concat": "memfeed.convert.append",
     "memoize": "memfeed.memoizing.memoize",

@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 import memfeed
-from memfeed.cli import dry_run, main
+from memfeed.cli import main
+from memfeed.verdict import forms
 
 CODE = """
 import torch
@@ -44,7 +45,7 @@ def stream():
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dry_run, "SECONDS", 0.01)
+    monkeypatch.setattr(forms, "SECONDS", 0.01)
     (tmp_path / "dry_data.py").write_text(CODE)
     monkeypatch.delitem(__import__("sys").modules, "dry_data", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,4 +1,4 @@
-"""The program ``memfeed``: its commands, and its exit status (0, 2 after an error, 130 after Ctrl-C)."""
+"""The program ``memfeed``: its commands, and its exit status: 0, 2 after an error, 130 after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import memfeed
+from memfeed.cli.bench_command import bench, doctor
 from memfeed.cli.cache_command import cache
 from memfeed.cli.commands import append, concat, demo, inspect, pull, push, recode, verify
 from memfeed.cli.error_lines import print_error, print_warning
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decode a PyTorch dataset once into a memory-mapped store, then train from it at the speed of memory.",
 )
-for _command in (cache, append, concat, inspect, verify, recode, push, pull, demo):
+for _command in (cache, append, concat, recode, inspect, verify, push, pull, bench, doctor, demo):
     app.command()(_command)
 
 

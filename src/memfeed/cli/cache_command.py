@@ -119,9 +119,9 @@ def cache(
         "allow": [one.value for one in allow or ()],
     }
     if dry_run:
-        from memfeed.cli.dry_run import print_estimates
+        from memfeed.verdict.forms import print_forms
 
-        print_estimates(dataset, places[-1], what)
+        print_forms(dataset, what, Path(places[-1]))
         return
     if repair:
         if length is not None or workers is not None or budget is not None or allow or overwrite:

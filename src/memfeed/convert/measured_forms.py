@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ BATCH = 16
 IMAGE_SIDES = (256,)
 JPEGS = ("jpeg:95", "jpeg:90")
 LOSSLESS = ("lz4", "zstd")
+FLOATS = (torch.float16, torch.bfloat16)
 
 
 MakeStore = Callable[[Any, Path, ConvertOptions], Store]
@@ -49,6 +51,13 @@ class MeasuredForm(NamedTuple):
     largest_error: float | None = None
     resizes: bool = False
 
+    @property
+    def written(self) -> str:
+        """The form as Python."""
+        if isinstance(self.given, dict):
+            return "{float: " + f"{self.given[float]}" + "}"
+        return repr(self.given)
+
     def describe(self, row_count: int) -> str:
         """Return the form as it is written, and what it takes."""
         error = ""
@@ -57,41 +66,61 @@ class MeasuredForm(NamedTuple):
         elif self.resizes:
             error = ", smaller images"
         total = format_bytes(self.row_bytes * row_count)
-        return f"forms={self.given!r}: {total}, {self.rows_a_second:,.0f} rows/s a core{error}"
+        return f"forms={self.written}: {total}, {self.rows_a_second:,.0f} rows/s a core{error}"
 
 
-def measure_forms(dataset: Any, options: ConvertOptions, make_store: MakeStore) -> list[MeasuredForm]:
+def measure_forms(
+    dataset: Any,
+    options: ConvertOptions,
+    make_store: MakeStore,
+    *,
+    rounds_floats: bool = False,
+    samples: int = SAMPLES,
+    seconds: float = math.inf,
+) -> list[MeasuredForm]:
     """Store some samples in each form, and read them. Forms that do not suit the samples are left out.
 
     Args:
         dataset: a map-style dataset.
-        options: of the conversion; fields for which it names a form keep that one.
+        options: of the conversion; fields for which it names a form keep that one. The first form is the one that
+            ``options`` gives. Lossy ones are measured only if it allows them.
         make_store: stores a dataset at a path.
+        rounds_floats: measure floats of 16 bits too.
+        samples: how many are stored.
+        seconds: after so many no other form is begun.
 
     Raises what a conversion raises if the samples cannot be stored as they are.
     """
-    count = len(dataset)
-    sample = Subset(dataset, sorted({i * count // min(SAMPLES, count) for i in range(min(SAMPLES, count))}))
+    count, until = len(dataset), time.monotonic() + seconds
+    sample = Subset(dataset, sorted({i * count // min(samples, count) for i in range(min(samples, count))}))
     found: list[MeasuredForm] = []
     with tempfile.TemporaryDirectory(prefix="memfeed-") as folder:
-        first = make_store(sample, Path(folder) / "first.mf", _changed(options, options.forms))
-        stores = {_kept(first): first}  # by what is kept of images
+
+        def stored(name: str, forms: Forms) -> Store:
+            return make_store(sample, Path(folder) / f"{name}.mf", _changed(options, forms))
+
+        first = stored("first", options.forms)
+        stores: dict[Any, Store] = {_kept(first): first}  # by what is kept of images
         if options.keep is None and _kept(first) is not None:  # a random step resizes images
-            sizes = ["full", "encoded", *IMAGE_SIDES] if options.forms.lossy else ["full", "encoded"]
-            for size in sizes:
-                if size not in stores:
-                    changed = _changed(options, merged(options.forms, size))
+            for size in ["full", "encoded", *IMAGE_SIDES] if options.forms.lossy else ["full", "encoded"]:
+                if size not in stores and time.monotonic() < until:
                     with suppress(MemfeedError):  # the files are no images that can be stored as they are
-                        stores[size] = make_store(sample, Path(folder) / f"{size}.mf", changed)
+                        stores[size] = stored(str(size), merged(options.forms, size))
         codecs = (*LOSSLESS, *JPEGS) if options.forms.lossy else LOSSLESS
         for size, store in stores.items():
             is_shrunk = isinstance(size, int)
             found.append(MeasuredForm(RAW if size is None else size, *_cost(store), None, None, is_shrunk))
-            for name in codecs:
+            for name in codecs if time.monotonic() < until else ():
                 with suppress(MemfeedError, ModuleNotFoundError):  # it suits no field, or is not installed
                     coded = recode(store, Path(folder) / f"{size} {name}.mf", _codecs(store, name), progress=False)
                     given = name if size is None else (size, name)
                     found.append(MeasuredForm(given, *_cost(coded), *_errors(coded), is_shrunk))
+        has_floats = any(field.dtype in ("float32", "float64") for field in first.schema)
+        for dtype in FLOATS if rounds_floats and has_floats and options.floats is None else ():
+            if time.monotonic() < until:
+                with suppress(MemfeedError):  # a value is too large
+                    store = stored(str(dtype), msgspec.structs.replace(options.forms, floats=dtype))
+                    found.append(MeasuredForm({float: dtype}, *_cost(store)))
     return found
 
 
@@ -117,7 +146,7 @@ def lossy_hint() -> str:
 def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:
     """Return the options of a conversion of a few samples in this process."""
     return msgspec.structs.replace(
-        options, forms=forms, keep=forms.keep, budget=None, workers=0, engine=None, lazily=False, overwrite=False,
+        options, forms=forms, keep=forms.keep, floats=forms.floats, budget=None, workers=0, engine=None, lazily=False, overwrite=False,
         progress=False, worker_init_fn=None,
     )  # fmt: skip
 

@@ -1,0 +1,160 @@
+"""The judgement: whether a store helps, from measured turns and their spread alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+from typing import Literal, NamedTuple
+
+from memfeed.system.units import format_bytes, format_seconds
+from memfeed.verdict.results import Loop, Spread, Turn, spread, times_as_fast
+
+Kind = Literal["helps", "does not help", "cannot tell"]
+LEAST_TURNS = 5
+LEAST_GAIN = 1.1
+"""It helps if the whole spread is above this."""
+NO_GAIN = 1.2
+"""It does not help if the whole spread is below this."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is judged.
+
+    Args:
+        today: the loader as it is.
+        best: the same with the best number of workers; None if that is today's.
+        repeated: one batch again and again; None without a step.
+        memfeed: of a store that is finished; None if there can be none.
+        refused: why there is none.
+        row_count: of an epoch.
+        batch_size: rows of a batch.
+        epochs: how often the data is read; None if that is not known.
+        fill_seconds: what the first epoch takes, in which the store is filled; 0 if nothing is stored.
+        store_bytes, free_bytes: of all rows, and of the disk; None if the disk does not tell.
+    """
+
+    today: Loop
+    best: Loop | None
+    repeated: Loop | None
+    memfeed: Loop | None
+    refused: str
+    row_count: int
+    batch_size: int
+    epochs: int | None
+    fill_seconds: float
+    store_bytes: float
+    free_bytes: int | None
+
+    @property
+    def rival(self) -> Loop:
+        """What torch's loader does at its best."""
+        return self.best or self.today
+
+
+class Judgement(NamedTuple):
+    """The verdict, its reason, what helps instead, and the first epoch after which a store has saved time."""
+
+    kind: Kind
+    because: str
+    instead: str
+    break_even: int | None = None
+
+
+def break_even(fill_seconds: float, epoch_seconds: float, rival_seconds: float) -> int | None:
+    """Return the first epoch at whose end less time has passed than without a store; None if there is none.
+
+    The first epoch fills the store, so it is never before the second one, except where nothing is stored.
+    """
+    if epoch_seconds >= rival_seconds:
+        return None
+    if not fill_seconds:
+        return 1
+    return max(2, floor((fill_seconds - epoch_seconds) / (rival_seconds - epoch_seconds)) + 1)
+
+
+def judge(found: Measured) -> Judgement:
+    """Return the judgement on measured loops."""
+    turns, rows = len(found.today.turns), found.row_count
+    epoch = None
+    if found.memfeed is not None:
+        times = found.memfeed.epoch_seconds(rows), found.rival.epoch_seconds(rows)
+        epoch = break_even(found.fill_seconds, *times)
+        if found.epochs == 1 and found.fill_seconds:  # whatever the spread is: the only epoch fills the store
+            return _read_too_seldom(found, epoch)
+    if turns < LEAST_TURNS:
+        return Judgement("cannot tell", f"only {turns} turns were measured in the time", "pass more seconds=")
+    limit = ceiling(found)
+    if limit is not None and limit.high <= NO_GAIN:
+        return _limited(found, limit)
+    if found.memfeed is None:
+        return Judgement("does not help", f"no store can be made: {found.refused}", _more_workers(found))
+    gain = times_as_fast(found.memfeed, found.rival, found.row_count)
+    without_waiting = spread([_gain_without_waiting(turn) for turn in found.rival.turns])
+    if limit is not None and without_waiting.high <= NO_GAIN and gain.middle <= NO_GAIN:
+        return _limited(found, without_waiting)
+    if gain.high <= NO_GAIN:
+        return _no_faster(found, gain, limit)
+    if gain.low < LEAST_GAIN or epoch is None:
+        why = f"the spread of {turns} turns is too wide: {gain} as fast"
+        return Judgement("cannot tell", why, "measure on a machine that does nothing else, or pass more seconds=")
+    if found.free_bytes is not None and found.store_bytes > found.free_bytes:
+        why = f"a store takes {format_bytes(found.store_bytes)}, and {format_bytes(found.free_bytes)} are free"
+        return Judgement("does not help", why, "a smaller form of the price list, or another disk (--out)")
+    if found.epochs is not None and epoch > found.epochs:
+        return _read_too_seldom(found, epoch)
+    if found.repeated is None:
+        batch = found.rival.middle("seconds_a_row") * found.batch_size
+        why = f"no step was measured: loading alone is {gain} as fast, which counts where a step takes less than "
+        return Judgement(
+            "cannot tell", f"{why}{format_short(batch)} a batch", "pass step=, a function of a batch", epoch
+        )
+    return Judgement("helps", "", "", epoch)
+
+
+def _gain_without_waiting(turn: Turn) -> float:
+    """Return how many times as fast a turn is if nothing is waited for. One turn gives both, so noise cancels out."""
+    return turn.seconds_a_row / max(turn.seconds_a_row - turn.waiting, 1e-12)
+
+
+def ceiling(found: Measured) -> Spread | None:
+    """Return how many times as fast as torch's loader at its best any loader can be; None without a step."""
+    return None if found.repeated is None else times_as_fast(found.repeated, found.rival, found.row_count)
+
+
+def _limited(found: Measured, limit: Spread) -> Judgement:
+    computing = found.rival.middle("computing") / found.rival.middle("seconds_a_row")
+    if found.best is not None and times_as_fast(found.best, found.today, found.row_count).low >= LEAST_GAIN:
+        gain = times_as_fast(found.best, found.today, found.row_count)
+        why = f"more workers are enough, {found.best.name}: no loader can be more than {limit} as fast as that"
+        return Judgement("does not help", why, f"{found.best.name}: {gain} as fast as today")
+    why = f"the step computes for {computing:.0%} of the time: no loader can be more than {limit} as fast"
+    return Judgement("does not help", why, "a faster step: mixed precision, torch.compile, a smaller model")
+
+
+def _no_faster(found: Measured, gain: Spread, limit: Spread | None) -> Judgement:
+    most = "" if limit is None else f" (any loader: at most {limit.middle:.2g})"
+    why = f"rows come from a store no faster than from the dataset: {gain} as fast{most}"
+    return Judgement("does not help", why, _more_workers(found))
+
+
+def _read_too_seldom(found: Measured, epoch: int | None) -> Judgement:
+    read = "once" if found.epochs == 1 else f"{found.epochs} times"
+    pays = "the first epoch only fills a store" if epoch is None else f"a store has saved time from epoch {epoch} on"
+    why = f"the data is read {read}, and {pays}"
+    return Judgement(
+        "does not help", why, f"{_more_workers(found)}; for data that is read once, a streaming format", epoch
+    )
+
+
+def _more_workers(found: Measured) -> str:
+    if found.best is None:
+        return "more cores for workers, or a faster dataset: see what a sample costs"
+    return f"{found.best.name}: {times_as_fast(found.best, found.today, found.row_count)} as fast as today"
+
+
+def format_short(seconds: float) -> str:
+    """Format a short time: 0.0123 -> "12 ms"."""
+    if seconds >= 1:
+        return format_seconds(seconds)
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -1,0 +1,122 @@
+"""What each step of a sample costs, and which samples are slow."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from memfeed.memoizing.decoders import KNOWN
+from memfeed.verdict.page_cache import noted_files, size_of
+from memfeed.verdict.results import SampleCost, Step
+
+FILE, DECODE, SLEEP, OWN = "file", "decode", "sleep", "the dataset's own code"
+MOST_SAMPLES, MOST_TRACED = 512, 48
+_READS = frozenset({"open", "read", "readinto", "readline", "fromfile", "pread", "read_file"})
+_DECODERS = {(known.module.partition(".")[0], known.name.rpartition(".")[2]) for known in KNOWN}
+_C_DECODERS = {("", "imread"), ("", "imdecode"), ("ImagingDecoder", "decode")}
+_CALLS = frozenset({"__call__", "_wrapped_call_impl", "forward"})
+_NO_STEPS = ("torch._", "torch.utils.", "torch.ops", "numpy", "PIL.", "importlib", "functools", "enum")
+
+
+def measure_samples(dataset: Any, rows: Sequence[int], seconds: float) -> SampleCost:
+    """Read samples one after another in this thread, for at most about twice ``seconds``.
+
+    First each sample is timed as it is. Then some are read again under a profiler, which says how the time is divided:
+    the shares are the profiler's, the sums are those of the first pass.
+    """
+    durations: list[float] = []
+    with noted_files() as files:
+        deadline = time.perf_counter() + seconds
+        for row in rows[:MOST_SAMPLES]:
+            started = time.perf_counter()
+            dataset[row]
+            durations.append(time.perf_counter() - started)
+            if time.perf_counter() > deadline:
+                break
+    tally = _Tally()
+    deadline = time.perf_counter() + seconds
+    for row in rows[: min(MOST_TRACED, len(durations))]:
+        with tally.tracing():
+            dataset[row]
+        if time.perf_counter() > deadline:
+            break
+    times = np.array(durations)
+    slowest = np.argsort(times)[::-1][: max(1, len(times) // 100)]
+    mean, total = float(times.mean()), max(sum(tally.seconds.values()), 1e-12)
+    steps = [Step(name, mean * part / total, part / total) for name, part in tally.seconds.items()]
+    return SampleCost(
+        mean,
+        float(np.median(times)),
+        float(times[slowest].mean()),
+        tuple(int(rows[i]) for i in slowest[:3]),
+        _file_bytes(files, dataset, len(times)),
+        len(times),
+        tuple(sorted(steps, key=lambda step: -step.seconds)),
+    )
+
+
+def _file_bytes(files: Collection[str], dataset: Any, samples: int) -> float:
+    """Return the bytes of files for each sample: of files that samples share, their part of the dataset."""
+    if not files:
+        return 0.0
+    return size_of(files) / (samples if 2 * len(files) >= samples else len(dataset))
+
+
+class _Tally:
+    """Seconds by the step that runs: the innermost function that has a name of its own, with all that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._stack: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        self._stack, self._since = [OWN], time.perf_counter()
+        before = sys.getprofile()
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            self.seconds[self._stack[0]] += time.perf_counter() - self._since
+
+    def _note(self, frame: Any, event: str, argument: Any) -> None:
+        now = time.perf_counter()
+        self.seconds[self._stack[-1]] += now - self._since
+        if event == "call":
+            self._stack.append(_step_of_frame(frame) or self._stack[-1])
+        elif event == "c_call":
+            self._stack.append(_step_of_builtin(argument, self._stack[-1]))
+        elif len(self._stack) > 1:
+            self._stack.pop()
+        self._since = time.perf_counter()
+
+
+def _step_of_frame(frame: Any) -> str | None:
+    """Return the name of the step that a Python function begins; None if it is a part of its caller's."""
+    name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
+    if (module.partition(".")[0], name) in _DECODERS:
+        return DECODE
+    if name in _READS and not module.startswith("PIL."):
+        return FILE
+    if name not in _CALLS:
+        return None
+    cls = type(frame.f_locals.get("self"))
+    return None if cls is type(None) or f"{cls.__module__}.".startswith(_NO_STEPS) else cls.__name__
+
+
+def _step_of_builtin(function: Any, caller: str) -> str:
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if name in _READS:
+        return FILE
+    if name == "sleep" and caller != FILE:
+        return SLEEP
+    kind = "" if owner is None or type(owner).__name__ == "module" else type(owner).__name__
+    return DECODE if (kind, name) in _C_DECODERS else caller
