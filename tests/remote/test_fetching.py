@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.errors import RemoteError, StoreError
 from memfeed.remote import fetching
-from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Fetching, InFlight
 from memfeed.remote.ranges import ChunkTable
 
@@ -92,8 +92,8 @@ def start():
     started = []
 
     def fetch(directory, server):
-        demand = Demand(directory.table, lambda reader, rows: RowChunks(rows, True), directory.are_absent, None)
-        started.append(Fetching(directory, server, demand))
+        queue = UnitQueue(10, directory.are_absent, span_of=directory.table.span)
+        started.append(Fetching(directory, server, queue))
         return started[-1]
 
     yield fetch
@@ -139,7 +139,7 @@ def test_a_chunk_that_another_process_has_is_waited_for(start):
     assert directory.take(4)
     with started.changed:
         started.ask(np.array([4]))
-    while not started._elsewhere:
+    while not started.queue.has_returned:
         started.wait(np.array([4]))
     directory.drop(4)  # the other process has died
     started.bring(np.array([4]))

@@ -43,7 +43,7 @@ class Directory:
 
 class Fetching:
     def __init__(self):
-        self.changed, self.failed, self.asked = threading.Condition(), {}, []
+        self.changed, self.queue, self.asked = threading.Condition(), SimpleNamespace(failed={}), []
 
     def start(self):
         pass
@@ -104,7 +104,7 @@ def test_chunks_of_children_are_fetched_and_errors_go_to_them(start):
         assert fetching.changed.wait_for(lambda: fetching.asked, 20)
         assert fetching.asked == [[1]]  # the other one is there
         assert not found.children.error_count()
-        fetching.failed[1] = RemoteError("found no connection")
+        fetching.queue.failed[1] = RemoteError("found no connection")
         found.children.ask(np.array([1]))
         assert fetching.changed.wait_for(lambda: len(fetching.asked) == 2, 20)
     assert str(found.children.last_error()) == "found no connection"

@@ -20,8 +20,7 @@ from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.processes import open_processes
 from memfeed.convert.readback import require_probed
-from memfeed.convert.row_engine import RowEngine
-from memfeed.convert.row_queue import MOST_ROWS_A_LIST
+from memfeed.convert.row_engine import MOST_ROWS_A_LIST, RowEngine
 from memfeed.convert.row_worker import REREAD, RowWorker
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError
@@ -65,7 +64,7 @@ class DatasetSupply:
             conversion.options.worker_init_fn,
         )
         self._engine = RowEngine(build, conversion.plan, open_pool, conversion.result.probed.seconds)
-        self._queue = self._engine.queue
+        self._queue, self._states = self._engine.queue, self._engine.states
         self._tick_due = 0.0
         self._error: BaseException | None = None
         self._stopping, self._done = threading.Event(), threading.Event()
@@ -134,7 +133,7 @@ class DatasetSupply:
     def _will_commit(self) -> bool:
         is_ours = not self._is_elsewhere() and self._lead is not None and not self.conversion.is_temporary
         is_running = self._thread.is_alive() and not self._is_over()
-        return is_ours and is_running and self._queue.is_complete() and (self._engine.is_reread or not self.in_caller)
+        return is_ours and is_running and self._is_complete() and (self._engine.is_reread or not self.in_caller)
 
     def _is_over(self) -> bool:
         return self._done.is_set() or self._stopping.is_set()
@@ -194,7 +193,7 @@ class DatasetSupply:
 
         The files of a build that is committed vanish, also while workers of a process that has joined it start.
         """
-        if self._lead is not None or not self._queue.is_complete():
+        if self._lead is not None or not self._is_complete():
             raise error
         self._engine.close()
         while not self._is_over() and self._lead is None:
@@ -240,17 +239,19 @@ class DatasetSupply:
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
         due = 0.0
-        while len(absent := self._queue.absent(rows)):
+        if not self._is_elsewhere():
+            self._engine.wait(reader, rows)
+        while len(absent := self._absent(rows)):
             self._raise_for(absent)
             if self.in_caller:
                 self._compute(absent)
                 continue
             if time.monotonic() >= due and not self._is_elsewhere():
                 due = time.monotonic() + RESEND_SECONDS
-                self._engine.prioritise(reader, absent)
+                self._engine.prioritise(absent)
             time.sleep(POLL_SECONDS)
         self._reread_here()
-        is_present = self._queue.presence[rows] != SKIPPED
+        is_present = self._states[rows] != SKIPPED
         return None if is_present.all() else is_present
 
     def _raise_for(self, absent: Int64Array) -> None:
@@ -276,12 +277,12 @@ class DatasetSupply:
                 try:
                     report = self._worker_here().write(absent[first : first + MOST_ROWS_A_LIST].tolist())
                 except (OSError, MemfeedError):
-                    if len(self._queue.absent(absent)):
+                    if len(self._absent(absent)):
                         raise
                     return  # other processes have written them, and committed the store
                 self._queue.failed.update(report.failed)
                 self._raise_for(np.array([row for row, _ in report.failed], np.int64))
-        if len(self._queue.absent(absent)):
+        if len(self._absent(absent)):
             time.sleep(POLL_SECONDS)  # another process has them
 
     def _worker_here(self) -> RowWorker:
@@ -299,7 +300,7 @@ class DatasetSupply:
     def _reread_here(self) -> None:
         """Compare some rows with the dataset before the commit, where the caller's thread is the one that reads it."""
         is_due = self.in_caller and self._lead is not None and not self._engine.is_reread
-        if is_due and not self._is_elsewhere() and self._queue.is_complete():
+        if is_due and not self._is_elsewhere() and self._is_complete():
             self._worker_here().do(REREAD)
             self._engine.is_reread = True
             self._wake.set()
@@ -309,30 +310,39 @@ class DatasetSupply:
 
     def substitute_row(self) -> int:
         """See ``RowSupply``."""
-        row = self._queue.a_present_row()
-        if row is None:
+        present = np.flatnonzero((self._states != ABSENT) & (self._states != SKIPPED))
+        if not len(present):
             raise BuildError(
                 f"{self.build.root}: found no row that can be read ({self.progress().skipped} raised); expected one"
             )
-        return row
+        return int(present[0])
 
     def has(self, row: int) -> bool:
         """Return True if a row can be read."""
-        return int(self._queue.presence[row]) not in (ABSENT, SKIPPED)
+        return int(self._states[row]) not in (ABSENT, SKIPPED)
 
     def progress(self) -> FillProgress:
         """See ``RowSupply``."""
-        return self._queue.progress()
+        counts = np.bincount(self._states, minlength=SKIPPED + 1)
+        total = len(self._states)
+        return FillProgress(total - int(counts[ABSENT] + counts[SKIPPED]), total, int(counts[SKIPPED]))
+
+    def _is_complete(self) -> bool:
+        return not (self._states == ABSENT).any()
+
+    def _absent(self, rows: Int64Array) -> Int64Array:
+        found: Int64Array = rows[self._states[rows] == ABSENT]
+        return found
 
     def skipped(self) -> tuple[int, ...]:
         """See ``RowSupply``."""
-        return tuple(np.flatnonzero(self._queue.presence == SKIPPED).tolist())
+        return tuple(np.flatnonzero(self._states == SKIPPED).tolist())
 
     def finish(self) -> None:
         """See ``RowSupply``."""
-        every, reader = np.arange(len(self._queue.presence)), ReadRequest()
+        every, reader = np.arange(len(self._states)), ReadRequest()
         while not self._done.wait(POLL_SECONDS):
-            if not self._queue.is_complete():  # at first; and again after rows were lost: `Units.lose_unsynced`
+            if not self._is_complete():  # at first; and again after rows were lost: `Units.lose_unsynced`
                 for first in range(0, len(every), 1 << 16):
                     self.wait(reader, every[first : first + (1 << 16)])
                 self.forget(reader)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 
+import numpy as np
+
 from memfeed.building.build import Build
+from memfeed.building.partial import ABSENT
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
-from memfeed.convert.row_queue import LIST_SECONDS, MOST_IDLE_ROWS, RowQueue
 from memfeed.convert.row_worker import REREAD, Request
 from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
+from memfeed.store.row_supply import ReadRequest
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
+LIST_SECONDS = 0.03  # of work in one list of rows that a worker is sent
+MOST_ROWS_A_LIST = 64  # that a reader wants
+MOST_IDLE_ROWS = 4096  # of a list that nobody wants
+LOST_SECONDS = 0.25  # after which rows that another process had are sent again, if they are still absent
 MOST_INTERRUPTS = 8  # interrupts of workers without a report between them, before the filling fails
 INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the engine, so that no workers are started for it
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
@@ -43,8 +52,10 @@ class RowEngine:
         list_seconds: float = LIST_SECONDS,
         most_rows: int = MOST_IDLE_ROWS,
     ) -> None:
-        states = build.units.states
-        self.queue = RowQueue(states, seconds, list_seconds, is_shared=plan.is_read, most_rows=most_rows)
+        self.states = build.units.states  # of each row, uint8 [n]: mapped, also after the commit has moved the file
+        self.queue = UnitQueue(len(self.states), lambda rows: self.states[rows] == ABSENT, is_shared=plan.is_read)
+        self._list_seconds, self._most_rows = list_seconds, most_rows
+        self._read_count, self._read_seconds = 1, seconds
         self.lock, self.is_reread = threading.RLock(), False
         self._build, self._plan, self._open_pool = build, plan, open_pool
         self._workers = ExitStack()
@@ -105,11 +116,15 @@ class RowEngine:
             if self._pool is None or self._stopping.is_set() or self._drifts:
                 return
             lists = self._pool.lists_ahead * len(self._sent)
+            by_time = int(max(self._list_seconds * self._read_count / max(self._read_seconds, 1e-9), 1))
+            most, most_rest = min(by_time, MOST_ROWS_A_LIST), min(by_time, self._most_rows)
             for _ in range(self._pool.lists_ahead):
                 for worker, sent in enumerate(self._sent):
                     unread = len(sent) - self._read[worker]
-                    if unread < self._pool.lists_ahead and len(rows := self.queue.take(lists)):
-                        self._send(worker, rows)
+                    if unread < self._pool.lists_ahead and len(
+                        rows := self.queue.next_units(time.monotonic(), most, lists, most_rest)
+                    ):
+                        self._send(worker, _as_range(rows))
 
     def request_reread(self) -> None:
         """Let a worker compare some rows with the dataset, unless one does so; then ``is_reread`` is True."""
@@ -122,19 +137,24 @@ class RowEngine:
         """True if no worker has anything to do."""
         return not any(self._sent) and not self._drifts
 
-    def want(self, reader: object, rows: Int64Array) -> None:
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         """Add rows to those that a reader will wait for."""
         with self.lock:
             self.queue.want(reader, rows)
             self.feed()
 
-    def prioritise(self, reader: object, rows: Int64Array) -> None:
+    def wait(self, reader: ReadRequest, rows: Int64Array) -> None:
+        """Note that a reader waits for these rows now."""
+        with self.lock:
+            self.queue.wait(reader, rows)
+
+    def prioritise(self, rows: Int64Array) -> None:
         """Put rows before all others."""
         with self.lock:
-            self.queue.prioritise(reader, rows)
+            self.queue.prioritise(rows)
             self.feed()
 
-    def forget(self, reader: object) -> None:
+    def forget(self, reader: ReadRequest) -> None:
         """Remove what a reader wanted."""
         with self.lock:
             self.queue.forget(reader)
@@ -151,12 +171,17 @@ class RowEngine:
                 if isinstance(request, str):
                     self.is_reread = True
                 else:
-                    self.queue.give_back(request, dict(report.failed), report.seconds)
+                    self._give_back(np.asarray(request, np.int64), report)
             if report.reader >= 0:
                 self._read[report.reader] += 1
-            self.queue.retry_lost()
-            if report.worker >= 0 or report.reader >= 0 or self.queue.is_idle_due():
+            if report.worker >= 0 or report.reader >= 0 or self.queue.is_rest_due(time.monotonic()):
                 self.feed()
+
+    def _give_back(self, rows: Int64Array, report: Report) -> None:
+        self.queue.give_back(rows, time.monotonic() + LOST_SECONDS, dict(report.failed))
+        if report.seconds and not (self.states[rows] == ABSENT).any():
+            self._read_count += len(rows)
+            self._read_seconds += report.seconds
 
     def _send(self, worker: int, request: Request) -> None:
         assert self._pool is not None
@@ -190,3 +215,10 @@ class RowEngine:
                     write_line(f"memfeed: {text}")
                 else:
                     warn(text, RuntimeWarning)
+
+
+def _as_range(rows: Int64Array) -> Sequence[int]:
+    """Return rows as a range if they are one, which is sent to a worker as two numbers."""
+    first, last = int(rows[0]), int(rows[-1])
+    is_run = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return range(first, last + 1) if is_run else rows.tolist()

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.errors import StoreError
 from memfeed.remote.caches import Remote, bounded
 from memfeed.remote.children import ChildWait
-from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import Fetching, RangeReader
 from memfeed.remote.row_byte_ranges import RowByteRanges
@@ -45,8 +45,9 @@ class RemoteSupply:
         )
         self._places = RowByteRanges(manifest.schema, manifest.rows, directory.table, self.column, directory.are_absent)
         ahead = None if size is None else max(1, size // CHUNK_BYTES)
-        self._demand = Demand(directory.table, self._places.chunks, directory.are_absent, ahead)
-        self._fetching = Fetching(directory, objects, self._demand)
+        table, units_of = directory.table, self._places.chunks
+        self._queue = UnitQueue(table.count, directory.are_absent, units_of=units_of, ahead=ahead, span_of=table.span)
+        self._fetching = Fetching(directory, objects, self._queue)
         self._service = CacheService(directory, self._fetching)
         self._kept: dict[ReadRequest, set[int]] = {}  # the chunks of the rows that each reader reads now
         self._kept_pid = os.getpid()
@@ -64,7 +65,7 @@ class RemoteSupply:
         """See ``RowSupply``."""
         if not self._service.is_elsewhere() and not self._service.is_done.is_set():
             with self._fetching.changed:
-                self._demand.add(reader, rows)
+                self._queue.want(reader, rows)
                 self._service.start()
                 self._fetching.changed.notify()
 
@@ -75,7 +76,7 @@ class RemoteSupply:
         self._let_go(reader)
         if not self._service.is_elsewhere():
             with self._fetching.changed:
-                self._demand.forget(reader)
+                self._queue.forget(reader)
 
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``. Raises StoreError if the cache has no room for all these rows at once."""
@@ -83,7 +84,7 @@ class RemoteSupply:
             return None
         if not self._service.is_elsewhere():
             with self._fetching.changed:
-                self._demand.waits(reader, rows)
+                self._queue.wait(reader, rows)
         self._let_go(reader)
         rows = rows.astype(np.int64, copy=False)
         if self.keeps_rows:

@@ -110,7 +110,8 @@ class CacheService:
 
     def _fetch_for_children(self, chunks: Int64Array) -> None:
         with self.fetching.changed:
-            failed = [self.fetching.failed[chunk] for chunk in chunks.tolist() if chunk in self.fetching.failed]
+            errors = self.fetching.queue.failed
+            failed = [errors[chunk] for chunk in chunks.tolist() if chunk in errors]
         for error in failed:
             self.children.report(error)
         self.fetching.ask(chunks[self.directory.are_absent(chunks)])
