@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 
 import numpy as np
@@ -216,7 +217,8 @@ def test_rows_that_nobody_wants_go_in_order_and_after_those_that_readers_wait_fo
     assert not take()
 
 
-def test_the_processes_of_a_shared_store_begin_elsewhere():
+def test_the_processes_of_a_shared_store_begin_elsewhere(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 7)
     queue = row_queue(np.zeros(99, np.uint8), is_shared=True)
     rows = queue.next_units(0.0, 64, 1, 4096).tolist()
     assert rows != sorted(rows)

@@ -96,9 +96,11 @@ class UnitQueue:
         if self._asked.pop(reader, None) is not None:
             self._line, self._is_stale, self._is_full = NONE, True, False
 
-    def prioritise(self, units: Int64Array) -> None:
-        """Put units before all others."""
-        self._urgent = np.concatenate([self._urgent, units[~np.isin(units, self._urgent)]])
+    def prioritise(self, units: Int64Array) -> bool:
+        """Put units before all others. Return False if all of them were so already."""
+        new = units[~np.isin(units, self._urgent)]
+        self._urgent = np.concatenate([self._urgent, new])
+        return bool(len(new))
 
     def retry(self, units: Int64Array) -> None:
         """Let units be brought again that failed."""

@@ -17,7 +17,6 @@ from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
 from memfeed.convert.row_worker import REREAD, Request
 from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
-from memfeed.store.row_supply import ReadRequest
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
@@ -56,7 +55,7 @@ class RowEngine:
         self.queue = UnitQueue(len(self.states), lambda rows: self.states[rows] == ABSENT, is_shared=plan.is_read)
         self._list_seconds, self._most_rows = list_seconds, most_rows
         self._read_count, self._read_seconds = 1, seconds
-        self.lock, self.is_reread = threading.RLock(), False
+        self.changed, self.is_reread = threading.Condition(), False
         self._build, self._plan, self._open_pool = build, plan, open_pool
         self._workers = ExitStack()
         self._pool: Pool | None = None
@@ -70,7 +69,7 @@ class RowEngine:
     def start(self) -> None:
         """Start workers, and send them rows."""
         pool = self._workers.enter_context(self._open_pool())
-        with self.lock:
+        with self.changed:
             self._pool, self._sent = pool, [deque() for _ in range(pool.worker_count)]
             self._read = [0] * pool.worker_count
             self.feed()
@@ -100,7 +99,7 @@ class RowEngine:
 
     def close(self) -> None:
         """End the workers. Rows that they had are sent again if they are absent."""
-        with self.lock:  # no thread writes to a pipe that is closed below
+        with self.changed:  # no thread writes to a pipe that is closed below
             self._pool, self._sent = None, []
             self.queue.take_back_all()
         self._workers.close()
@@ -112,7 +111,7 @@ class RowEngine:
 
     def feed(self) -> None:
         """Send rows to workers that have too few."""
-        with self.lock:
+        with self.changed:
             if self._pool is None or self._stopping.is_set() or self._drifts:
                 return
             lists = self._pool.lists_ahead * len(self._sent)
@@ -128,7 +127,7 @@ class RowEngine:
 
     def request_reread(self) -> None:
         """Let a worker compare some rows with the dataset, unless one does so; then ``is_reread`` is True."""
-        with self.lock:
+        with self.changed:
             if self._pool is not None and not any(REREAD in sent for sent in self._sent):
                 self._send(0, REREAD)
 
@@ -137,30 +136,8 @@ class RowEngine:
         """True if no worker has anything to do."""
         return not any(self._sent) and not self._drifts
 
-    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
-        """Add rows to those that a reader will wait for."""
-        with self.lock:
-            self.queue.want(reader, rows)
-            self.feed()
-
-    def wait(self, reader: ReadRequest, rows: Int64Array) -> None:
-        """Note that a reader waits for these rows now."""
-        with self.lock:
-            self.queue.wait(reader, rows)
-
-    def prioritise(self, rows: Int64Array) -> None:
-        """Put rows before all others."""
-        with self.lock:
-            self.queue.prioritise(rows)
-            self.feed()
-
-    def forget(self, reader: ReadRequest) -> None:
-        """Remove what a reader wanted."""
-        with self.lock:
-            self.queue.forget(reader)
-
     def _receive(self, report: Report) -> None:
-        with self.lock:
+        with self.changed:
             self._drifts.note(report)
             if report.drifts:
                 self._end_workers()
@@ -178,7 +155,11 @@ class RowEngine:
                 self.feed()
 
     def _give_back(self, rows: Int64Array, report: Report) -> None:
-        self.queue.give_back(rows, time.monotonic() + LOST_SECONDS, dict(report.failed))
+        for _, failure in report.failed:
+            failure.error.__cause__ = failure.cause
+        failed = {row: failure.error for row, failure in report.failed}
+        self.queue.give_back(rows, time.monotonic() + LOST_SECONDS, failed)
+        self.changed.notify_all()
         if report.seconds and not (self.states[rows] == ABSENT).any():
             self._read_count += len(rows)
             self._read_seconds += report.seconds
@@ -189,7 +170,7 @@ class RowEngine:
         self._pool.send(worker, request)
 
     def _end_workers(self) -> None:
-        with self.lock:
+        with self.changed:
             if self._pool is not None:
                 for worker in range(self._pool.worker_count):
                     with suppress(OSError):

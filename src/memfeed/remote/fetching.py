@@ -24,10 +24,8 @@ LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more
 ELSEWHERE_SECONDS = 0.02  # after which a chunk that another process fetches is looked at again
 TICK_SECONDS = 0.25
-POLL_SECONDS = 0.001
 JOIN_SECONDS = 5.0
 ROOM_SECONDS = 60.0  # in which readers may give room back to a chunk that another one waits for
-CHUNKS_A_PART = 64  # 256 MiB
 
 
 class RangeReader(Protocol):
@@ -90,40 +88,6 @@ class Fetching:
     def _most_at_once(self) -> int:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
         return max(self.in_flight.count, min(self.queue.urgent_count, MOST_IN_FLIGHT))
-
-    def ask(self, chunks: Int64Array) -> None:
-        """Fetch chunks before all others, also those that failed before."""
-        with self.changed:
-            self.queue.retry(chunks)
-            self.queue.prioritise(chunks)
-            self.start()
-            self.changed.notify_all()
-
-    def wait(self, absent: Int64Array) -> None:
-        """Wait a moment for chunks that were asked for. Raises what keeps one of them from being fetched."""
-        with self.changed:
-            failed = self.queue.failed
-            error: MemfeedError | None = next((failed[chunk] for chunk in absent.tolist() if chunk in failed), None)
-            if error is not None:
-                raise error
-            if self._stopping:
-                raise StoreError(f"{self.directory.settings.address}: found that fetching was stopped; open it again")
-            self.queue.prioritise(absent)
-            self.changed.wait(POLL_SECONDS)  # another process may bring them, who notifies nobody here
-
-    def bring(self, chunks: Int64Array, brought: Callable[[int], None] = lambda size: None) -> None:
-        """Fetch chunks, and wait until all are there. ``brought`` is called with the bytes of each part of them."""
-        for first in range(0, len(chunks), CHUNKS_A_PART):
-            part = left = chunks[first : first + CHUNKS_A_PART]
-            self.ask(left[self.directory.are_absent(left)])
-            while len(left := left[self.directory.are_absent(left)]):
-                self.wait(left)
-            brought(int(self.directory.table.bytes_of(part).sum()))
-
-    @property
-    def is_stopping(self) -> bool:
-        """True once nothing is fetched any more: the interpreter may be ending."""
-        return self._stopping
 
     def stop(self) -> None:
         """Let the threads end after the request that they wait for."""
