@@ -1,7 +1,7 @@
 """Ranks that read a store at an address without its bytes: the loader's read-ahead, and the plan of `memfeed.remote`.
 
 The order and the deal, which rows are asked for ahead (`loading.presence`), which chunks rows lie in, which chunk is
-next, and which are joined into one request (`remote.rows`, `remote.demand`, `remote.ranges`) are the real ones. A
+next, and which are joined into one request (`remote.rows`, `building.unit_queue`, `remote.ranges`) are the real ones. A
 range that is asked for is there at once; `replay` gives each a time.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.loading.gather_tasks import tasks_of_order
 from memfeed.loading.presence import present_tasks
 from memfeed.order.choice import Blocks, orders_of, piece_orders
 from memfeed.order.pieces import RankCut
 from memfeed.order.shards import RankShards
-from memfeed.remote.demand import Demand
 from memfeed.remote.fetching import MOST_IN_FLIGHT
-from memfeed.remote.ranges import ByteRange, ChunkTable
+from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable
 from memfeed.remote.row_byte_ranges import RowByteRanges
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Node as TreeNode
@@ -95,7 +95,9 @@ class Rank:
         schema = Schema(fields=(field,), structure=TreeNode(kind="leaf"))
         self._node, self._asked, self._needed = node, list[tuple[int, ByteRange]](), list[int]()
         self._places = RowByteRanges(schema, data.rows, node.table, _no_column, self._are_absent)
-        self._demand = Demand(node.table, self._places.chunks, self._are_absent, None)
+        self._queue = UnitQueue(
+            node.table.count, self._are_absent, units_of=self._places.chunks, span_of=node.table.span
+        )
         view = SimpleNamespace(supply=self, reader=ReadRequest)
         store: Any = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
         self._batches = present_tasks(tasks, store, has_own_order=True)
@@ -109,30 +111,29 @@ class Rank:
 
     def want(self, reader: ReadRequest, rows: Any) -> None:
         """See `RowSupply`. What is asked for together is taken together, by ``wait`` and ``step``."""
-        self._demand.add(reader, rows)
+        self._queue.want(reader, rows)
 
     def wait(self, reader: ReadRequest, rows: Any) -> None:
         """See `RowSupply`."""
-        self._demand.waits(reader, rows)
+        self._queue.wait(reader, rows)
         chunks = self._places.record_chunks(reader, rows)
-        self._demand.prioritise(chunks[self._are_absent(chunks)])
+        self._queue.prioritise(chunks[self._are_absent(chunks)])
         self._take()
         assert not self._are_absent(chunks).any()
         self._needed += sorted({self._node.by_chunk[chunk] for chunk in chunks.tolist()})
 
     def forget(self, reader: ReadRequest) -> None:
         """See `RowSupply`."""
-        self._demand.forget(reader)
+        self._queue.forget(reader)
 
     def _take(self) -> None:
-        while (found := self._demand.take(MOST_IN_FLIGHT)) is not None:
+        while len(found := self._queue.next_units(0.0, MOST_CHUNKS, MOST_IN_FLIGHT)):
             number = len(self._node.by_chunk)
-            for chunk in range(found.chunk, found.chunk + found.size):
+            for chunk in found.tolist():
                 self._node.present.add(chunk)
                 self._node.by_chunk[chunk] = number
-                self._demand.calm(chunk)
-            self._demand.put_back(found)
-            self._asked.append((number, found))
+            self._queue.give_back(found, 0.0)
+            self._asked.append((number, self._node.table.range_of(int(found[0]), int(found[-1]) + 1)))
 
     def _are_absent(self, chunks: Any) -> Any:
         return np.array([chunk not in self._node.present for chunk in chunks.tolist()], bool)

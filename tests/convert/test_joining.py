@@ -54,16 +54,16 @@ def test_a_store_that_is_committed_before_the_workers_of_a_process_start_is_read
     """All files of the build have other names then, and what workers open first is not there."""
     path, data = tmp_path / "a.mf", Made(lambda i: {"x": float(i)}, 40)
     leader = cache(data, path, lazily=True, workers=0)
-    start = DatasetSupply.start
+    begin = DatasetSupply.begin
 
-    def start_late(filler, backing):
+    def begin_late(filler, backing):
         leader.finish()
-        start(filler, backing)
+        begin(filler, backing)
 
     def fail(job, worker):
         raise error("found no file")
 
-    monkeypatch.setattr(DatasetSupply, "start", start_late)
+    monkeypatch.setattr(DatasetSupply, "begin", begin_late)
     if error is not None:
         monkeypatch.setattr(RowJob, "run", fail)
     store = cache(data, path, lazily=True, workers=workers)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.errors import RemoteError, StoreError
 from memfeed.remote import fetching
-from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.fetching import LEAST_IN_FLIGHT, MOST_IN_FLIGHT, Fetching, InFlight
 from memfeed.remote.ranges import ChunkTable
 
@@ -92,8 +92,8 @@ def start():
     started = []
 
     def fetch(directory, server):
-        demand = Demand(directory.table, lambda reader, rows: RowChunks(rows, True), directory.are_absent, None)
-        started.append(Fetching(directory, server, demand))
+        queue = UnitQueue(10, directory.are_absent, span_of=directory.table.span)
+        started.append(Fetching(directory, server, queue))
         return started[-1]
 
     yield fetch
@@ -102,22 +102,33 @@ def start():
         one.join()
 
 
+def bring(started, chunks):
+    """Wait until chunks are there, or one of them has failed; return the errors."""
+    chunks = np.array(chunks)
+    with started.changed:
+        started.queue.retry(chunks)
+        started.queue.prioritise(chunks)
+        started.start()
+        started.changed.notify_all()
+        is_done = lambda: started.queue.failed or not started.directory.are_absent(chunks).any()  # noqa: E731
+        assert started.changed.wait_for(is_done, 20)
+        return list(started.queue.failed.values())
+
+
 def test_chunks_that_are_brought_have_their_bytes(start):
     directory = Directory()
-    parts = []
-    start(directory, Server(directory)).bring(np.array([2, 3, 9]), parts.append)
+    assert not bring(start(directory, Server(directory)), [2, 3, 9])
     assert directory.there == {at: directory.content[100 * at : 100 * at + 100] for at in (2, 3, 9)}
-    assert sum(parts) == 300
     assert not directory.claimed
 
 
-def test_an_error_is_raised_where_the_chunk_is_waited_for_and_the_next_call_tries_again(start):
+def test_a_chunk_that_failed_is_fetched_again_once_it_is_asked_for(start):
     directory = Directory()
     started = start(directory, Server(directory, fails=1))
-    with pytest.raises(RemoteError, match="no connection"):
-        started.bring(np.array([5]))
+    (error,) = bring(started, [5])
+    assert "no connection" in str(error)
     assert not directory.claimed
-    started.bring(np.array([5]))
+    assert not bring(started, [5])
     assert 5 in directory.there
 
 
@@ -125,11 +136,12 @@ def test_a_chunk_without_room_is_an_error_after_a_while(start, monkeypatch):
     monkeypatch.setattr(fetching, "ROOM_SECONDS", 0.05)
     directory = Directory(room=1)
     started = start(directory, Server(directory))
-    started.bring(np.array([0]))
-    with pytest.raises(StoreError, match="found a cache of 100 B that is all in use by readers"):
-        started.bring(np.array([1]))
+    assert not bring(started, [0])
+    (error,) = bring(started, [1])
+    assert isinstance(error, StoreError)
+    assert "found a cache of 100 B that is all in use by readers" in str(error)
     directory.there.clear()
-    started.bring(np.array([1]))
+    assert not bring(started, [1])
     assert list(directory.there) == [1]
 
 
@@ -138,17 +150,10 @@ def test_a_chunk_that_another_process_has_is_waited_for(start):
     started = start(directory, Server(directory))
     assert directory.take(4)
     with started.changed:
-        started.ask(np.array([4]))
-    while not started._elsewhere:
-        started.wait(np.array([4]))
+        started.queue.prioritise(np.array([4]))
+        started.start()
+    while not started.queue.has_returned:
+        pass
     directory.drop(4)  # the other process has died
-    started.bring(np.array([4]))
+    assert not bring(started, [4])
     assert 4 in directory.there
-
-
-def test_what_is_waited_for_when_the_threads_are_stopped_is_an_error(start):
-    directory = Directory()
-    started = start(directory, Server(directory))
-    started.stop()
-    with pytest.raises(StoreError, match="fetching was stopped"):
-        started.bring(np.array([4]))

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import memfeed
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import service
+from memfeed.remote import remote_supply
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -387,14 +387,14 @@ def test_a_cache_that_is_removed_while_it_is_used_is_an_error(origin, cache, loc
 def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monkeypatch, capfd):
     commit, failed = CacheDirectory.commit, []
 
-    def fails_once(self):
+    def fails_once(self, **options):
         if not failed:
             failed.append(True)
             raise files.refused(OSError(errno.ENOSPC, "No space left"), cache, "writing")
-        commit(self)
+        commit(self, **options)
 
     monkeypatch.setattr(CacheDirectory, "commit", fails_once)
-    monkeypatch.setattr(service, "SYNC_SECONDS", 0.1)
+    monkeypatch.setattr(remote_supply, "SYNC_SECONDS", 0.1)
     store = memfeed.open(origin, cache_dir=cache)
     assert equal(store[:], local[:])
     until = time.monotonic() + 60

@@ -4,8 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfeed.building.unit_queue import RowUnits, UnitQueue
 from memfeed.remote.ranges import ChunkTable, aligned_step
 from memfeed.store.manifest import CHUNK_BYTES
+from memfeed.store.row_supply import ReadRequest
 
 CHUNK = 4 << 20
 SIZES = st.dictionaries(
@@ -42,7 +44,12 @@ def test_a_range_has_wanted_chunks_of_one_file_only(sizes, data):
     chunk = data.draw(st.integers(0, table.count - 1))
     wanted[chunk] = True
     most = data.draw(st.integers(1, 4))
-    found = table.joined(chunk, wanted.__getitem__, most)
+    units_of = lambda reader, rows: RowUnits(rows, True)  # noqa: E731
+    queue = UnitQueue(table.count, lambda chunks: wanted[chunks], units_of=units_of, span_of=table.span)
+    queue.want(ReadRequest(), np.array([chunk, *range(table.count)]))
+    chunks = queue.next_units(0.0, most)
+    found = table.range_of(int(chunks[0]), int(chunks[-1]) + 1)
+    assert chunks.tolist() == list(range(found.chunk, found.chunk + found.size))
     every = range(found.chunk, found.chunk + found.size)
     assert chunk in every
     assert len(every) <= most

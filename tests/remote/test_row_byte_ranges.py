@@ -35,7 +35,7 @@ def test_the_chunks_of_rows_hold_all_their_bytes(store, rows):
     found = places.chunks(ReadRequest(), np.array(rows, np.int32))
     assert found.is_known
     copied = {name: bytearray(size) for name, size in table.sizes.items()}
-    for place in map(table.at, found.chunks.tolist()):
+    for place in map(table.at, found.units.tolist()):
         copied[place.name][place.start : place.stop] = (store.path / place.name).read_bytes()[place.start : place.stop]
     for name, starts, lengths in (
         *places.fixed(ReadRequest(), np.array(rows)),
@@ -44,7 +44,7 @@ def test_the_chunks_of_rows_hold_all_their_bytes(store, rows):
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             assert copied[name][start : start + length] == (store.path / name).read_bytes()[start : start + length]
     if len(rows) == 1:
-        assert len(found.chunks) < table.count
+        assert len(found.units) < table.count
 
 
 def test_only_the_fields_of_a_reader_are_read(store):
@@ -52,7 +52,7 @@ def test_only_the_fields_of_a_reader_are_read(store):
     names = [field.name for field in store.schema]
     request = ReadRequest([names.index("label")])
     assert not places.has_elements(request)
-    assert {table.at(chunk).name for chunk in places.chunks(request, np.arange(ROWS)).chunks} == {"label.memmap"}
+    assert {table.at(chunk).name for chunk in places.chunks(request, np.arange(ROWS)).units} == {"label.memmap"}
 
 
 def test_where_elements_lie_is_not_known_before_start_and_dims_are_there(store):
@@ -61,7 +61,7 @@ def test_where_elements_lie_is_not_known_before_start_and_dims_are_there(store):
     unknown, _ = places_of(store, absent=[start])
     found = unknown.chunks(ReadRequest(), np.arange(3))
     assert not found.is_known
-    assert start in found.chunks
+    assert start in found.units
     heap = range(*table.of_file(next(name for name in table.sizes if name.startswith("text/heap"))))
-    assert not set(heap) & set(found.chunks.tolist())
-    assert set(heap) & set(places.chunks(ReadRequest(), np.arange(3)).chunks.tolist())
+    assert not set(heap) & set(found.units.tolist())
+    assert set(heap) & set(places.chunks(ReadRequest(), np.arange(3)).units.tolist())

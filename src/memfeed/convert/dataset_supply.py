@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +16,12 @@ import numpy.typing as npt
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, claim, unshare
 from memfeed.building.partial import ABSENT, SKIPPED
+from memfeed.building.service import POLL_SECONDS, Service
+from memfeed.building.unit_queue import NONE
 from memfeed.convert.conversion import Conversion
 from memfeed.convert.processes import open_processes
 from memfeed.convert.readback import require_probed
-from memfeed.convert.row_engine import RowEngine
-from memfeed.convert.row_queue import MOST_ROWS_A_LIST
+from memfeed.convert.row_engine import MOST_ROWS_A_LIST, RowEngine
 from memfeed.convert.row_worker import REREAD, RowWorker
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError
@@ -30,18 +30,12 @@ from memfeed.store import format
 from memfeed.store.backing import Backing, switch_to_committed
 from memfeed.store.row_supply import FillProgress, ReadRequest
 from memfeed.system.progress import Progress, write_line
-from memfeed.system.threads import end_at_exit
 
-POLL_SECONDS = 0.003  # between two looks whether rows are there: each takes a few microseconds of the workers' CPU
-RESEND_SECONDS = 0.25  # after which rows that readers wait for are sent again, if no worker has them
 TICK_SECONDS = 0.5
-JOIN_SECONDS = 5.0
-QUIET_SECONDS = 2.0  # that the end may wait for a commit without a message
-COMMIT_SECONDS = 60.0  # that the end of a process waits for a commit; the next run makes up for what is left
 
 
-class DatasetSupply:
-    """Brings the rows of a build, as ``RowSupply`` says, with workers and a thread. It ends with the last backing.
+class DatasetSupply(Service):
+    """Brings the rows of a build, with workers and a thread.
 
     Args:
         lead: holds the claim of the build, if this process has it.
@@ -50,12 +44,13 @@ class DatasetSupply:
     """
 
     keeps_rows = True
+    finish_units, retries = 1 << 16, False
 
     def __init__(
         self, conversion: Conversion, build: Build, lead: contextlib.ExitStack | None, shared: int, owner: object
     ) -> None:
         self.conversion, self.build, self.in_caller = conversion, build, not conversion.worker_count
-        self._lead, self._shared, self._owner, self._pid = lead, shared, owner, os.getpid()
+        self._lead, self._shared, self._owner = lead, shared, owner
         open_pool = partial(
             open_processes,
             conversion.given.dataset,
@@ -65,102 +60,68 @@ class DatasetSupply:
             conversion.options.worker_init_fn,
         )
         self._engine = RowEngine(build, conversion.plan, open_pool, conversion.result.probed.seconds)
-        self._queue = self._engine.queue
+        self._states = self._engine.states
+        engine, count = self._engine, len(self._states)
+        super().__init__(build.root, engine.queue, count, engine.changed, switch_to_committed)
         self._tick_due = 0.0
-        self._error: BaseException | None = None
-        self._stopping, self._done = threading.Event(), threading.Event()
         self._caller_lock, self._wake = threading.Lock(), threading.Event()
         self._here: RowWorker | None = None  # in the caller's thread
-        self._thread = threading.Thread(target=self._run, name="memfeed-filler", daemon=True)
-        self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
 
-    # --- life
+    # --- see `Service`
 
-    def start(self, backing: Backing) -> None:
+    def begin(self, backing: Backing) -> None:
         """Start the workers and the thread. ``backing`` reads the finished store once there is one."""
         self.follow(backing)
         if not self.in_caller:
             self._engine.start()
         _filling.add(self)
-        end_at_exit(self)
-        self._thread.start()
-
-    def follow(self, backing: Backing) -> None:
-        """Let another view of the same columns read the finished store, too."""
-        with self._engine.lock:
-            self._backings.add(backing)
-            weakref.finalize(backing, _dropped, weakref.ref(self)).atexit = False  # `end_at_exit` does that
-            if self._done.is_set():
-                switch_to_committed(backing)
-
-    def another_backing(self) -> Backing | None:
-        """Return one more view of the columns; None in another process, or if this one does not fill any more."""
-        backing = next(iter(self._backings), None)
-        if backing is None or self._is_elsewhere() or self._stopping.is_set():
-            return None
-        backing = dataclasses.replace(backing)
-        self.follow(backing)
-        return backing
-
-    def stop(self) -> None:
-        """Let workers and thread end. Rows that were written stay."""
-        if not self._is_elsewhere():
-            self._stopping.set()
-            self._wake.set()
-            self._engine.stop()
-
-    def join(self) -> None:
-        """Wait for the commit if all rows are there; else stop, and wait a few seconds for the thread."""
-        if not self._thread.is_alive() or self._thread is threading.current_thread():
-            self.stop()  # Ctrl-C may come before the thread is started
-            return
-        if self._will_commit():
-            self._thread.join(QUIET_SECONDS)
-            if self._thread.is_alive():
-                write_line(f"memfeed: {self.conversion.target}: all rows are there; writing checksums before the end")
-            self._thread.join(COMMIT_SECONDS)
-        self.stop()
-        self._thread.join(JOIN_SECONDS)
+        with self.changed:
+            self.start()
 
     def release(self) -> None:
         """Stop workers and thread: after the commit if all rows are there, else now."""
         if not self._will_commit():
             self.stop()
 
-    def has_backing(self) -> bool:
-        """Return True if a store still reads the rows."""
-        return any(True for _ in self._backings)
+    def absent(self, units: Int64Array) -> Int64Array:
+        """See ``Service``."""
+        found: Int64Array = units[self._states[units] == ABSENT]
+        return found
+
+    def _feed(self) -> None:
+        self._engine.feed()
+
+    def _stop_supplier(self) -> None:
+        self._wake.set()
+        self._engine.stop()
 
     def _will_commit(self) -> bool:
-        is_ours = not self._is_elsewhere() and self._lead is not None and not self.conversion.is_temporary
-        is_running = self._thread.is_alive() and not self._is_over()
-        return is_ours and is_running and self._queue.is_complete() and (self._engine.is_reread or not self.in_caller)
+        is_ours = not self.is_elsewhere() and self._lead is not None and not self.conversion.is_temporary
+        is_running = self._thread is not None and self._thread.is_alive() and not self._is_over()
+        return is_ours and is_running and self._is_complete() and (self._engine.is_reread or not self.in_caller)
 
-    def _is_over(self) -> bool:
-        return self._done.is_set() or self._stopping.is_set()
-
-    def _is_elsewhere(self) -> bool:
-        """Return True in a forked child, which has neither the thread nor the workers."""
-        return os.getpid() != self._pid
+    def _await_commit(self) -> bool:
+        while self._is_complete():  # else rows were lost: `Units.lose_unsynced`
+            self._reread_here()  # the process that was to commit it may have ended since
+            if self._done.wait(POLL_SECONDS):
+                with self.changed:  # until the columns are those of the store
+                    return True
+            if self._error is not None or self._stopping.is_set():
+                self._raise_for(NONE)
+        return False
 
     # --- the thread
 
-    def _run(self) -> None:
-        bar = contextlib.ExitStack()
-        try:
-            shown = bar.enter_context(self._new_bar())
+    def _serve(self) -> None:
+        with self._new_bar() as bar:
             while not self._is_over():
                 try:
-                    self._fill(shown)
+                    self._fill(bar)
                 except (OSError, MemfeedError) as error:
-                    self._await_commit(error)
-        except BaseException as error:
-            self._error = error
-        finally:
-            for close in (self._engine.close, self._close_here, bar.close, self._keep, self._leave):
-                with contextlib.suppress(Exception):  # the first error is the one that readers get
-                    close()
-            self._owner = None
+                    self._wait_for_others(error)
+
+    def _end(self) -> list[Callable[[], object]]:
+        return [self._engine.close, self._close_here, self._keep, self._leave]
 
     def _fill(self, bar: Progress) -> None:
         if self.in_caller:
@@ -176,6 +137,7 @@ class DatasetSupply:
 
     def _tick(self, bar: Progress) -> None:
         """Do what is due: a sync, the claim of a process that has died, the commit."""
+        self.serve_children()
         now = time.monotonic()
         if now < self._tick_due and not self._engine.is_reread:
             return
@@ -189,12 +151,12 @@ class DatasetSupply:
             if found.present + found.skipped == found.total:
                 self._commit()
 
-    def _await_commit(self, error: Exception) -> None:
+    def _wait_for_others(self, error: Exception) -> None:
         """Wait until another process has committed the store. Raise the error of a worker if there can be none.
 
         The files of a build that is committed vanish, also while workers of a process that has joined it start.
         """
-        if self._lead is not None or not self._queue.is_complete():
+        if self._lead is not None or not self._is_complete():
             raise error
         self._engine.close()
         while not self._is_over() and self._lead is None:
@@ -218,6 +180,7 @@ class DatasetSupply:
             self._shared = -1
         if self._lead is not None:
             self._lead.close()
+        self._owner = None
 
     def _new_bar(self) -> Progress:
         found = self.progress()
@@ -227,47 +190,22 @@ class DatasetSupply:
 
     # --- what loaders ask for
 
-    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
-        """See ``RowSupply``."""
-        if not self._is_elsewhere() and not self.in_caller:
-            self._engine.want(reader, rows)
-
-    def forget(self, reader: ReadRequest) -> None:
-        """See ``RowSupply``."""
-        if not self._is_elsewhere():
-            self._engine.forget(reader)
-
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
-        due = 0.0
-        while len(absent := self._queue.absent(rows)):
-            self._raise_for(absent)
-            if self.in_caller:
-                self._compute(absent)
-                continue
-            if time.monotonic() >= due and not self._is_elsewhere():
-                due = time.monotonic() + RESEND_SECONDS
-                self._engine.prioritise(reader, absent)
-            time.sleep(POLL_SECONDS)
+        self.note_wait(reader, rows)
+        self.bring(rows)
         self._reread_here()
-        is_present = self._queue.presence[rows] != SKIPPED
+        is_present = self._states[rows] != SKIPPED
         return None if is_present.all() else is_present
 
-    def _raise_for(self, absent: Int64Array) -> None:
-        """Raise what keeps one of these rows from being filled."""
-        failed = self._queue.failed
-        failure = next((failed[row] for row in absent.tolist() if row in failed), None) if failed else None
-        if failure is not None:
-            raise failure.error from failure.cause
-        if self._error is not None:
-            if isinstance(self._error, MemfeedError):
-                raise self._error
-            raise BuildError(
-                f"{self.build.root}: found that the store cannot be filled any more ({self._error!r}); expected its "
-                "rows: the rows that were written are kept, and the same call goes on from there"
-            ) from self._error
-        if self._stopping.is_set() and not self._is_elsewhere():
-            raise BuildError(f"{self.build.root}: found that filling was stopped; expected the store to be in use")
+    def bring(self, units: Int64Array, missing: Callable[[Int64Array], Int64Array] | None = None) -> None:
+        """Return once no row of ``units`` is absent."""
+        if not self.in_caller:
+            super().bring(units, missing)
+            return
+        while len(units := self.absent(units)):
+            self._raise_for(units)
+            self._compute(units)
 
     def _compute(self, absent: Int64Array) -> None:
         """Read and write rows in the caller's thread."""
@@ -276,16 +214,17 @@ class DatasetSupply:
                 try:
                     report = self._worker_here().write(absent[first : first + MOST_ROWS_A_LIST].tolist())
                 except (OSError, MemfeedError):
-                    if len(self._queue.absent(absent)):
+                    if len(self.absent(absent)):
                         raise
                     return  # other processes have written them, and committed the store
-                self._queue.failed.update(report.failed)
-                self._raise_for(np.array([row for row, _ in report.failed], np.int64))
-        if len(self._queue.absent(absent)):
+                for row, failure in report.failed:
+                    self.queue.failed[row] = failure.error
+                    raise failure.error from failure.cause
+        if len(self.absent(absent)):
             time.sleep(POLL_SECONDS)  # another process has them
 
     def _worker_here(self) -> RowWorker:
-        if self._here is None or self._is_elsewhere():
+        if self._here is None or self.is_elsewhere():
             conversion = self.conversion
             self._here = RowWorker(conversion.given.dataset, self.build, conversion.plan, Watchdog(0), 0)
         return self._here
@@ -299,7 +238,7 @@ class DatasetSupply:
     def _reread_here(self) -> None:
         """Compare some rows with the dataset before the commit, where the caller's thread is the one that reads it."""
         is_due = self.in_caller and self._lead is not None and not self._engine.is_reread
-        if is_due and not self._is_elsewhere() and self._queue.is_complete():
+        if is_due and not self.is_elsewhere() and self._is_complete():
             self._worker_here().do(REREAD)
             self._engine.is_reread = True
             self._wake.set()
@@ -309,38 +248,33 @@ class DatasetSupply:
 
     def substitute_row(self) -> int:
         """See ``RowSupply``."""
-        row = self._queue.a_present_row()
-        if row is None:
+        present = np.flatnonzero((self._states != ABSENT) & (self._states != SKIPPED))
+        if not len(present):
             raise BuildError(
                 f"{self.build.root}: found no row that can be read ({self.progress().skipped} raised); expected one"
             )
-        return row
+        return int(present[0])
 
     def has(self, row: int) -> bool:
         """Return True if a row can be read."""
-        return int(self._queue.presence[row]) not in (ABSENT, SKIPPED)
+        return int(self._states[row]) not in (ABSENT, SKIPPED)
 
     def progress(self) -> FillProgress:
         """See ``RowSupply``."""
-        return self._queue.progress()
+        counts = np.bincount(self._states, minlength=SKIPPED + 1)
+        total = len(self._states)
+        return FillProgress(total - int(counts[ABSENT] + counts[SKIPPED]), total, int(counts[SKIPPED]))
+
+    def _is_complete(self) -> bool:
+        return not (self._states == ABSENT).any()
+
+    def _absent(self, rows: Int64Array) -> Int64Array:
+        found: Int64Array = rows[self._states[rows] == ABSENT]
+        return found
 
     def skipped(self) -> tuple[int, ...]:
         """See ``RowSupply``."""
-        return tuple(np.flatnonzero(self._queue.presence == SKIPPED).tolist())
-
-    def finish(self) -> None:
-        """See ``RowSupply``."""
-        every, reader = np.arange(len(self._queue.presence)), ReadRequest()
-        while not self._done.wait(POLL_SECONDS):
-            if not self._queue.is_complete():  # at first; and again after rows were lost: `Units.lose_unsynced`
-                for first in range(0, len(every), 1 << 16):
-                    self.wait(reader, every[first : first + (1 << 16)])
-                self.forget(reader)
-            self._reread_here()  # the process that was to commit it may have ended since
-            if self._error is not None or self._is_over():
-                self._raise_for(every[:0])
-        with self._engine.lock:  # until the columns are those of the store
-            pass
+        return tuple(np.flatnonzero(self._states == SKIPPED).tolist())
 
     # --- the store at the end
 
@@ -372,28 +306,15 @@ class DatasetSupply:
         self.build.commit(self.conversion.target, kept=self.conversion.kept_now())
         self._switch_backings()
 
-    def _switch_backings(self) -> None:
-        with self._engine.lock:
-            self._done.set()
-            self._engine.stop()
-            for backing in list(self._backings):
-                switch_to_committed(backing)
-
 
 _filling: weakref.WeakSet[DatasetSupply] = weakref.WeakSet()
-
-
-def _dropped(found: weakref.ref[DatasetSupply]) -> None:
-    """End the supply whose last backing is gone."""
-    supply = found()
-    if supply is not None and not supply.has_backing():
-        supply.release()
 
 
 def backing_at(target: Path) -> Backing | None:
     """Return the columns of the store at `target`, as new ones, if this process fills it."""
     for supply in list(_filling):
-        found = supply.another_backing() if supply.conversion.target.absolute() == target else None
-        if found is not None:
-            return found
+        if supply.conversion.target.absolute() == target and not supply.is_elsewhere():
+            found = supply.another_backing()
+            if found is not None:
+                return found
     return None

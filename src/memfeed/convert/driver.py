@@ -14,8 +14,7 @@ from memfeed.building.partial import WRITTEN, runs
 from memfeed.convert.jobs import StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import Pool, run_job
-from memfeed.convert.row_engine import RowEngine
-from memfeed.convert.row_queue import LIST_SECONDS, MOST_IDLE_ROWS
+from memfeed.convert.row_engine import LIST_SECONDS, MOST_IDLE_ROWS, RowEngine
 from memfeed.convert.write_run import WRITE_BYTES, Drifts, Report, RunWriter, WritePlan, mark_skipped
 from memfeed.errors import SchemaError
 from memfeed.schema import codec

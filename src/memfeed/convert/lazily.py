@@ -241,7 +241,7 @@ def _filled(
     supply = DatasetSupply(conversion, build, lead, shared, owner)
     remake = (joined_backing, (target.absolute(), msgspec.structs.replace(conversion.given, watched=None), options))
     backing = filling_backing(target, build.root, manifest, supply, owner, remake, masks_rows=options.skips_errors)
-    supply.start(backing)
+    supply.begin(backing)
     return Store(View(backing, conversion.result.types))
 
 

@@ -146,8 +146,8 @@ def lossy_hint() -> str:
 def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:
     """Return the options of a conversion of a few samples in this process."""
     return msgspec.structs.replace(
-        options, forms=forms, keep=forms.keep, floats=forms.floats, budget=None, workers=0, engine=None, lazily=False, overwrite=False,
-        progress=False, worker_init_fn=None,
+        options, forms=forms, keep=forms.keep, floats=forms.floats, budget=None, workers=0, engine=None, lazily=False,
+        overwrite=False, progress=False, worker_init_fn=None,
     )  # fmt: skip
 
 

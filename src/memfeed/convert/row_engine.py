@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 
+import numpy as np
+
 from memfeed.building.build import Build
+from memfeed.building.partial import ABSENT
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
-from memfeed.convert.row_queue import LIST_SECONDS, MOST_IDLE_ROWS, RowQueue
 from memfeed.convert.row_worker import REREAD, Request
 from memfeed.convert.write_run import Drifts, Report, WritePlan, mark_skipped
 from memfeed.schema.codec import Int64Array
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
+LIST_SECONDS = 0.03  # of work in one list of rows that a worker is sent
+MOST_ROWS_A_LIST = 64  # that a reader wants
+MOST_IDLE_ROWS = 4096  # of a list that nobody wants
+LOST_SECONDS = 0.25  # after which rows that another process had are sent again, if they are still absent
 MOST_INTERRUPTS = 8  # interrupts of workers without a report between them, before the filling fails
 INTERRUPT_SECONDS = 0.5  # in which a program that Ctrl-C ends stops the engine, so that no workers are started for it
 MOST_DEATHS = 2  # of workers that read one sample, before it is skipped
@@ -43,9 +51,11 @@ class RowEngine:
         list_seconds: float = LIST_SECONDS,
         most_rows: int = MOST_IDLE_ROWS,
     ) -> None:
-        states = build.units.states
-        self.queue = RowQueue(states, seconds, list_seconds, is_shared=plan.is_read, most_rows=most_rows)
-        self.lock, self.is_reread = threading.RLock(), False
+        self.states = build.units.states  # of each row, uint8 [n]: mapped, also after the commit has moved the file
+        self.queue = UnitQueue(len(self.states), lambda rows: self.states[rows] == ABSENT, is_shared=plan.is_read)
+        self._list_seconds, self._most_rows = list_seconds, most_rows
+        self._read_count, self._read_seconds = 1, seconds
+        self.changed, self.is_reread = threading.Condition(), False
         self._build, self._plan, self._open_pool = build, plan, open_pool
         self._workers = ExitStack()
         self._pool: Pool | None = None
@@ -59,7 +69,7 @@ class RowEngine:
     def start(self) -> None:
         """Start workers, and send them rows."""
         pool = self._workers.enter_context(self._open_pool())
-        with self.lock:
+        with self.changed:
             self._pool, self._sent = pool, [deque() for _ in range(pool.worker_count)]
             self._read = [0] * pool.worker_count
             self.feed()
@@ -89,7 +99,7 @@ class RowEngine:
 
     def close(self) -> None:
         """End the workers. Rows that they had are sent again if they are absent."""
-        with self.lock:  # no thread writes to a pipe that is closed below
+        with self.changed:  # no thread writes to a pipe that is closed below
             self._pool, self._sent = None, []
             self.queue.take_back_all()
         self._workers.close()
@@ -101,19 +111,23 @@ class RowEngine:
 
     def feed(self) -> None:
         """Send rows to workers that have too few."""
-        with self.lock:
+        with self.changed:
             if self._pool is None or self._stopping.is_set() or self._drifts:
                 return
             lists = self._pool.lists_ahead * len(self._sent)
+            by_time = int(max(self._list_seconds * self._read_count / max(self._read_seconds, 1e-9), 1))
+            most, most_rest = min(by_time, MOST_ROWS_A_LIST), min(by_time, self._most_rows)
             for _ in range(self._pool.lists_ahead):
                 for worker, sent in enumerate(self._sent):
                     unread = len(sent) - self._read[worker]
-                    if unread < self._pool.lists_ahead and len(rows := self.queue.take(lists)):
-                        self._send(worker, rows)
+                    if unread < self._pool.lists_ahead and len(
+                        rows := self.queue.next_units(time.monotonic(), most, lists, most_rest)
+                    ):
+                        self._send(worker, _as_range(rows))
 
     def request_reread(self) -> None:
         """Let a worker compare some rows with the dataset, unless one does so; then ``is_reread`` is True."""
-        with self.lock:
+        with self.changed:
             if self._pool is not None and not any(REREAD in sent for sent in self._sent):
                 self._send(0, REREAD)
 
@@ -122,25 +136,8 @@ class RowEngine:
         """True if no worker has anything to do."""
         return not any(self._sent) and not self._drifts
 
-    def want(self, reader: object, rows: Int64Array) -> None:
-        """Add rows to those that a reader will wait for."""
-        with self.lock:
-            self.queue.want(reader, rows)
-            self.feed()
-
-    def prioritise(self, reader: object, rows: Int64Array) -> None:
-        """Put rows before all others."""
-        with self.lock:
-            self.queue.prioritise(reader, rows)
-            self.feed()
-
-    def forget(self, reader: object) -> None:
-        """Remove what a reader wanted."""
-        with self.lock:
-            self.queue.forget(reader)
-
     def _receive(self, report: Report) -> None:
-        with self.lock:
+        with self.changed:
             self._drifts.note(report)
             if report.drifts:
                 self._end_workers()
@@ -151,12 +148,21 @@ class RowEngine:
                 if isinstance(request, str):
                     self.is_reread = True
                 else:
-                    self.queue.give_back(request, dict(report.failed), report.seconds)
+                    self._give_back(np.asarray(request, np.int64), report)
             if report.reader >= 0:
                 self._read[report.reader] += 1
-            self.queue.retry_lost()
-            if report.worker >= 0 or report.reader >= 0 or self.queue.is_idle_due():
+            if report.worker >= 0 or report.reader >= 0 or self.queue.is_rest_due(time.monotonic()):
                 self.feed()
+
+    def _give_back(self, rows: Int64Array, report: Report) -> None:
+        for _, failure in report.failed:
+            failure.error.__cause__ = failure.cause
+        failed = {row: failure.error for row, failure in report.failed}
+        self.queue.give_back(rows, time.monotonic() + LOST_SECONDS, failed)
+        self.changed.notify_all()
+        if report.seconds and not (self.states[rows] == ABSENT).any():
+            self._read_count += len(rows)
+            self._read_seconds += report.seconds
 
     def _send(self, worker: int, request: Request) -> None:
         assert self._pool is not None
@@ -164,7 +170,7 @@ class RowEngine:
         self._pool.send(worker, request)
 
     def _end_workers(self) -> None:
-        with self.lock:
+        with self.changed:
             if self._pool is not None:
                 for worker in range(self._pool.worker_count):
                     with suppress(OSError):
@@ -190,3 +196,10 @@ class RowEngine:
                     write_line(f"memfeed: {text}")
                 else:
                     warn(text, RuntimeWarning)
+
+
+def _as_range(rows: Int64Array) -> Sequence[int]:
+    """Return rows as a range if they are one, which is sent to a worker as two numbers."""
+    first, last = int(rows[0]), int(rows[-1])
+    is_run = last - first == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return range(first, last + 1) if is_run else rows.tolist()

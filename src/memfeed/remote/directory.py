@@ -100,7 +100,7 @@ class CacheDirectory:
         """Return True if a chunk is there."""
         return self.units.is_present(chunk)
 
-    def are_absent(self, chunks: Int64Array) -> npt.NDArray[np.bool_]:
+    def are_absent(self, chunks: Int64Array | slice) -> npt.NDArray[np.bool_]:
         """Return which of these chunks are not there, bool [k]."""
         return ~self.units.are_present(chunks)
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import xxhash
 
+from memfeed.building.unit_queue import UnitQueue
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
 from memfeed.remote.chunks import other_bytes
-from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange
 from memfeed.schema.codec import Int64Array
@@ -23,10 +24,8 @@ LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more
 ELSEWHERE_SECONDS = 0.02  # after which a chunk that another process fetches is looked at again
 TICK_SECONDS = 0.25
-POLL_SECONDS = 0.001
 JOIN_SECONDS = 5.0
 ROOM_SECONDS = 60.0  # in which readers may give room back to a chunk that another one waits for
-CHUNKS_A_PART = 64  # 256 MiB
 
 
 class RangeReader(Protocol):
@@ -67,15 +66,13 @@ class Fetching:
     Args:
         directory: where chunks go.
         objects: where they come from.
-        demand: which chunks are wanted; it is used under ``changed``.
+        queue: which chunks are wanted; it is used under ``changed``.
     """
 
-    def __init__(self, directory: CacheDirectory, objects: RangeReader, demand: Demand) -> None:
-        self.directory, self.demand, self._objects = directory, demand, objects
+    def __init__(self, directory: CacheDirectory, objects: RangeReader, queue: UnitQueue) -> None:
+        self.directory, self.queue, self._objects = directory, queue, objects
         self.changed = threading.Condition()
         self.in_flight = InFlight()
-        self.failed: dict[int, MemfeedError] = {}
-        self._elsewhere: dict[int, float] = {}  # chunks that other processes have, and when to look again
         self._without_room: dict[int, float] = {}  # chunks that are waited for, and since when no room is found
         self._threads: list[threading.Thread] = []
         self._working = 0
@@ -90,41 +87,7 @@ class Fetching:
 
     def _most_at_once(self) -> int:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
-        return max(self.in_flight.count, min(self.demand.urgent_count, MOST_IN_FLIGHT))
-
-    def ask(self, chunks: Int64Array) -> None:
-        """Fetch chunks before all others, also those that failed before."""
-        with self.changed:
-            for chunk in chunks.tolist():
-                self.failed.pop(chunk, None)
-            self.demand.prioritise(chunks)
-            self.start()
-            self.changed.notify_all()
-
-    def wait(self, absent: Int64Array) -> None:
-        """Wait a moment for chunks that were asked for. Raises what keeps one of them from being fetched."""
-        with self.changed:
-            error = next((self.failed[chunk] for chunk in absent.tolist() if chunk in self.failed), None)
-            if error is not None:
-                raise error
-            if self._stopping:
-                raise StoreError(f"{self.directory.settings.address}: found that fetching was stopped; open it again")
-            self.demand.prioritise(absent)
-            self.changed.wait(POLL_SECONDS)  # another process may bring them, who notifies nobody here
-
-    def bring(self, chunks: Int64Array, brought: Callable[[int], None] = lambda size: None) -> None:
-        """Fetch chunks, and wait until all are there. ``brought`` is called with the bytes of each part of them."""
-        for first in range(0, len(chunks), CHUNKS_A_PART):
-            part = left = chunks[first : first + CHUNKS_A_PART]
-            self.ask(left[self.directory.are_absent(left)])
-            while len(left := left[self.directory.are_absent(left)]):
-                self.wait(left)
-            brought(int(self.directory.table.bytes_of(part).sum()))
-
-    @property
-    def is_stopping(self) -> bool:
-        """True once nothing is fetched any more: the interpreter may be ending."""
-        return self._stopping
+        return max(self.in_flight.count, min(self.queue.urgent_count, MOST_IN_FLIGHT))
 
     def stop(self) -> None:
         """Let the threads end after the request that they wait for."""
@@ -144,7 +107,7 @@ class Fetching:
                 job: Callable[[], None] | None = None
                 try:
                     while not self._stopping and (job := self._next()) is None:
-                        self.changed.wait(ELSEWHERE_SECONDS if self._elsewhere else TICK_SECONDS)
+                        self.changed.wait(ELSEWHERE_SECONDS if self.queue.has_returned else TICK_SECONDS)
                 except BaseException:
                     self._stopping = True  # else readers would wait without end
                     raise
@@ -154,79 +117,76 @@ class Fetching:
             job()
 
     def _fetch_claimed(self, fetched: ByteRange) -> None:
+        failure: MemfeedError | None = None
         try:
             self._fetch(fetched)
         except MemfeedError as error:
-            self._fail(fetched, error)
+            failure = error
         except BaseException as error:  # a thread that ends without a word would let readers wait for ever
-            self._fail(fetched, StoreError(f"{self.directory.settings.address}: found {error!r} while fetching"))
+            failure = StoreError(f"{self.directory.settings.address}: found {error!r} while fetching")
             raise
         finally:
-            self._end(fetched)
+            self._end(fetched, failure)
 
     def _next(self) -> Callable[[], None] | None:
         """Return what fetches chunks that this process has taken now, and that have room in the cache."""
         now = time.monotonic()
-        for chunk in [chunk for chunk, due in self._elsewhere.items() if due <= now]:
-            del self._elsewhere[chunk]
-            self.demand.put_back(self.directory.table.at(chunk))
         most = self._most_at_once()
         if self._working >= most:
             return None
         # requests share the link: if readers wait for many chunks, the longest request ends last, and has to be short
         joined = MOST_CHUNKS if most == self.in_flight.count else 1
-        while not self.demand.is_full and (found := self.demand.take(most, joined)) is not None:
+        while len(found := self.queue.next_units(now, joined, most)):
             run = self._claim(found, now)
             if run:
                 self._working += 1
                 return partial(self._fetch_claimed, self.directory.table.range_of(run[0], run[-1] + 1))
         return None
 
-    def _claim(self, found: ByteRange, now: float) -> list[int]:
-        """Take consecutive chunks of a range that have room; return them. The others are looked at again later."""
-        run, is_full = list[int](), False
-        for chunk in range(found.chunk, found.chunk + found.size):
-            place = self.directory.table.at(chunk)
+    def _claim(self, found: Int64Array, now: float) -> list[int]:
+        """Take consecutive chunks of ``found`` that have room; return them. The others are looked at again later."""
+        run, is_full, urgent = list[int](), False, found[self.queue.ranks(found) < 0]
+        for chunk in found.tolist():
+            unit = np.array([chunk])
             if is_full or (run and run[-1] != chunk - 1):
-                (self.demand.put_off if is_full else self.demand.put_back)(place)
+                self.queue.put_off(unit) if is_full else self.queue.give_back(unit, now)
                 continue
             try:
                 if not self.directory.units.take(chunk):
-                    self._elsewhere[chunk] = now + ELSEWHERE_SECONDS
+                    self.queue.give_back(unit, now + ELSEWHERE_SECONDS)
                     continue
                 if self.directory.is_written(chunk):  # another process may have brought it meanwhile
                     self.directory.units.release(chunk)
-                    self.demand.put_back(place)
+                    self.queue.give_back(unit, now)
                     continue
-                is_urgent = self.demand.is_urgent(chunk)
-                if self.directory.reserve(chunk, self.demand.ranks, urgent=is_urgent):
+                if self.directory.reserve(chunk, self.queue.ranks, urgent=chunk in urgent):
                     run.append(chunk)
                     self._without_room.pop(chunk, None)
                     continue
             except MemfeedError as error:  # the disk refused a lock, or to give room back
                 self.directory.units.release(chunk)
-                self._fail(place, error)
-                self.demand.put_off(place)
+                self.queue.give_back(unit, now, {chunk: error})
                 continue
             self.directory.units.release(chunk)
-            if is_urgent:
-                self._wait_for_room(place, now)
+            if chunk in urgent:
+                self._wait_for_room(chunk, now)
             else:
                 is_full = True
-                self.demand.put_off(place)
+                self.queue.put_off(unit)
         return run
 
-    def _wait_for_room(self, place: ByteRange, now: float) -> None:
+    def _wait_for_room(self, chunk: int, now: float) -> None:
         """Look again soon for room for a chunk that a reader waits for. It fails if there is none for long."""
-        self._elsewhere[place.chunk] = now + ELSEWHERE_SECONDS
-        if now - self._without_room.setdefault(place.chunk, now) > ROOM_SECONDS:
-            del self._without_room[place.chunk]
+        error: dict[int, MemfeedError] = {}
+        if now - self._without_room.setdefault(chunk, now) > ROOM_SECONDS:
+            del self._without_room[chunk]
             size = format_bytes(self.directory.settings.size or 0)
-            self._fail(place, StoreError(
+            error[chunk] = StoreError(
                 f"{self.directory.root}: found a cache of {size} that is all in use by readers that wait for more "
                 f"rows, for {ROOM_SECONDS:.0f} s; expected room for the rows of each: a larger size=, or fewer loaders "
                 "and processes at a time"
-            ))  # fmt: skip
+            )
+        self.queue.give_back(np.array([chunk]), now + ELSEWHERE_SECONDS, error)
 
     def _fetch(self, fetched: ByteRange) -> None:
         chunks = [self.directory.table.at(fetched.chunk + at) for at in range(fetched.size)]
@@ -259,17 +219,10 @@ class Fetching:
             chunk = Chunk(fetched.name, fetched.start, size)
             raise other_bytes(self.directory.settings.address, self.directory.manifest, chunk) from None
 
-    def _fail(self, fetched: ByteRange, error: MemfeedError) -> None:
-        with self.changed:
-            for chunk in range(fetched.chunk, fetched.chunk + fetched.size):
-                if not self.directory.is_written(chunk):
-                    self.failed[chunk] = error
-                    self.demand.calm(chunk)
-
-    def _end(self, fetched: ByteRange) -> None:
+    def _end(self, fetched: ByteRange, error: MemfeedError | None) -> None:
         with self.changed:
             self._working -= 1
-            for chunk in range(fetched.chunk, fetched.chunk + fetched.size):
-                self.demand.calm(chunk)
-            self.demand.put_back(fetched)
+            units = np.arange(fetched.chunk, fetched.chunk + fetched.size)
+            failed = {} if error is None else dict.fromkeys(units[self.directory.are_absent(units)].tolist(), error)
+            self.queue.give_back(units, time.monotonic(), failed)
             self.changed.notify_all()

@@ -108,11 +108,12 @@ def remote_backing(path: str, cache: str, size: int | None, expected: str | None
     _require_digest(address, format.digest(remote.manifest), expected)
     with _lock:
         supply = _opened.get(root)
-        if supply is None or not supply.serves(remote, size):
-            directory = open_directory(root, str(address), size, remote)
-            supply = RemoteSupply(directory, LazyRemote(path, directory.settings.digest, found))
-            _opened[root] = supply
-    return _backing(supply, path, size)
+        shared = None if supply is None or not supply.serves(remote, size) else supply.another_backing()
+        if shared is not None:
+            return shared
+        directory = open_directory(root, str(address), size, remote)
+        _opened[root] = supply = RemoteSupply(directory, LazyRemote(path, directory.settings.digest, found))
+        return _backing(supply, path, size)
 
 
 def _is_newest(path: str, kept: Remote) -> bool:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from memfeed.building import commit
 from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.recovery import finish_interrupted
 from memfeed.errors import StoreError
 from memfeed.remote.address import Address
 from memfeed.remote.caches import Remote, open_directory, read_settings
-from memfeed.remote.demand import Demand, RowChunks
 from memfeed.remote.directory import CacheDirectory
-from memfeed.remote.fetching import Fetching
 from memfeed.remote.layout import RemoteStore, read_manifest
-from memfeed.schema.codec import Int64Array
+from memfeed.remote.remote_supply import RemoteSupply
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.opened import open_store
-from memfeed.store.row_supply import ReadRequest
 from memfeed.store.store import Store
 from memfeed.system import files, trust
 from memfeed.system.progress import Progress, is_shown
@@ -78,18 +73,13 @@ def _is_there(remote: RemoteStore, target: Path, overwrite: bool) -> bool:
 def _fill(remote: RemoteStore, root: Path, progress: bool | None) -> None:
     """Make the claimed build a store: the complete cache of the one at the address, whose manifest has its bytes."""
     directory = _begin(remote, root)
-    missing = np.flatnonzero(directory.are_absent(np.arange(directory.table.count)))
-    total = sum(remote.manifest.files.values())
-    done = total - int(directory.table.bytes_of(missing).sum())
-    fetching = Fetching(directory, remote, Demand(directory.table, _no_rows, directory.are_absent, None))
+    supply = RemoteSupply(directory, remote, read_only=True)
+    total, done = sum(remote.manifest.files.values()), directory.bytes_present
     try:
         with Progress(f"pull {remote.address.name}", total, unit="B", progress=progress, done=done) as bar:
-            fetching.bring(missing, bar.advance)
-        directory.commit(read_only=True)
+            supply.finish(lambda: bar.advance_to(directory.bytes_present, total))
     finally:
-        fetching.stop()
-        fetching.join()
-        directory.leave()
+        supply.join()
 
 
 def _begin(remote: RemoteStore, root: Path) -> CacheDirectory:
@@ -108,7 +98,3 @@ def _begin(remote: RemoteStore, root: Path) -> CacheDirectory:
             files.chmod(root / name, 0o644)
     content = Remote(remote.manifest_bytes, remote.read_checksum_file(), remote.read_range_file())
     return open_directory(root, str(remote.address), None, content)
-
-
-def _no_rows(reader: ReadRequest, rows: Int64Array) -> RowChunks:
-    raise AssertionError("chunks are asked for, and no rows")

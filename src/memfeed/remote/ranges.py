@@ -7,11 +7,12 @@ files of a store, in the order of its manifest. Nothing here grows with their nu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from memfeed.building.unit_queue import first_uses
 from memfeed.schema.codec import Int64Array
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.system.files import BLOCK_BYTES
@@ -92,23 +93,6 @@ class ChunkTable:
         found: Int64Array = first_uses(every) + self._first[name]
         return found
 
-    def joined(self, chunk: int, is_wanted: Callable[[int], bool], most: int = MOST_CHUNKS) -> ByteRange:
-        """Return a range of up to ``most`` chunks of one file around ``chunk``, for all of which ``is_wanted``.
-
-        Chunks after it are taken first, then those before it.
-        """
-        begin, end = self.of_file(self.at(chunk).name)
-        last = chunk + 1
-        while last < end and last - chunk < most and is_wanted(last):
-            last += 1
-        first = chunk
-        while first > begin and last - first < most and is_wanted(first - 1):
-            first -= 1
-        return self.range_of(first, last)
-
-
-def first_uses(numbers: Int64Array) -> Int64Array:
-    """Return each of ``numbers`` once, in the order of their first use."""
-    _, at = np.unique(numbers, return_index=True)
-    found: Int64Array = numbers[np.sort(at)]
-    return found
+    def span(self, chunk: int) -> tuple[int, int]:
+        """Return the first chunk of the file of a chunk, and the one after the last: one request can read them."""
+        return self.of_file(self.at(chunk).name)

@@ -4,53 +4,59 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
-import weakref
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.errors import StoreError
+from memfeed.building.service import Service
+from memfeed.building.unit_queue import UnitQueue
+from memfeed.errors import MemfeedError, StoreError
 from memfeed.remote.caches import Remote, bounded
-from memfeed.remote.children import ChildWait
-from memfeed.remote.demand import Demand
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import Fetching, RangeReader
 from memfeed.remote.row_byte_ranges import RowByteRanges
-from memfeed.remote.service import CacheService
 from memfeed.schema.codec import Int64Array
 from memfeed.store import format
 from memfeed.store.backing import Backing, store_column
 from memfeed.store.column import Column
 from memfeed.store.manifest import CHUNK_BYTES
 from memfeed.store.row_supply import FillProgress, ReadRequest
+from memfeed.system.progress import write_line
 from memfeed.system.units import format_bytes
 
-FINISH_CHUNKS = 256
+TICK_SECONDS = 0.25
+SYNC_SECONDS = 30.0
 ROOM_FACTOR = 1.5  # of a cache, over the bytes of the rows that an order mixes: measured, docs/notes/remote.md
 
 
-class RemoteSupply:
-    """Brings the rows of a store at an address. It ends with the last store that holds it."""
+class RemoteSupply(Service):
+    """Brings the rows of a store at an address. The cache becomes a store like any other once all of it is there.
 
-    in_caller = False
+    With ``read_only``, the directory will not be a cache any more, which can grow.
+    """
 
-    def __init__(self, directory: CacheDirectory, objects: RangeReader) -> None:
-        self.directory = directory
-        manifest, size = directory.manifest, directory.settings.size
+    finish_units, retries = 64, True
+
+    def __init__(self, directory: CacheDirectory, objects: RangeReader, *, read_only: bool = False) -> None:
+        self.directory, self._read_only = directory, read_only
+        manifest, size, table = directory.manifest, directory.settings.size, directory.table
         self.keeps_rows = size is None
         self.column: Callable[[int], Column] = functools.cache(
             functools.partial(store_column, directory.root, manifest)
         )
-        self._places = RowByteRanges(manifest.schema, manifest.rows, directory.table, self.column, directory.are_absent)
+        self._places = RowByteRanges(manifest.schema, manifest.rows, table, self.column, directory.are_absent)
         ahead = None if size is None else max(1, size // CHUNK_BYTES)
-        self._demand = Demand(directory.table, self._places.chunks, directory.are_absent, ahead)
-        self._fetching = Fetching(directory, objects, self._demand)
-        self._service = CacheService(directory, self._fetching)
+        units_of = self._places.chunks
+        queue = UnitQueue(table.count, directory.are_absent, units_of=units_of, ahead=ahead, span_of=table.span)
+        self._fetching = Fetching(directory, objects, queue)
+        super().__init__(directory.root, queue, table.count, self._fetching.changed, _switch)
         self._kept: dict[ReadRequest, set[int]] = {}  # the chunks of the rows that each reader reads now
-        self._kept_pid = os.getpid()
-        weakref.finalize(self, self._service.release).atexit = False  # `end_at_exit` does that
+        self._kept_pid = self._directory_pid = os.getpid()
+        self._completing = threading.Lock()
+        self._has_said = False  # why the cache is not completed
 
     def serves(self, remote: Remote, size: int | None) -> bool:
         """Return True if this brings the rows of that store into a cache of that size, and has not ended."""
@@ -60,30 +66,22 @@ class RemoteSupply:
 
     # --- what readers ask for
 
-    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
-        """See ``RowSupply``."""
-        if not self._service.is_elsewhere() and not self._service.is_done.is_set():
-            with self._fetching.changed:
-                self._demand.add(reader, rows)
-                self._service.start()
-                self._fetching.changed.notify()
+    def absent(self, units: Int64Array) -> Int64Array:
+        """See ``Service``."""
+        found: Int64Array = units[self.directory.are_absent(units)]
+        return found
 
     def forget(self, reader: ReadRequest) -> None:
         """See ``RowSupply``."""
-        if self._fetching.is_stopping:  # as when the interpreter ends, which takes modules apart
-            return
-        self._let_go(reader)
-        if not self._service.is_elsewhere():
-            with self._fetching.changed:
-                self._demand.forget(reader)
+        if not self._stopping.is_set():  # as when the interpreter ends, which takes modules apart
+            self._let_go(reader)
+            super().forget(reader)
 
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``. Raises StoreError if the cache has no room for all these rows at once."""
-        if self._service.is_done.is_set():
+        if self._done.is_set():
             return None
-        if not self._service.is_elsewhere():
-            with self._fetching.changed:
-                self._demand.waits(reader, rows)
+        self.note_wait(reader, rows)
         self._let_go(reader)
         rows = rows.astype(np.int64, copy=False)
         if self.keeps_rows:
@@ -94,39 +92,26 @@ class RemoteSupply:
         ):
             self._require_room_at_once(reader, missing)
             self._let_go(reader)  # a reader that waits for room must not take the room that another one waits for
-            self._ask(missing)(missing)
+            self.ask(missing)
             with self.directory.waiting():
                 self._await_rows(reader, rows)
         return None
 
     def _await_rows(self, reader: ReadRequest, rows: Int64Array) -> None:
+        """Return once all these rows are there. In a small cache they then stay until the reader lets them go."""
         self._await(reader, self._places.record_chunks(reader, rows))
         if self._places.has_elements(reader):
             self._await(reader, self._places.element_chunks(reader, rows))
 
     def _await(self, reader: ReadRequest, chunks: Int64Array) -> None:
-        """Return once all these chunks are there. In a small cache they then stay until the reader lets them go."""
         missing = self._missing(reader, chunks)
-        if not len(missing):
-            return
         self._require_room_at_once(reader, missing)
-        check = self._ask(missing)
-        while len(missing := self._missing(reader, missing)):
-            check(missing)
-
-    def _ask(self, chunks: Int64Array) -> Callable[[Int64Array], None]:
-        """Ask for chunks before all others. Return a function that waits a moment, and raises what went wrong."""
-        if self._service.is_elsewhere():
-            return ChildWait(self._service.children)
-        with self._fetching.changed:
-            self._service.start()
-        self._fetching.ask(chunks)
-        return self._fetching.wait
+        self.bring(missing, lambda left: self._missing(reader, left))
 
     def _missing(self, reader: ReadRequest, chunks: Int64Array) -> Int64Array:
         """Return those of ``chunks`` that are not there, or that this reader could not keep."""
         if self.keeps_rows:
-            return chunks[self.directory.are_absent(chunks)]
+            return self.absent(chunks)
         kept = self._kept.setdefault(reader, set())
         new = [chunk for chunk in chunks.tolist() if chunk not in kept and self.directory.units.keep(chunk)]
         kept.update(new)
@@ -175,10 +160,6 @@ class RemoteSupply:
         """See ``RowSupply``; no row of such a store is skipped."""
         raise NotImplementedError
 
-    def follow(self, backing: Backing) -> None:
-        """See ``RowSupply``."""
-        self._service.follow(backing)
-
     def progress(self) -> FillProgress:
         """See ``RowSupply``: estimated from the bytes that are there, because rows lie in several chunks."""
         total, present = sum(self.directory.manifest.files.values()), self.directory.bytes_present
@@ -189,7 +170,7 @@ class RemoteSupply:
         """See ``RowSupply``: those that the conversion of the store left out, which have no row in it."""
         return self.directory.manifest.skipped
 
-    def finish(self) -> None:
+    def finish(self, brought: Callable[[], object] = lambda: None) -> None:
         """See ``RowSupply``. Raises StoreError where the cache has no room for the whole store."""
         directory = self.directory
         if not self.keeps_rows:
@@ -198,8 +179,66 @@ class RemoteSupply:
                 f"{format_bytes(sum(directory.manifest.files.values()))}; expected room for all of it to finish: leave "
                 "size= out"
             )
-        every, reader = np.arange(directory.table.count), ReadRequest()
-        while len(absent := every[directory.are_absent(every)]):
-            self._await(reader, absent[:FINISH_CHUNKS])
-        if not self._service.is_elsewhere():
-            self._service.complete()
+        super().finish(brought)
+
+    # --- see `Service`
+
+    def start(self) -> None:
+        """Start the threads, unless they run. The caller has ``changed``."""
+        self._fetching.start()
+        super().start()
+
+    def _feed(self) -> None:
+        self.changed.notify_all()
+
+    def _stop_supplier(self) -> None:
+        self._fetching.stop()
+        if self._thread is None:
+            self.directory.leave()
+
+    def _will_commit(self) -> bool:
+        return self._completing.locked()
+
+    def _await_commit(self) -> bool:
+        with self._completing:
+            if not self._is_over():
+                self.directory.commit(read_only=self._read_only)
+                self._switch_backings()
+        return True
+
+    def is_elsewhere(self) -> bool:
+        """Return True in a forked child, which has neither threads nor connections."""
+        if (pid := os.getpid()) != self._directory_pid:
+            self.directory.reopen()
+            self._directory_pid = pid
+        return super().is_elsewhere()
+
+    def _serve(self) -> None:
+        sync_due, complete_due = time.monotonic() + SYNC_SECONDS, 0.0
+        may_commit = self.keeps_rows and not self._read_only
+        while not self._is_over():
+            self.serve_children(TICK_SECONDS)
+            now = time.monotonic()
+            try:
+                if now > sync_due:
+                    sync_due = now + SYNC_SECONDS
+                    self.directory.sync()
+                if now > complete_due and may_commit and self.directory.is_complete():
+                    complete_due = now + SYNC_SECONDS
+                    self._await_commit()
+            except (MemfeedError, OSError) as error:  # rows are read all the same, and children need this thread
+                self._say_once(error)
+
+    def _end(self) -> list[Callable[[], object]]:
+        sync = [] if self._done.is_set() else [self.directory.sync]
+        return [self._fetching.stop, self._fetching.join, *sync, self.directory.leave]
+
+    def _say_once(self, error: Exception) -> None:
+        """Tell the user why the cache is no store yet, unless its directory was removed."""
+        if not self._has_said and self.root.exists():
+            self._has_said = True
+            write_line(f"memfeed: {error}. The cache is used as it is; this is tried again every {SYNC_SECONDS:.0f} s")
+
+
+def _switch(backing: Backing) -> None:
+    backing.supply = backing.remake = None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.remote.demand import RowChunks
-from memfeed.remote.ranges import MOST_CHUNKS, ChunkTable, first_uses
+from memfeed.building.unit_queue import RowUnits, first_uses
+from memfeed.remote.ranges import MOST_CHUNKS, ChunkTable
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store.column import Column
@@ -88,12 +88,12 @@ class RowByteRanges:
         """Return True if a column of the reader is ragged."""
         return any(field.kind != "fixed" for _, field in self._fields(reader))
 
-    def chunks(self, reader: ReadRequest, rows: Int64Array) -> RowChunks:
+    def chunks(self, reader: ReadRequest, rows: Int64Array) -> RowUnits:
         """Return the chunks of rows: those of their records, and as soon as these are there those of heaps."""
         rows = rows.astype(np.int64, copy=False)
         records = self.record_chunks(reader, rows)
         if not self.has_elements(reader):
-            return RowChunks(records, True)
+            return RowUnits(records, True)
         if self._are_absent(records).any():
-            return RowChunks(records, False)
-        return RowChunks(np.concatenate([records, self.element_chunks(reader, rows)]), True)
+            return RowUnits(records, False)
+        return RowUnits(np.concatenate([records, self.element_chunks(reader, rows)]), True)

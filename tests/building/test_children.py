@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from memfeed.errors import RemoteError
-from memfeed.remote.children import ChildRequests
+from memfeed.building.children import ChildRequests
+from memfeed.errors import BuildError, RemoteError, StoreError
 
 
 def test_chunks_that_are_asked_for_are_received_once():
@@ -34,7 +34,10 @@ def test_a_child_asks_and_sees_the_error_of_its_parent():
             requests.ask(np.array([5]))
             while not requests.error_count():
                 pass
-            os._exit(0 if str(requests.last_error()) == "s3://b/x: found no such object" else 1)
+            try:
+                requests.raise_new(0)
+            except RemoteError as error:
+                os._exit(0 if str(error) == "s3://b/x: found no such object" else 1)
         finally:
             os._exit(2)
     while not len(found := requests.receive(1.0)):
@@ -46,13 +49,31 @@ def test_a_child_asks_and_sees_the_error_of_its_parent():
 
 def test_a_long_error_is_cut():
     requests = ChildRequests()
-    requests.report(RemoteError("x" * 10_000))
-    assert set(str(requests.last_error())) == {"x"}
+    requests.report(ValueError("x" * 10_000))
+    requests.raise_new(1)
+    with pytest.raises(BuildError, match="^x+$"):
+        requests.raise_new(0)
     assert requests.error_count() == 1
+
+
+def test_who_asks_after_the_end_gets_its_error():
+    requests = ChildRequests()
+    requests.report(RemoteError("found no connection"))
+    requests.ask(np.array([1]))  # tried again
+    requests.end(RemoteError("found that it was stopped"))
+    with pytest.raises(RemoteError, match="was stopped"):
+        requests.ask(np.array([1]))
+
+
+def test_whoever_receives_can_be_woken():
+    requests = ChildRequests()
+    requests.wake()
+    requests.ask(np.array([4]))
+    assert requests.receive(60.0).tolist() == [4]
 
 
 def test_a_process_that_has_ended_is_an_error(monkeypatch):
     requests = ChildRequests()
     monkeypatch.setattr(requests, "_pid", 2**22 + 1)  # above the largest id of a process
-    with pytest.raises(RemoteError, match="has ended"):
+    with pytest.raises(StoreError, match="has ended"):
         requests.ask(np.array([1]))

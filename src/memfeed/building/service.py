@@ -1,0 +1,282 @@
+"""Serve a partial store in one process: what its readers and forked children want, its thread, errors, and the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from memfeed.building.children import ChildRequests
+from memfeed.building.unit_queue import UnitQueue
+from memfeed.errors import BuildError, MemfeedError, StoreError
+from memfeed.schema.codec import Int64Array
+from memfeed.store.backing import Backing
+from memfeed.store.row_supply import ReadRequest
+from memfeed.system.progress import write_line
+from memfeed.system.threads import end_at_exit
+
+POLL_SECONDS = 0.003  # between two looks whether units are there: each takes a few microseconds of the workers' CPU
+ASK_SECONDS = 0.1  # after which units that are waited for are offered again to whoever brings them
+JOIN_SECONDS = 5.0
+QUIET_SECONDS = 2.0  # that the end may wait for a commit without a message
+COMMIT_SECONDS = 60.0  # that the end of a process waits for a commit; the next run makes up for what is left
+
+
+class Service(ABC):
+    """Brings the units of a partial store, as ``RowSupply`` says. It ends with its last backing.
+
+    A derived class has the supplier: threads or processes that bring the units of the queue.
+
+    Args:
+        root: the directory of the partial store.
+        queue: which units are wanted, and which failed; it is used under ``changed``.
+        count: how many units there are.
+        changed: notified when units were brought, or failed.
+        switch: lets a backing read the committed store.
+    """
+
+    in_caller = False
+    finish_units: ClassVar[int]  # that `finish` waits for at once
+    retries: ClassVar[bool]  # units that failed, when a reader asks for them again
+
+    def __init__(
+        self,
+        root: Path,
+        queue: UnitQueue,
+        count: int,
+        changed: threading.Condition,
+        switch: Callable[[Backing], object],
+    ) -> None:
+        self.root, self.queue, self.changed, self._count, self._switch = root, queue, changed, count, switch
+        self._children, self._pid = ChildRequests(), os.getpid()
+        self._stopping, self._done = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
+
+    # --- the supplier, and the store
+
+    @abstractmethod
+    def absent(self, units: Int64Array) -> Int64Array:
+        """Return the units of ``units`` that are not there."""
+
+    @abstractmethod
+    def _feed(self) -> None:
+        """Let the supplier take units of the queue. The caller has ``changed``."""
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Do what the thread of the service does, until ``_is_over``."""
+
+    @abstractmethod
+    def _end(self) -> list[Callable[[], object]]:
+        """Return what the thread does at its end, also after an error."""
+
+    @abstractmethod
+    def _stop_supplier(self) -> None:
+        """Let the supplier bring nothing more."""
+
+    @abstractmethod
+    def _will_commit(self) -> bool:
+        """Return True if a commit is under way, for which the end of the process waits."""
+
+    @abstractmethod
+    def _await_commit(self) -> bool:
+        """Return True once the store is committed; False if units were lost meanwhile. All were there."""
+
+    # --- life
+
+    def start(self) -> None:
+        """Start the thread, unless it runs. The caller has ``changed``."""
+        if self._thread is None and not self._stopping.is_set():
+            end_at_exit(self)
+            self._thread = threading.Thread(target=self._run, name="memfeed-service", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._children.end(self._ending())
+            for close in self._end():
+                with contextlib.suppress(Exception):  # the first error is the one that readers get
+                    close()
+
+    def follow(self, backing: Backing) -> None:
+        """See ``RowSupply``."""
+        if self.is_elsewhere():
+            return
+        with self.changed:
+            self._backings.add(backing)
+            weakref.finalize(backing, _dropped, weakref.ref(self)).atexit = False  # `end_at_exit` does that
+            if self._done.is_set():
+                self._switch(backing)
+
+    def another_backing(self) -> Backing | None:
+        """Return one more view of the columns; None if no more is brought."""
+        backing = next(iter(self._backings), None)
+        if backing is None or self._stopping.is_set():
+            return None
+        backing = dataclasses.replace(backing)
+        self.follow(backing)
+        return backing
+
+    def stop(self) -> None:
+        """Let the supplier and the thread end. Units that were written stay."""
+        if not self.is_elsewhere():
+            self._stopping.set()
+            self._stop_supplier()
+            self._children.wake()
+
+    def release(self) -> None:
+        """Let the supplier and the thread end soon, without waiting for them."""
+        self.stop()
+
+    def join(self) -> None:
+        """Wait for a commit that is under way; else stop, and wait a few seconds for the thread."""
+        thread = self._thread
+        if self.is_elsewhere() or thread is None or thread is threading.current_thread() or not thread.is_alive():
+            self.stop()  # Ctrl-C may come before the thread is started
+            return
+        if self._will_commit():
+            thread.join(QUIET_SECONDS)
+            if thread.is_alive():
+                write_line(f"memfeed: {self.root}: all rows are there; writing checksums before the end")
+            thread.join(COMMIT_SECONDS)
+        self.stop()
+        thread.join(JOIN_SECONDS)
+
+    def is_elsewhere(self) -> bool:
+        """Return True in a forked child, which has neither the thread nor the supplier."""
+        return os.getpid() != self._pid
+
+    def _is_over(self) -> bool:
+        return self._done.is_set() or self._stopping.is_set()
+
+    def _switch_backings(self) -> None:
+        """Note that the store is committed."""
+        with self.changed:
+            self._done.set()
+            self._stop_supplier()
+            self._children.wake()
+            for backing in list(self._backings):
+                self._switch(backing)
+
+    # --- what readers ask for
+
+    def want(self, reader: ReadRequest, rows: Int64Array) -> None:
+        """See ``RowSupply``."""
+        if not self.is_elsewhere() and not self._is_over():
+            with self.changed:
+                self.queue.want(reader, rows)
+                self.start()
+                self._feed()
+
+    def forget(self, reader: ReadRequest) -> None:
+        """See ``RowSupply``."""
+        if not self.is_elsewhere() and not self._is_over():
+            with self.changed:
+                self.queue.forget(reader)
+
+    def note_wait(self, reader: ReadRequest, rows: Int64Array) -> None:
+        """Note that a reader waits for these rows now, before their units are brought."""
+        if not self.is_elsewhere():
+            with self.changed:
+                self.queue.wait(reader, rows)
+
+    def ask(self, units: Int64Array) -> None:
+        """Let units be brought before all others."""
+        if self.is_elsewhere():
+            self._children.ask(units)
+            return
+        with self.changed:
+            if self.retries:
+                self.queue.retry(units)
+            self.queue.prioritise(units)
+            self.start()
+            self._feed()
+
+    def bring(self, units: Int64Array, missing: Callable[[Int64Array], Int64Array] | None = None) -> None:
+        """Return once none of ``units`` is missing: absent, unless ``missing`` says other. Raise what keeps it so."""
+        missing = missing or self.absent
+        if not len(units := missing(units)):
+            return
+        errors, due = self._children.error_count(), time.monotonic() + ASK_SECONDS
+        self.ask(units)
+        while len(units := missing(units)):
+            if is_due := time.monotonic() >= due:
+                due += ASK_SECONDS
+            if self.is_elsewhere():
+                self._children.raise_new(errors)
+                if is_due:
+                    self._children.ask(units)
+                time.sleep(POLL_SECONDS)
+                continue
+            self._raise_for(units)
+            with self.changed:
+                if self.queue.prioritise(units) or is_due:  # they may have been dropped again
+                    self._feed()
+                self.changed.wait(POLL_SECONDS)  # another process may bring them, which notifies nobody here
+
+    def _raise_for(self, units: Int64Array) -> None:
+        """Raise what keeps one of these units from being brought."""
+        failed = self.queue.failed
+        error = next((failed[unit] for unit in units.tolist() if unit in failed), None) if failed else None
+        if error is None and (self._error is not None or self._stopping.is_set()):
+            error = self._ending()
+        if error is not None:
+            raise error
+
+    def _ending(self) -> MemfeedError:
+        """Return what keeps all units from being brought, once the service has ended."""
+        if isinstance(self._error, MemfeedError):
+            return self._error
+        if self._error is None:
+            return StoreError(
+                f"{self.root}: found that its rows come no more; expected the store to be in use: open it again"
+            )
+        error = BuildError(
+            f"{self.root}: found that the store cannot be filled any more ({self._error!r}); expected its rows: the "
+            "rows that were written are kept, and the same call goes on from there"
+        )
+        error.__cause__ = self._error
+        return error
+
+    def finish(self, brought: Callable[[], object] = lambda: None) -> None:
+        """See ``RowSupply``. ``brought`` is called after each part."""
+        every, is_committed = np.arange(self._count), False
+        while not is_committed:
+            for first in range(0, self._count, self.finish_units):
+                self.bring(every[first : first + self.finish_units])
+                brought()
+            is_committed = self.is_elsewhere() or self._await_commit()
+
+    # --- forked children
+
+    def serve_children(self, seconds: float = 0.0) -> None:
+        """Ask for the units that forked children want, and tell them what failed; wait at most so many seconds."""
+        units = self._children.receive(seconds)
+        if len(units):
+            with self.changed:
+                failed = [self.queue.failed[unit] for unit in units.tolist() if unit in self.queue.failed]
+            for error in failed:
+                self._children.report(error)
+            self.ask(self.absent(units))
+
+
+def _dropped(found: weakref.ref[Service]) -> None:
+    """End the service whose last backing is gone."""
+    service = found()
+    if service is not None and not any(True for _ in service._backings):
+        service.release()
