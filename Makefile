@@ -103,7 +103,7 @@ differences: $(INSTALLED)
 check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
-# from these files report.py writes docs/benchmarks.md and its charts.
+# from these files report.py writes docs/benchmarks.md, its details and its charts.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py
