@@ -28,7 +28,6 @@ OTHER_NAMES = {
     "convert/processes.py": "convert/test_conversion_processes.py",
     "convert/ray_engine.py": "convert/test_ray_cluster.py",
     "memoizing/kept.py": "memoizing/test_memoize.py",
-    "memoizing/memo.py": "memoizing/test_shared_results.py",
     "remote/connections.py": "remote/test_redirects.py",
     "remote/pull.py": "remote/test_push_pull.py",
     "remote/push.py": "remote/test_push_pull.py",

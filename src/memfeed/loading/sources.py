@@ -218,7 +218,7 @@ def _check_forms(source: Any, given: Any) -> None:
 
 
 def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -> Any:
-    """Return what is read in place of a source that is not filled, beside ``cache=``.
+    """Return the source that is read in place of one that is not filled, beside ``cache=``.
 
     A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
     a store at another path.
@@ -290,7 +290,7 @@ class JoinedStore(Store):
 
     @property
     def transform(self) -> Transform | None:
-        """That of the stores. LoaderError if they have different ones."""
+        """The transform of the stores. LoaderError if they have different ones."""
         found = [part.transform for part in self.parts]
         if any(repr(one) != repr(found[0]) for one in found):
             raise LoaderError(
