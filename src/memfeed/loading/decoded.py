@@ -130,7 +130,12 @@ def become_decoded(
     others += [] if caching.forms is None else ["forms"]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
-    lost = [f"{cls.__name__}.{name}" for cls in derived for name, one in vars(cls).items() if _is_own(name, one)]
+    lost = [
+        f"{cls.__name__}.{name}"
+        for cls in derived
+        for name, one in vars(cls).items()
+        if _is_own(name, one) and one is not getattr(base, name, None)  # Lightning puts methods of the base there
+    ]
     if others or lost:
         kind = LoaderError if refused.error is None else type(refused.error)
         instead = "It can be read as it is" if caching.path is None else "Decoded files can be kept in its place"
