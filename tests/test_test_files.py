@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from short_form import EACH
+
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "memfeed", ROOT / "tests"
 
@@ -65,6 +67,13 @@ def test_a_module_has_a_test_file(module):
 def test_the_tables_name_what_is_there():
     assert {*WITHOUT_RULES, *OTHER_NAMES} <= {*MODULES}
     assert all((TESTS / file).is_file() for file in OTHER_NAMES.values())
+
+
+def test_the_tests_with_a_short_form_are_there():
+    for file, names in EACH.items():
+        text = (TESTS / file).read_text()
+        text += "".join(path.read_text() for path in (SOURCE / "testing").glob("*.py"))
+        assert all(f"def {name}(" in text or file.endswith("simulated_cuda.py") for name in names), file
 
 
 def test_no_two_test_files_share_a_name():

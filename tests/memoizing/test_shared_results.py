@@ -17,7 +17,7 @@ import memfeed
 from disk.mounts import mounted, run
 from memfeed.memoizing import kept
 
-KEYS = 400
+KEYS = 200
 WORKER = """
 import os, random, sys, time
 import numpy as np

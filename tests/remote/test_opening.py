@@ -223,7 +223,8 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("size", [None, pytest.param(17_000_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [None, 17_000_000])
 def test_two_ranks_share_a_cache(local, bucket, proxy, cache, size):
     address = upload(local, f"{bucket}/a.mf")
     proxy.latency_seconds = 0.01
