@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import subprocess
@@ -395,7 +396,8 @@ class TestRefused:
             def __iter__(self):
                 return super().__iter__()
 
-        Mine.__setattr__ = memfeed.Loader.__setattr__  # Lightning leaves that behind
+        # what Lightning leaves behind
+        Mine.__setattr__ = functools.wraps(memfeed.Loader.__setattr__)(lambda *given: object.__setattr__(*given))
         assert len(list(Mine(SimClr(files), cache=tmp_path / "p.mf"))) == 4
         with pytest.raises(LoaderError, match=r"a plain DataLoader, which has no Other.__iter__: leave these out"):
             Other(SimClr(files), cache=tmp_path / "p.mf")
