@@ -114,12 +114,8 @@ def quick(tmp_path_factory):
     return quick
 
 
-SHORT: set[str] = set()  # each takes four seconds to a minute
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in FIGURES]
-)
+@pytest.mark.long  # each takes four seconds to a minute
+@pytest.mark.parametrize("name", FIGURES)
 def test_quick(name, quick):
     path = quick(name)
     result = check_result(path, path.stem, FIGURES[name])
