@@ -135,9 +135,8 @@ class Loader(DataLoader[T_co]):
             shrinks images to that short side, ``(256, "jpeg:95")`` also compresses them. None: as the store has them;
             images of a new one "full" if they fit in half of the free disk and RAM, else "encoded".
         require: the least that is made of a dataset: "batched", all random steps run on whole batches; "samples", it
-            becomes a store. None: if its first samples fit no store, or are random and its pipeline cannot be cut, this
-            loader becomes a `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files
-            are kept there. See docs/memoize.md.
+            becomes a store. None: where no store can be made, this loader becomes a `DataLoader` over the dataset as it
+            is, and a line says so. With ``cache`` decoded files are kept there. See docs/memoize.md.
         decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
