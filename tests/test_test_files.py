@@ -29,10 +29,12 @@ OTHER_NAMES = {
     "convert/list_worker.py": "convert/test_same_bytes.py",
     "convert/processes.py": "convert/test_conversion_processes.py",
     "convert/ray_engine.py": "convert/test_ray_cluster.py",
+    "convert/measured_forms.py": "convert/test_budget.py",
     "memoizing/kept.py": "memoizing/test_memoize.py",
     "remote/connections.py": "remote/test_redirects.py",
     "remote/pull.py": "remote/test_push_pull.py",
     "remote/push.py": "remote/test_push_pull.py",
+    "schema/coding.py": "store/test_coded_columns.py",
     "schema/row_views.py": "loading/test_row_views.py",
     "schema/tv_tensors.py": "convert/test_tv_tensors.py",
     "transfer/streams.py": "transfer/test_streams_on_simulated_cuda.py",
@@ -42,6 +44,14 @@ OTHER_NAMES = {
     "transforms/backends/loops.py": "transforms/test_compiled_passes.py",
     "transforms/backends/sampling.py": "transforms/test_kernel.py",
     "transforms/backends/sampling_kernels.py": "transforms/test_kernel.py",
+    "verdict/compare.py": "verdict/test_report.py",
+    "verdict/forms.py": "cli/test_dry_run.py",
+    "verdict/loops.py": "verdict/test_bench.py",
+    "verdict/page_cache.py": "verdict/test_sample_cost.py",
+    "verdict/picture.py": "verdict/test_report.py",
+    "verdict/program.py": "verdict/test_bench.py",
+    "verdict/results.py": "verdict/test_verdict_judge.py",
+    "verdict/verdict.py": "verdict/test_report.py",
 }
 """Modules that the tests of a larger part cover, and where. A new module belongs here only with a reason."""
 
