@@ -100,10 +100,16 @@ idioms: $(INSTALLED)
 differences: $(INSTALLED)
 	$(BIN)/python docs/draw_differences.py
 
+# Build the site of docs/ to build/site. A warning is an error.
+.PHONY: docs
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
+
 check: lint types contract test test-long
 
 # Run all benchmarks on a machine that does nothing else. Each writes its times and the machine to benchmarks/results/;
-# from these files report.py writes docs/benchmarks.md and its charts.
+# from these files report.py writes docs/benchmarks.md, its details and its charts.
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/columnar.py

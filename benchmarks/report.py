@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and its charts from the JSON files in benchmarks/results/ and the reasons in missed.py.
+"""Write docs/benchmarks.md, its details and its charts from benchmarks/results/ and the reasons in missed.py.
 
 python benchmarks/report.py
 """
@@ -13,22 +13,16 @@ from typing import Any
 import charts
 from measure import RESULTS, listed
 from missed import reasons
+from summary import DETAILS, TOPICS, first_page
 
 DOCS = Path(__file__).parents[1] / "docs"
 Result = dict[str, Any]
 
-PREFACE = """# Benchmarks
+PREFACE = """# Benchmarks: the details
 
-`benchmarks/report.py` writes this page from the JSON files in `benchmarks/results/`. `make bench` runs all
-benchmarks and writes both. Each benchmark first checks that all programs give equal results, then runs them in
-turns. Times are medians; ratios are medians of the ratios of each round. Compare ratios: times depend on the
-machine, which is named under each title. Below a table of targets is the reason for each missed target, if it was
-measured.
-
-**When not to use memfeed.** For data that is read once: writing a store costs more than reading the data, however large
-its rows are. For small tensors that are in memory already, with rows of a few bytes: index the tensor. For many columns
-of a few bytes each: put them into one column of vectors, which is read in one piece. memfeed helps if samples are
-expensive to make (decoding, resizing, tokenising) and are read in more than one epoch, or if they do not fit in memory.
+The tables behind [benchmarks.md](benchmarks.md), by topic, written by `benchmarks/report.py`. Times are medians; ratios
+are medians of the ratios of each round. The machine is named under each title. Below a table of targets is the reason
+for each missed target, if it was measured.
 """
 
 
@@ -872,21 +866,24 @@ CHARTS = {
 
 
 def report(results: Path, docs: Path) -> None:
-    """Write the page and the charts of all results in ``results`` to the directory ``docs``."""
-    page = [PREFACE]
-    for name, section in SECTIONS.items():
-        source = results / f"{name}.json"
-        if not source.exists():
-            continue
-        result = charts.read(source)
-        title, _, rest = section(result).partition("\n\n")
-        if result["quick"]:
-            rest = "*From a quick run, which only shows that the benchmark works. Ignore its figures.*\n\n" + rest
-        page.append(f"{title}\n\n*{charts.machine_line(result)}*\n\n{rest}")
-        if name in CHARTS:
-            CHARTS[name](source, docs / f"{name}.png")
+    """Write the pages and the charts of all results in ``results`` to the directory ``docs``."""
+    page, titles, found = [PREFACE], {}, {}
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / "benchmarks.md").write_text("\n".join(page).rstrip() + "\n")
+    for topic, names in TOPICS.items():
+        sources = {name: results / f"{name}.json" for name in names if (results / f"{name}.json").exists()}
+        if sources:
+            page.append(f"## {topic}\n")
+        for name, source in sources.items():
+            result = found[name] = charts.read(source)
+            title, _, rest = SECTIONS[name](result).partition("\n\n")
+            titles[name] = title.removeprefix("## ")
+            if result["quick"]:
+                rest = "*From a quick run, which only shows that the benchmark works. Ignore its figures.*\n\n" + rest
+            page.append(f"#{title}\n\n*{charts.machine_line(result)}*\n\n{rest}")
+            if name in CHARTS:
+                CHARTS[name](source, docs / f"{name}.png")
+    (docs / DETAILS).write_text("\n".join(page).rstrip() + "\n")
+    (docs / "benchmarks.md").write_text(first_page(found, titles))
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from measure import RESULTS
 from missed import reasons
-from report import targets
+from report import SECTIONS, targets
+from summary import DETAILS, RATIOS, TOPICS, first_page, ratios
 from support import skip_without_disk
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -79,7 +80,7 @@ def test_the_compiled_kernel_stores_16_bytes_at_once(tmp_path):
         assert set(code["stores"]) == {"STG.E.128"}
         assert all(".v4.b32" in store for store in code["stores_of_ptx"])
     run("report", "--results", tmp_path, "--docs", tmp_path)
-    assert "The compiled kernel" in (tmp_path / "benchmarks.md").read_text()
+    assert "The compiled kernel" in (tmp_path / DETAILS).read_text()
 
 
 @pytest.mark.skipif("RAY_TORTURE" not in os.environ, reason="takes minutes: make ray-torture")
@@ -95,7 +96,7 @@ def test_ray_conversion(tmp_path):
     assert killed["verified"]
     assert killed["computed_more_often"] == 0
     run("report", "--results", tmp_path, "--docs", tmp_path)
-    assert "Conversion on Ray" in (tmp_path / "benchmarks.md").read_text()
+    assert "Conversion on Ray" in (tmp_path / DETAILS).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +131,12 @@ def test_quick(name, quick):
 def test_report(quick, tmp_path):
     results = [quick(name) for name in FIGURES]
     run("report", "--results", results[0].parent, "--docs", tmp_path)
-    page = (tmp_path / "benchmarks.md").read_text()
+    page = (tmp_path / DETAILS).read_text()
     assert page.count("quick run") == len(FIGURES)
     assert "Other loading libraries" in page
-    assert "When not to use memfeed" in page
+    first = (tmp_path / "benchmarks.md").read_text()
+    assert "When not to use memfeed" in first
+    assert "quick runs" in first
     for chart in ("others", "curves"):
         assert (tmp_path / f"{chart}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -145,7 +148,7 @@ def test_weight(tmp_path):
     run("weight", "--quick", "--json", tmp_path / "weight.json")
     check_result(tmp_path / "weight.json", "weight", "works")
     run("report", "--results", tmp_path, "--docs", tmp_path)
-    assert "The weight of transforms" in (tmp_path / "benchmarks.md").read_text()
+    assert "The weight of transforms" in (tmp_path / DETAILS).read_text()
 
 
 def test_every_missed_target_has_a_reason():
@@ -163,6 +166,27 @@ def test_a_reason_stands_below_the_table():
     assert "- **to draw 256 of flips**: the cause has not been measured." in targets(unknown)
 
 
+def test_the_first_page_has_twelve_ratios_of_the_results_the_missed_ones_first():
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    assert len(ratios(results)) == len(RATIOS) == 12
+    verdicts = [line[-1] for line in ratios(results)]
+    assert verdicts == sorted(verdicts)  # "**missed**" is before "reached"
+    assert set(verdicts) == {"**missed**", "reached"}
+
+
+def test_the_first_page_is_the_one_of_the_results_and_short():
+    results = {name: path for name in SECTIONS if (path := RESULTS / f"{name}.json").exists()}
+    results = {name: json.loads(path.read_text()) for name, path in results.items()}
+    titles = {name: SECTIONS[name](result).partition("\n")[0].removeprefix("## ") for name, result in results.items()}
+    page = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text()
+    assert page == first_page(results, titles)
+    assert len(page.split()) < 900
+
+
+def test_each_section_has_one_topic():
+    assert sorted(name for names in TOPICS.values() for name in names) == sorted(SECTIONS)
+
+
 @pytest.mark.real_data
 @pytest.mark.long
 def test_tutorial(photos, tmp_path):
@@ -174,7 +198,7 @@ def test_tutorial(photos, tmp_path):
     result = check_result(tmp_path / "tutorial.json", "tutorial", "parts")
     assert set(result["parts"]) == {"train", "val"}
     run("report", "--results", tmp_path, "--docs", tmp_path / "docs")
-    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    page = (tmp_path / "docs" / DETAILS).read_text()
     assert "The tensorclass tutorial" in page
     assert "quick run" in page
     assert (tmp_path / "docs" / "tutorial.png").read_bytes().startswith(b"\x89PNG")
@@ -193,6 +217,6 @@ def test_first_epoch(tmp_path):
     result = check_result(found, "first_epoch", "seconds")
     assert {*result["seconds"]} == {"photographs", "made images"}
     run("report", "--results", tmp_path, "--docs", tmp_path)
-    page = (tmp_path / "benchmarks.md").read_text()
+    page = (tmp_path / DETAILS).read_text()
     assert "## The first epochs" in page
     assert page.count("| filled while it is read |") == 2

@@ -35,6 +35,24 @@ dataset = Squares()
 """
 BEFORE = {
     "bench": ["", ""],
+    "coming_from": [
+        "",
+        "",
+        "make_sample = lambda i: {'x': torch.full((3,), i), 'name': str(i)}",
+        """
+        class Pairs(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(dataset[i] for i in range(100))
+        pairs = Pairs()
+        """,
+        """
+        import nibabel
+        volumes = [f"{i}.nii.gz" for i in range(4)]
+        for i, path in enumerate(volumes):
+            nibabel.save(nibabel.Nifti1Image(np.full((24, 24, 24), i, np.int16), np.eye(4)), path)
+        """,
+        "",
+    ],
     "filling": [""],
     "forms": ["dataset = [(torch.full((3, 32, 32), i, dtype=torch.uint8), i) for i in range(100)]", ""],
     "memoize": ["", "", "", "", ""],
@@ -57,6 +75,14 @@ BEFORE = {
     ],
 }
 AFTER = {
+    "coming_from": [
+        "assert len(loader) == 7 and loader.dataset.finish() is None and memfeed.open('squares.mf')[3][1] == 3",
+        "assert images.shape == (4, 3, 224, 224) and images.dtype == torch.uint8",
+        "assert len(batch['name']) == 4 and len(memfeed.open('fast.mf')) == 100",
+        "assert len(labels) == 4 and len(memfeed.open('shards.mf')) == 100",
+        "assert crops.shape == (2, 16, 16, 16) and load.report().misses == 4",
+        "assert images.shape == (4, 64, 128, 3) and len(memfeed.open('decoded.mf')) == 12",
+    ],
     "bench": ["assert verdict.headline() and Path('verdict.html').stat().st_size > 1000", ""],
     "filling": ["assert sum(len(labels) for _, labels in loader) == 100"],
     "forms": ["assert len(store) == 100 and store[3][0].shape == (3, 32, 32)", "assert len(list(loader)) == 2"],

@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, block after block, the way a reader would paste it."""
+"""The Python of the README and of the guide runs as it stands, block after block, the way a reader would paste it."""
 
 import re
 import subprocess
@@ -12,21 +12,34 @@ ROOT = Path(__file__).parents[1]
 
 def blocks(text: str) -> list[str]:
     found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return [block for block in found if "\n    ..." not in block]  # the first one shows the two lines, not a program
+    return [block for block in found if "\n    ..." not in block]  # these show lines, not a program
 
 
-def test_the_readme_runs(tmp_path):
-    found = blocks((ROOT / "README.md").read_text())
-    assert len(found) >= 5
-    script = tmp_path / "readme.py"
+PAGES = {  # page -> the stores that its program leaves
+    "README.md": ["squares.mf"],
+    "docs/guide.md": ["squares.mf", "images.mf", "replay", "steps.mf", "filled.mf"],
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page, tmp_path):
+    found = blocks((ROOT / page).read_text())
+    assert page == "README.md" or len(found) >= 5
+    script = tmp_path / "page.py"
     script.write_text("\n".join(found))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert "jagged" in done.stdout.lower() or "NestedTensor" in done.stdout
-    for name in ("squares.mf", "images.mf", "replay", "steps.mf", "filled.mf"):
+    assert "row 3" in done.stdout
+    assert page == "README.md" or "NestedTensor" in done.stdout
+    for name in PAGES[page]:
         assert (tmp_path / name).is_dir()
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 900), ("CHANGELOG.md", 999)])
+def test_a_page_that_many_read_is_short(page, most):
+    assert len((ROOT / page).read_text().split()) <= most
 
 
 def anchors(page: Path) -> set[str]:

@@ -117,9 +117,9 @@ class Loader(DataLoader[T_co]):
             stored ones. With ``last="pad"`` and ``return_rows`` the mask and the rows are those of the list, in its
             order. With ``batch_size=None`` it gets the one sample.
         generator: the generator from which a missing seed is drawn.
-        num_workers, pin_memory, timeout, worker_init_fn, multiprocessing_context, persistent_workers,
-            pin_memory_device, in_order: without effect, except for a ``dataset`` (see ``cache``). The attributes read
-            as in a DataLoader without workers.
+        num_workers, worker_init_fn, multiprocessing_context: without effect, except for a ``dataset`` (see ``cache``).
+        pin_memory, timeout, persistent_workers, pin_memory_device, in_order: without effect. The attributes read as in
+            a DataLoader without workers, and so do those of the line before.
         snapshot_every_n_steps: of StatefulDataLoader, without effect: a state is exact after every batch.
         return_rows: say the row numbers of a batch: a dict or TensorDict gets the key "rows", any other batch becomes
             ``(batch, rows)``, with ``last="pad"`` ``(batch, valid, rows)``; int64 [k], rows of ``dataset``.

@@ -127,9 +127,9 @@ class _Memoize:
             version: takes the place of the source in the key: change it when the results change.
 
         Returns:
-            A function with the same arguments. What it returns belongs to the caller.
+            A function with the same arguments, which raises the errors below. What it returns belongs to the caller.
 
-        Raises (when it is called):
+        Raises:
             RandomDataError: a result differs when it is computed again, or the function draws random numbers. That is
                 tried for the first 16 keys.
             SchemaError: an argument or a result of another class, or the function reads a value that cannot be hashed.
@@ -163,5 +163,7 @@ class _Memoize:
         """Return the `Report` of each memoized function that this process knows. Each prints as one line."""
         return [one.report() for one in kept.used()]
 
+
+_Memoize.__doc__ = _Memoize.__call__.__doc__  # what help() shows
 
 memoize = _Memoize()
