@@ -6,9 +6,16 @@ import pytest
 import torch
 
 from memfeed.store.copied_ranges import LOOPS
+from short_form import mark_long_cases
 
 SHARED = Path(__file__).parents[2] / "shared"
 PHOTOS = SHARED / "data" / "hymenoptera_data"
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
+def pytest_collection_modifyitems(items):
+    mark_long_cases(items, Path(__file__).parent)
+
 
 LOOPS._left = 1 << 62  # else a test would compile them if enough bytes were copied before it in the same process
 torch.set_num_threads(min(2, os.cpu_count() or 1))

@@ -115,12 +115,8 @@ def quick(tmp_path_factory):
     return quick
 
 
-SHORT = {"convert"}  # the others take four seconds to a minute each
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in FIGURES]
-)
+@pytest.mark.long  # each takes four seconds to a minute
+@pytest.mark.parametrize("name", FIGURES)
 def test_quick(name, quick):
     path = quick(name)
     result = check_result(path, path.stem, FIGURES[name])

@@ -64,6 +64,10 @@ class SampleError(MemfeedError, RuntimeError):
     """The dataset raised while a sample was read; the original exception is the cause."""
 
 
+class NoSampleError(SampleError):
+    """The dataset returned None in place of a sample."""
+
+
 class RandomDataError(MemfeedError, ValueError):
     """The dataset returns random samples; a store would return the same ones in every epoch."""
 

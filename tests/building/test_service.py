@@ -129,6 +129,17 @@ def test_a_unit_that_fails_is_an_error_for_whoever_waits_for_it(start, retries):
         found.bring(np.array([3]))
 
 
+def test_an_error_that_is_cleared_while_it_is_looked_for_is_no_key_error(start):
+    class Clearing(dict):
+        def __contains__(self, unit):
+            return self.pop(unit, None) is not None  # another reader lets the unit be tried again now
+
+    found = start(retries=True)
+    found.queue.failed = Clearing({3: BuildError("found a bad sample")})
+    with pytest.raises(BuildError, match="bad sample"):
+        found._raise_for(np.array([3]))
+
+
 def test_an_error_of_the_thread_ends_every_wait(start):
     found = start({3: KeyError("surprise")})
     with pytest.raises(BuildError, match=r"cannot be filled any more \(KeyError\('surprise'\)\)"):

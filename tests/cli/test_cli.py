@@ -185,7 +185,7 @@ def test_the_program_ends_with_its_status_and_imports_no_extra(tmp_path: Path) -
         (["cache", "sub/cli_sets.py:make", "out.mf"], "for example sub.cli_sets:make for sub/cli_sets.py"),
         (["cache", "cli_sets:Noise", "out.mf"], "or pass --allow random"),
         (["cache", "cli_sets:Broken", "out.mf", "--workers", "0"], "with --on-error skip"),
-        (["cache", "cli_sets:make", "out.mf", "--form", "0=uint9"], "expected field=dtype"),
+        (["cache", "cli_sets:make", "out.mf", "--form", "0=uint9"], "a dtype, a codec as"),
         (
             ["cache", "cli_sets:make", "out.mf", "--form", "mask=uint8"],
             "--form: found no field 'mask'; expected one of: 0, 1",

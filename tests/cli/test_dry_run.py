@@ -1,4 +1,6 @@
-"""``memfeed cache --dry-run``, ``--split``, ``--form`` and ``--floats``."""
+"""``memfeed cache --dry-run``, ``--split``, and ``--form``."""
+
+import re
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ from PIL import Image
 
 import memfeed
 from memfeed.cli import main
-from memfeed.verdict import forms
+from memfeed.convert import measured_forms
 
 CODE = """
 import torch
@@ -45,7 +47,7 @@ def stream():
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(forms, "SECONDS", 0.01)
+    monkeypatch.setattr(measured_forms, "SECONDS", 0.01)
     (tmp_path / "dry_data.py").write_text(CODE)
     monkeypatch.delitem(__import__("sys").modules, "dry_data", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -57,28 +59,30 @@ def _here(tmp_path, monkeypatch):
 
 
 def table(text):
-    rows = [line.split() for line in text.splitlines()]
-    return {row[0]: row for row in rows if row and row[0].partition("=")[0] in ("as", "float16", "bfloat16", "forms")}
+    """Return the figures of each form in a table: bytes a row, in all, rows a second."""
+    lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return {line[0]: line[1:] for line in lines if len(line) == 4 and line[0] != "forms="}
 
 
 def test_images_are_measured_in_each_form(tmp_path, capsys):
     assert main(["cache", "--images", "tree", "out.mf", "--dry-run"]) == 0
     rows = table(capsys.readouterr().out)
-    assert set(rows) >= {"as", "forms=encoded"}  # pixels are no floats
-    assert set(rows) <= {"as", "forms=256", "forms=encoded"}
+    assert {"'raw'", "'zstd'", "'jpeg:95'", "'jpeg:90'"} <= set(rows)
+    assert not any("float" in name for name in rows)  # pixels are no floats
     assert all(float(row[-1].replace(",", "")) > 0 for row in rows.values())
     assert not (tmp_path / "out.mf").exists()
 
 
 def test_a_pipeline_with_a_choice_shows_it(capsys):
     assert main(["cache", "dry_data:train", "out.mf", "--split", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert set(table(out)) >= {"as", "forms=256", "forms=encoded"}  # as given: all pixels, which fit
+    assert {"'full'", "'encoded'", "256", "(256, 'jpeg:90')"} <= set(table(capsys.readouterr().out))
 
 
 def test_floats_are_measured_in_16_bits(capsys):
     assert main(["cache", "dry_data:floats", "out.mf", "--dry-run"]) == 0
-    assert set(table(capsys.readouterr().out)) == {"as", "float16", "bfloat16"}
+    found = set(table(capsys.readouterr().out))
+    assert {"'raw'", "'zstd'", "{float: torch.float16}", "{float: torch.bfloat16}"} <= found
+    assert not any("jpeg" in name for name in found)
 
 
 def test_the_chosen_form_is_stored(tmp_path, capsys):
@@ -104,7 +108,7 @@ def test_the_chosen_form_is_stored(tmp_path, capsys):
         (["dry_data:train", "out.mf", "--split", "--form", "3"], "8 or more"),
         (["dry_data:train", "out.mf", "--split", "--form", "half"], "8 or more"),
         (["dry_data:floats", "out.mf", "--form", "float=float32"], "float16"),
-        (["dry_data:floats", "out.mf", "--form", "0=float1"], "field=dtype"),
+        (["dry_data:floats", "out.mf", "--form", "0=float1"], "a dtype, a codec as"),
         (["dry_data:floats", "out.mf", "--repair"], "--repair or --length"),
         (["dry_data:stream", "out.mf", "--length", "3"], "--repair or --length"),
         (["out.mf"], "memfeed cache module:factory OUT"),
@@ -122,8 +126,8 @@ def test_what_cannot_be_measured_is_one_line_and_status_2(arguments, said, tmp_p
 def test_the_options_that_shape_a_store_count_in_a_dry_run(capsys):
     def bytes_of(*options):
         assert main(["cache", "dry_data:floats", "out.mf", "--dry-run", *options]) == 0
-        return table(capsys.readouterr().out)["as"][2]
+        return table(capsys.readouterr().out)["'raw'"][0]
 
-    assert (bytes_of(), bytes_of("--form", "0=float64")) == ("128", "248")
+    assert (bytes_of(), bytes_of("--form", "0=float64")) == ("128 B", "248 B")
     assert main(["cache", "dry_data:broken", "out.mf", "--dry-run", "--on-error", "skip"]) == 0
     assert "3 rows" in capsys.readouterr().out

@@ -17,12 +17,14 @@ from memfeed.building.claim import claim
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.cli import main
 from memfeed.convert import ray_engine, ray_task, watchdog
+from memfeed.convert.forms import coded_schema, forms_of
 from memfeed.convert.ray_task import TaskSpec, _RayWorker, require_same_build
 from memfeed.convert.write_run import Report, RunWriter, WritePlan
 from memfeed.errors import BuildError, SampleError
+from memfeed.schema.codec import decoded_row
 from memfeed.schema.infer import infer
 from memfeed.schema.tree import Flattener
-from memfeed.store.ragged import ragged_files
+from memfeed.store.ragged import ragged_files, read_rows
 from memfeed.system import files
 
 
@@ -63,6 +65,18 @@ def test_a_task_writes_rows_and_leaves_their_presence_to_the_head(path):
         assert not build.presence().any()
         x = (build.root / "0.memmap").read_bytes()
         assert torch.frombuffer(bytearray(x), dtype=torch.int64).view(20, 2)[4:9, 0].tolist() == [4, 5, 6, 7, 8]
+
+
+def test_a_task_writes_compressed_rows(path):
+    found = infer([Numbers()[1], Numbers()[2]])
+    schema = coded_schema(found.schema, forms_of({1: "zstd"}))
+    with claim(path) as root:
+        build = Build.begin(root, schema, 20, None)
+        spec = TaskSpec(root, build.settings, WritePlan(Flattener(found.structure)), b"", 1)
+        result = _RayWorker(with_dataset(spec, Numbers()), 0).compute(range(4, 9))
+        assert result.marks == [(4, 5, WRITTEN)]
+        (row,) = read_rows(build.root, schema.fields[1], [7])
+        assert decoded_row(schema.fields[1], row).buffers[0].view("int64").tolist() == list(range(7))
 
 
 def test_a_task_tells_the_rows_that_it_wrote_before_an_error(path, monkeypatch):

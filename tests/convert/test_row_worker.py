@@ -148,6 +148,23 @@ def test_no_list_is_written_after_one_that_failed(build):
     assert other.is_left_out(first + 1)
 
 
+def test_a_list_of_which_no_row_can_be_read(build):
+    first = build.begin_lists()
+    worker = worker_of(build, bad_at(3, 4), number=0, skip_errors=True)
+    other = worker_of(build, Made(sample, N), number=1)
+    one = worker.read(first, [3, 4], int)
+    assert (one.rows, one.report.skipped_count, one.report.failed) == ([], 2, [])
+    two = other.read(first + 1, [5], int)
+    assert worker.is_placed(first)
+    assert other.is_placed(first + 1)
+    assert worker.write_list(one).row_count == 0
+    assert other.write_list(two).row_count == 1
+    failing = worker_of(build, bad_at(7), number=0)
+    failed = failing.read(first + 2, [7, 8], int)
+    assert [row for row, _ in failed.report.failed] == [7]
+    assert values(build, [5]) == ["n5"]
+
+
 def test_a_comparison_on_request(build):
     assert worker_of(build, Made(sample, N), number=1).do(REREAD).worker == 1
     assert worker_of(build, Made(sample, N)).do([0]).row_count == 1

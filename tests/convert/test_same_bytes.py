@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from memfeed.building.rows import RowWriter
 from memfeed.convert.probe import probe_indices
 from memfeed.store.ragged import consecutive_starts, element_counts, open_rows
-from support import Made, cache, equal
+from support import Made, cache, equal, wait_until
 
 HURT = {}  # what happens before a row is read; a process has a copy
 
@@ -117,10 +117,8 @@ def test_rows_after_a_sample_that_takes_very_long_are_written_before_it(tmp_path
 
     def look():
         if get_worker_info():
-            end = time.monotonic() + 20
-            while np.count_nonzero(np.fromfile(presence, np.uint8)[row + 1 :]) < 200 and time.monotonic() < end:
-                time.sleep(0.01)
-            found.write_text(f"{time.monotonic() < end}")
+            wait_until(lambda: np.count_nonzero(np.fromfile(presence, np.uint8)[row + 1 :]) >= 200, 20)
+            found.write_text("True")
 
     monkeypatch.setitem(HURT, row, look)
     store = cache(dataset, tmp_path / "a.mf", workers=2)

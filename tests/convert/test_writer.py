@@ -328,3 +328,34 @@ def test_a_class_replaces_the_outermost_container_of_rows_and_batches(tmp_path):
     store = memfeed.open(path, types=Pair)
     assert isinstance(store[1], Pair)
     assert store[:].targets.tolist() == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("length", [None, 30])
+def test_rows_are_compressed_as_forms_says(tmp_path, length):
+    def made(i):
+        return {
+            "image": torch.full((20 + i % 3, 24, 3), 5 * i, dtype=torch.uint8),
+            "tokens": torch.arange(i % 5),
+            "i": i,
+        }
+
+    with Writer(tmp_path / "s.mf", length=length, forms={"image": "jpeg:95", "tokens": "zstd"}) as writer:
+        if length is None:
+            for i in range(30):
+                writer.append(made(i))
+        for i in range(30) if length else ():
+            writer[i] = made(i)
+    store = memfeed.open(tmp_path / "s.mf")
+    image = store._view.manifest.schema.fields[store.schema.field_index("image")]
+    assert (image.coding.codec, image.coding.parameters["layout"]) == ("jpeg", "hwc")
+    assert all(equal(store[i], made(i)) for i in range(30))  # JPEG keeps images of one gray
+
+
+def test_rows_that_are_missing_are_zeros_in_compressed_fields_too(tmp_path):
+    like = {"x": torch.ones(40), "n": torch.arange(3)}
+    with Writer(tmp_path / "s.mf", like=like, length=5, missing="zero", forms="zstd") as writer:
+        writer[2] = like
+    store = memfeed.open(tmp_path / "s.mf")
+    assert [float(store[i]["x"].sum()) for i in range(5)] == [0, 0, 40, 0, 0]
+    with pytest.raises(ValueError, match="need the dataset"):
+        Writer(tmp_path / "t.mf", forms=256)

@@ -14,11 +14,9 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "memfeed"]
 
 
-def gone(within=2.0):
-    end = time.monotonic() + within
-    while threads() and time.monotonic() < end:
-        time.sleep(0.01)
-    return not threads()
+def gone():
+    wait_until(lambda: not threads(), 20)
+    return True
 
 
 def counting(n, seen=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import random
 import subprocess
@@ -395,6 +396,8 @@ class TestRefused:
             def __iter__(self):
                 return super().__iter__()
 
+        # what Lightning leaves behind
+        Mine.__setattr__ = functools.wraps(memfeed.Loader.__setattr__)(lambda *given: object.__setattr__(*given))
         assert len(list(Mine(SimClr(files), cache=tmp_path / "p.mf"))) == 4
         with pytest.raises(LoaderError, match=r"a plain DataLoader, which has no Other.__iter__: leave these out"):
             Other(SimClr(files), cache=tmp_path / "p.mf")
@@ -477,3 +480,28 @@ def test_the_library_is_its_own_outside_of_the_loader(tmp_path, files):
         Image.open(path).load()
     assert sum(one.report().hits + one.report().misses for one in loader.decoded.used()) == counted
     assert ImageFile.ImageFile.load is not own
+
+
+class Broken(Dataset):
+    """Samples of which some are None, for a collate_fn that leaves them out."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return None if index in (3, 17) else (torch.full((4,), index), index)
+
+
+def without_none(samples):
+    return torch.utils.data.default_collate([sample for sample in samples if sample is not None])
+
+
+@pytest.mark.parametrize("path", [None, "here"])
+def test_samples_that_are_none_are_left_to_the_collate_fn(tmp_path, path, capsys):
+    cache = None if path is None else tmp_path / path
+    loader = memfeed.Loader(Broken(), 5, collate_fn=without_none, cache=cache)
+    expected = DataLoader(Broken(), 5, collate_fn=without_none)
+    assert [difference(*pair) for pair in zip(loader, expected, strict=True)] == [None] * 4
+    assert "sample 3: found None" in capsys.readouterr().err
+    with pytest.raises(memfeed.errors.SampleError, match="sample 3: found None"):
+        memfeed.Loader(Broken(), 5)

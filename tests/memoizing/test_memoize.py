@@ -543,6 +543,7 @@ for _ in range(3): load(4)
     assert not list((tmp_path / "r.mf" / ".build").glob("counts-*"))
 
 
+@pytest.mark.long
 def test_spawned_workers_of_a_program_share_its_results(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(

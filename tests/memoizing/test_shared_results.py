@@ -17,7 +17,7 @@ import memfeed
 from disk.mounts import mounted, run
 from memfeed.memoizing import kept
 
-KEYS = 400
+KEYS = 200
 WORKER = """
 import os, random, sys, time
 import numpy as np
@@ -121,7 +121,7 @@ def test_processes_are_killed_while_they_fill_one_path(tmp_path, kills):
 
 
 def test_results_are_dropped_while_processes_are_killed(tmp_path):
-    keys, draw = 300, random.Random(1)
+    keys, draw = 150, random.Random(1)
     jobs = begin(tmp_path, 3, keys, 0.0, "100KB")
     for _ in range(4):
         time.sleep(draw.uniform(0.05, 0.3))

@@ -14,6 +14,7 @@ import memfeed
 from memfeed.errors import StoreError
 from memfeed.testing import equal
 from origin import disk_bytes
+from support import wait_until
 
 pytest.importorskip("obstore")
 
@@ -106,12 +107,12 @@ def test_damage_by_a_power_loss_is_found(local, origin, cache):
 
 
 def wait_until_unused(cache):
-    deadline = time.monotonic() + 60
+    def is_unused():
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     with open(cache / ".build" / "users", "r+b") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+        wait_until(is_unused)

@@ -23,6 +23,7 @@ from memfeed.remote.opening import LazyRemote
 from memfeed.system import files
 from memfeed.testing import equal
 from origin import ROWS, disk_bytes, upload
+from support import wait_until
 
 pytest.importorskip("obstore")
 
@@ -222,7 +223,8 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize("size", [None, pytest.param(17_000_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [None, 17_000_000])
 def test_two_ranks_share_a_cache(local, bucket, proxy, cache, size):
     address = upload(local, f"{bucket}/a.mf")
     proxy.latency_seconds = 0.01
@@ -397,9 +399,7 @@ def test_a_commit_that_failed_is_said_and_tried_again(local, origin, cache, monk
     monkeypatch.setattr(remote_supply, "SYNC_SECONDS", 0.1)
     store = memfeed.open(origin, cache_dir=cache)
     assert equal(store[:], local[:])
-    until = time.monotonic() + 60
-    while store._view.supply is not None and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: store._view.supply is None)
     assert len(memfeed.open(cache)) == ROWS
     assert "no room" in capfd.readouterr().err
 

@@ -6,7 +6,7 @@ import pytest
 from judge import judge
 from mutations import mutant
 
-SHORT, LONG = 30, 300
+SHORT, LONG = 15, 300
 RAREST = 1 / 64  # of the rows or draws that a change touches: what is rarer may go unseen
 
 

@@ -16,6 +16,7 @@ import pytest
 from torchvision import tv_tensors
 
 import memfeed
+from memfeed.codecs.codec import CODECS
 from memfeed.schema.fields import DTYPES
 from memfeed.store import format
 
@@ -76,6 +77,9 @@ def test_a_store_is_written_today_as_it_was(name: str, path: Path) -> None:
     """
     make_stores.write(name, path)
     now, then = files_of(path), files_of(STORES / name)
+    if name == "coded":  # libraries of codecs may write other bytes; `test_every_row_is_what_was_written` reads these
+        assert now.keys() == then.keys()
+        return
     old, new = (format.decode(files[format.MANIFEST], path).schema for files in (then, now))
     stems = {was.stem: is_now.stem for was, is_now in zip(old, new, strict=True) if was.stem != is_now.stem}
     assert all(re.fullmatch(r"(.*/)?c\d+", stem) for stem in stems)
@@ -99,13 +103,16 @@ def test_every_dtype_and_kind_is_among_them() -> None:
     assert {field.kind for field in fields} == {"fixed", "jagged", "list", "str", "bytes", "json"}
     assert {field.form for field in fields} == {"tensor", "scalar", "list"}
     assert {field.kind for field in fields if field.optional} == {"list", "str"}
+    coded = [field.coding for field in memfeed.open(STORES / "coded")._view.manifest.schema if field.coding]
+    assert {coding.codec for coding in coded} == {*CODECS}
 
 
 def test_the_versions_and_the_attributes() -> None:
     versions = {
         name: json.loads((STORES / name / format.MANIFEST).read_text())["version"] for name in make_stores.NAMES
     }
-    assert versions == {name: 2 if name in make_stores.VERSION_2 else 1 for name in make_stores.NAMES}
+    expected = {name: 2 if name in make_stores.VERSION_2 else 1 for name in make_stores.NAMES}
+    assert versions == {**expected, "coded": 3}
     store, dataset = memfeed.open(STORES / "attributes"), make_stores.Attributes()
     assert store.classes == dataset.classes
     assert store.class_to_idx == dataset.class_to_idx

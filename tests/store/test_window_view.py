@@ -116,7 +116,7 @@ def test_description():
     asked = parse({"b": range(20), ("a", "x"): [0]}, SCHEMA, 100)
     assert describe(asked, "e", complete=True) == "windows: b [0, 1, 2, ..., 19], a.x [0], within e, complete"
     assert describe(asked[1:], None, complete=False) == "windows: a.x [0], within the whole store"
-    assert describe(asked[1:] * 7, ("a", "y"), complete=False).endswith("2 more, within a.y")
+    assert describe(asked[1:] * 7, ("a", "y"), complete=False).endswith(", 2 more, within a.y")
 
 
 def store_of(sample, tmp_path, n=5):

@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from memfeed.building.partial import DURABLE
 from memfeed.convert.probe import probe_indices
 from memfeed.convert.readback import indices_between
 from torture.victims import (
+    CODED,
     PROBE,
     Logged,
     compared,
     convert,
+    convert_coded,
     convert_stream,
     ended,
     left_behind,
@@ -49,7 +52,7 @@ def kill_build(seconds: float, rng: random.Random) -> dict[str, int]:
 def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[str]:
     path, log, counts = directory / "a.mf", directory / "log", Counter[str](stores=1)
     n, workers, each = rng.randint(100, 400), rng.randint(0, 3), rng.uniform(0.001, 0.004)
-    work = rng.choice((convert, convert, convert_stream, write))
+    work = rng.choice((convert, convert, convert_coded, convert_stream, write))
     counts[work.__name__] += 1
     sync_seconds, present, run = rng.uniform(0.01, 0.2), {0: presence(path)}, 0
     while not path.exists():
@@ -73,10 +76,16 @@ def _one_store(directory: Path, rng: random.Random, deadline: float) -> Counter[
         before = present[run_of]
         if (worker != PROBE or index not in probed) and index < len(before) and before[index]:
             counts["repeated" if before[index] == DURABLE else "written again"] += 1
-    counts.update(compared(path, n, ordered=work is not convert_stream, same_bytes=work is convert), rows=n)
+    counts.update(_compared(path, n, work), rows=n)
     counts["synced rows at a kill"] += int(sum(np.count_nonzero(rows == DURABLE) for rows in present.values()))
     counts["left"] += sorted(p.name for p in directory.iterdir()) != ["a.mf", "log", "stderr"]
     return counts
+
+
+def _compared(path: Path, n: int, work: Callable[..., None]) -> dict[str, int]:
+    is_coded, is_stream = work is convert_coded, work is convert_stream
+    same_bytes, forms = work is convert or is_coded, CODED if is_coded else None
+    return compared(path, n, ordered=not is_stream, same_bytes=same_bytes, forms=forms)
 
 
 def _kill(pid: int, rng: random.Random) -> dict[str, int]:

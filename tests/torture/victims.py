@@ -44,6 +44,9 @@ def sample(i: int) -> dict[str, Any]:
     }
 
 
+CODED = {"image": "zstd", "long": "lz4"}
+
+
 class Logged(Dataset):
     """Appends (run, worker, index) to a file at every read; worker is ``PROBE`` in the builder's own process."""
 
@@ -85,6 +88,14 @@ def convert(path: Path, dataset: Dataset, workers: int, sync_seconds: float) -> 
     """What a child does to make a store; exits with 3 where memfeed says that a worker died."""
     with _converting(sync_seconds):
         store = memfeed.cache(dataset, path, workers=workers, progress=False)
+    if len(store) != len(dataset):
+        sys.exit(4)
+
+
+def convert_coded(path: Path, dataset: Dataset, workers: int, sync_seconds: float) -> None:
+    """The same with compressed rows."""
+    with _converting(sync_seconds):
+        store = memfeed.cache(dataset, path, forms=CODED, workers=workers, progress=False)
     if len(store) != len(dataset):
         sys.exit(4)
 
@@ -207,8 +218,10 @@ def presence(path: Path) -> np.ndarray:
         return np.zeros(0, np.uint8)
 
 
-def compared(path: Path, n: int, *, ordered: bool = True, same_bytes: bool = False) -> dict[str, int]:
-    """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption.
+def compared(
+    path: Path, n: int, *, ordered: bool = True, same_bytes: bool = False, forms: Any = None
+) -> dict[str, int]:
+    """Rows ``lost`` and ``wrong`` of a finished store, against one made without interruption in the same ``forms``.
 
     With ``same_bytes`` also the column files that differ.
     """
@@ -216,9 +229,9 @@ def compared(path: Path, n: int, *, ordered: bool = True, same_bytes: bool = Fal
     rows = list(store) if ordered else sorted(store, key=lambda row: int(row["label"]))
     wrong = sum(not equal(row, sample(i)) for i, row in enumerate(rows[:n]))
     if ordered:
-        whole = memfeed.cache([sample(i) for i in range(n)], progress=False)
+        whole = memfeed.cache([sample(i) for i in range(n)], forms=forms, progress=False)
         for name in ("image", "label"):
-            wrong += store.column(name).numpy().tobytes() != whole.column(name).numpy().tobytes()
+            wrong += store[:][name].numpy().tobytes() != whole[:][name].numpy().tobytes()
         names = whole._view.manifest.files if same_bytes else ()
         wrong += sum((store.path / name).read_bytes() != (whole.path / name).read_bytes() for name in names)
     try:

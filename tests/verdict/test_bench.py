@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_loops import loop
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import memfeed
@@ -129,6 +130,13 @@ def test_workers_start_as_often_as_in_the_program(persistent, starts):
     for _ in range(3):
         measurement._torch_turn(1, 0.0)
     assert data.count.value == starts
+
+
+def test_a_number_of_workers_that_won_by_chance_is_left_out():
+    today = loop("today", [1.0, 1.2, 1.1])
+    assert bench._faster(loop("2 workers", [1.3, 1.4, 0.5]), today, 100) is None
+    assert bench._faster(loop("2 workers", [0.5, 1.4, 0.5]), today, 100).name == "2 workers"
+    assert bench._faster(None, today, 100) is None
 
 
 class Starts(Slow):

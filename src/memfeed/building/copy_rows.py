@@ -17,6 +17,7 @@ from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import runs
+from memfeed.errors import BuildError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field, Schema
@@ -57,9 +58,11 @@ def copy_rows(
         The manifest of the new store.
 
     Raises:
-        SpaceError: the disk is full. SchemaError: a row that a codec cannot hold.
+        BuildError: there is no row. SpaceError: the disk is full. SchemaError: a row that a codec cannot hold.
     """
     schema = backing.schema if schema is None else schema
+    if not backing.row_count:
+        raise BuildError(f"{path}: found no row to keep (the source has none); expected at least one")
     columns = [backing.column(index) for index in range(len(schema))]
     row_bytes = max(1, sum(column.mean_row_bytes for column in columns))
     with claim(path) as root:

@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
 class Extents:
     """The log. A writer writes only where it was granted space.
 
-    A writer of a killed builder can live on: nothing recorded is granted again until the log begins anew.
+    A writer of a killed builder can live on: nothing recorded is granted again until a new log begins.
     """
 
     def __init__(self, root: Path) -> None:

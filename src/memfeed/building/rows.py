@@ -140,7 +140,9 @@ class RowWriter:
         return placed
 
     def _wanted(self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed]) -> list[Wanted]:
-        wanted = []
+        wanted: list[Wanted] = []
+        if not runs:  # no row of a list could be read: there are no columns
+            return wanted
         for index, (field, packed) in enumerate(zip(self.schema.fields, columns, strict=True)):
             if field.kind != "fixed":
                 assert packed.dims is not None

@@ -231,8 +231,8 @@ class Service(ABC):
 
     def _raise_for(self, units: Int64Array) -> None:
         """Raise what keeps one of these units from being brought."""
-        failed = self.queue.failed
-        error = next((failed[unit] for unit in units.tolist() if unit in failed), None) if failed else None
+        failed = self.queue.failed  # another reader may let one be tried again meanwhile
+        error = next(filter(None, map(failed.get, units.tolist())), None) if failed else None
         if error is None and (self._error is not None or self._stopping.is_set()):
             error = self._ending()
         if error is not None:

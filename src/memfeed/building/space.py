@@ -91,7 +91,7 @@ def rewrite_gaps(root: Path, schema: Schema, present: npt.NDArray[np.bool_]) -> 
 
 
 def _write_again(fd: int, heap: Path, first: int, last: int) -> None:
-    """Write what bytes ``first`` to ``last`` of an open heap are in memory; holes stay."""
+    """Write bytes ``first`` to ``last`` of an open heap again, as they are in memory; holes stay."""
     while first < last:
         try:
             first = os.lseek(fd, first, os.SEEK_DATA)

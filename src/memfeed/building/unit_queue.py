@@ -70,7 +70,7 @@ class UnitQueue:
         self._urgent = self._line = self._rest = NONE  # in order: waited for, asked for, others
         self._rest_due = 0.0
         self._known = self._places = NONE  # the units ahead, sorted; their places
-        self._is_stale = self._is_full = self._has_unknown = False
+        self._is_stale = self._is_full = self._has_unknown = self._is_cut = False
 
     # --- what readers ask for
 
@@ -130,10 +130,10 @@ class UnitQueue:
         self._urgent = self._urgent[self._are_absent(self._urgent)]
         found, _ = self._take(self._urgent, most, parts)
         if not len(found) and not self._is_full:
-            found, self._line = self._take(self._line, most, parts)
+            found, self._line = self._take(self._line, most, 1 if self._is_cut else parts)
             if not len(found) and self._is_stale:
                 self._look_ahead()
-                found, self._line = self._take(self._line, most, parts)
+                found, self._line = self._take(self._line, most, 1 if self._is_cut else parts)
         if not len(found) and most_rest:
             if not len(self._rest) and self.is_rest_due(now):
                 self._rest_due = now + REST_SECONDS
@@ -230,7 +230,7 @@ class UnitQueue:
 
     def _look_ahead(self) -> None:
         """Find the absent units of the rows that were asked for, up to ``ahead`` of them."""
-        self._is_stale = self._has_unknown = is_cut = False
+        self._is_stale = self._has_unknown = self._is_cut = False
         found, count = [NONE], 0
         for units in self._in_order():
             found.append(units)
@@ -238,12 +238,11 @@ class UnitQueue:
             if count > 2 * self._ahead:
                 found = [self._distinct(found)]
                 count = len(found[0])
-                if is_cut := count >= self._ahead:
+                if count >= self._ahead:
+                    self._is_cut = self._is_stale = self._units_of is None  # the next look finds those after them
                     break
         order = self._distinct(found)
-        if self._units_of is None:
-            self._is_stale = is_cut  # the next look finds those after them
-        else:
+        if self._units_of is not None:
             order = order[: self._ahead]
             self._places = np.argsort(order)
             self._known = order[self._places]

@@ -22,6 +22,7 @@ OPTIONS = {
     "fields=": "--fields",
     "forms={float: torch.float16}": "--form float=float16",
     "forms={float: torch.bfloat16}": "--form float=bfloat16",
+    "forms=: ": "--form: ",
     "forms=": "--form ",
     "budget=": "--budget ",
     "types=": "--types",

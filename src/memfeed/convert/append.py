@@ -132,7 +132,7 @@ def concat(
         is a view, is being filled, or was replaced meanwhile. CorruptStoreError: a store is damaged. SpaceError: the
         disk has too little free space.
 
-    After an error or a kill nothing is at ``path``, and the same call starts anew.
+    After an error or a kill nothing is at ``path``, and the same call starts from the beginning.
     """
     is_shown(progress)  # raises for what has no meaning
     if isinstance(stores, str | os.PathLike | Store) or not len(stores):

@@ -19,7 +19,7 @@ from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
 
 
 def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) -> Kept:
-    """Return what a store of this dataset keeps beside its columns."""
+    """Return the attributes that a store of this dataset keeps beside its columns."""
     classes, class_to_idx = classes_of(given.dataset)
     found = targets_of(given.dataset, given.length) if given.kind == "map" and given.length is not None else None
     targets, form = found if found is not None else (None, "list")

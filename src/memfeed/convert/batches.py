@@ -118,6 +118,9 @@ def zeros(field: Field, row_count: int) -> Packed:
         return Packed([np.zeros(row_count * field.row_bytes, np.uint8)], None)
     if field.optional:
         return Packed([], np.full((row_count, max(field.rank, 1)), -1, np.int64))
+    if field.coding is not None:
+        row = torch.zeros([dim or 0 for dim in field.coding.shape], dtype=field.decoded.torch_dtype, device="cpu")
+        return codec.pack(field, [row] * row_count)
     if field.kind == "json":
         null = np.frombuffer(b"null" * row_count, np.uint8)
         return Packed([null], np.full((row_count, 1), 4, np.int64))

@@ -34,7 +34,7 @@ class State(NamedTuple):
     settings: dict[str, Any]
 
     def stable(self, later: State) -> State:
-        """Return what is the same in a later state: the rest changes when the dataset is read."""
+        """Return the attributes that are the same in a later state: the rest changes when the dataset is read."""
         return State(
             {path: one for path, one in later.digests.items() if _same(self.digests.get(path), one)},
             {path: one for path, one in later.settings.items() if path in self.settings and self.settings[path] == one},
@@ -123,7 +123,7 @@ class Watched:
             self._known = self._known._replace(digests=known)
 
     def changed(self, reads: Iterator[object] | None = None) -> tuple[str, bool] | None:
-        """Return which attribute has changed since, and whether it is one of a pipeline; None if none has.
+        """Return the attribute that has changed since, and True if it belongs to a pipeline; None if none has changed.
 
         ``reads`` reads one sample at each step, and is used only if something has changed. What these reads change too
         is left out from now on: a step keeps there what it drew last.

@@ -214,7 +214,7 @@ class Conversion:
         return self.begin(), f"{budget} -> {self.target}"
 
     def kept_now(self) -> Kept:
-        """Return what the store keeps beside its columns, with the number of samples that were proven until now."""
+        """Return the attributes that the store keeps, with the number of samples that were proven until now."""
         proven = getattr(self.given.dataset, "proven_rows", None) if self.options.recipe is not None else None
         return self.kept._replace(proven=proven)
 
@@ -391,7 +391,7 @@ def _count_written(build: Build) -> int:
 
 
 def _remaining(iterator: Iterator[Any] | None) -> Iterator[Any]:
-    """Yield what is left of a running iterator. Only `next` is called: its `iter` may start it again."""
+    """Yield the samples that are left of a running iterator. Only `next` is called: its `iter` may start it again."""
     while iterator is not None:
         try:
             yield next(iterator)

@@ -95,7 +95,7 @@ def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
 
 
 def _columns(value: Any) -> Iterator[Sequence[Any]]:
-    """Yield what may name a file for each sample: a list, the keys and values of a dict, a column of a table."""
+    """Yield the values that may name a file for each sample: a list, keys and values of a dict, a column."""
     if isinstance(value, dict):
         if value:
             values = list(value.values())

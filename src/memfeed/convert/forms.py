@@ -102,6 +102,17 @@ def forms_of(given: Any) -> Forms:
     )
 
 
+def codecs_of(given: Any) -> Forms:
+    """Return the codecs that ``forms=`` says. Raise ValueError for dtypes and sizes of images, which need a dataset."""
+    forms = forms_of(given)
+    if forms.keep is not None or forms.dtypes or forms.floats is not None or forms.lossy:
+        raise ValueError(
+            f'found forms={brief(given)}; expected codecs, or "raw", as forms="zstd": other forms need the dataset, '
+            "make the store with memfeed.cache(dataset, path, forms=...)"
+        )
+    return forms
+
+
 def _parts(form: Any, given: Any) -> tuple[Keep | None, Codec | None, torch.dtype | None, bool]:
     """Return what one form says: what is kept of images, the codec, the dtype, and if a lossy form is allowed."""
     keep, codec, dtype, lossy = None, None, None, False
@@ -183,6 +194,16 @@ def observed_shapes(schema: Schema, dims: Sequence[Int64Array | None]) -> list[S
             same = (known == known[0]).all(axis=0).tolist()
             found.append(tuple(dim if one else None for dim, one in zip(known[0].tolist(), same, strict=True)))
     return found
+
+
+def common_shapes(schema: Schema, rows: Sequence[Sequence[Any]]) -> list[Shape]:
+    """Return what `observed_shapes` does, of rows that are given as their leaves."""
+    dims: list[Int64Array | None] = []
+    for index, field in enumerate(schema):
+        shapes = [np.shape(row[index]) for row in rows if row[index] is not None] if field.rank else []
+        is_array = field.kind in ("jagged", "list") and len(shapes) > 0
+        dims.append(np.array(shapes, np.int64) if is_array else None)
+    return observed_shapes(schema, dims)
 
 
 def coding_text(coding: Coding | None) -> str:

@@ -164,7 +164,7 @@ def _run_worker(job: Job, worker: int, worker_count: int, sender: Connection) ->
 
 
 def prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> None:
-    """Give this process what torch's DataLoader gives its workers: one thread, seeds, and `get_worker_info`."""
+    """Set up this process as torch's DataLoader sets up its workers: one thread, seeds, and `get_worker_info`."""
     torch.set_num_threads(1)
     base_seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=torch.Generator()).item())
     seed = base_seed + worker
@@ -208,8 +208,8 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
     if job.watchdog.is_starting(worker.number) and torch.multiprocessing.get_start_method() != "fork":
         where = " before it began"
         advice = (
-            "It imports the program anew, and its own error is above. A script needs if __name__ == '__main__': before "
-            "what it runs"
+            "It imports the program again, and its own error is above. A script needs if __name__ == '__main__': "
+            "before what it runs"
         )
     elif code == INTERRUPTED:
         where, how, advice = "", "interrupted by SIGINT", "Run this again: the rows that were written are kept"

@@ -10,7 +10,7 @@ class RayRows:
     """The rows of a ``ray.data.Dataset``, dicts by column, in the order of its source.
 
     Ray Data yields blocks in the order in which its tasks end, unless the dataset's context says otherwise. So this
-    sets ``preserve_order`` there, for this dataset only. What the pipeline itself draws anew (``random_shuffle``
+    sets ``preserve_order`` there, for this dataset only. What the pipeline itself draws each time (``random_shuffle``
     without a seed) is found by iterating twice, as for each iterable that can be.
     """
 

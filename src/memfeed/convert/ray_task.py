@@ -156,7 +156,7 @@ def require_same_build(root: Path, settings: BuildSettings) -> None:
 
 
 def _problem(root: Path, settings: BuildSettings) -> str:
-    """Return what this machine has at ``root`` in place of the build with these settings, "" if it is there."""
+    """Return a phrase for the things at ``root`` in place of the build with these settings; "" if it is there."""
     if not os.path.isdir(root):
         return "no such directory"
     if not Build.is_begun(root):

@@ -85,5 +85,6 @@ def _differs(build: Build, field: Field, row: int) -> BuildError:
         f"found in row {row}, field {field.name}, another value than the dataset gives for that sample; expected the "
         "same each time. Either the sample is random: move the random part to Loader(transform=...), or keep these "
         "rows with allow='random'. Or its memory was filled again while it was read, or the dataset writes "
-        f"to its own data: return a copy, as in `return self.buffer.clone()`. To start anew, remove {build.root}"
+        "to its own data: return a copy, as in `return self.buffer.clone()`. To start from the beginning, remove "
+        f"{build.root}"
     )

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.copy_rows import copy_rows
-from memfeed.convert.forms import Forms, coded_schema, forms_of, losses_of, observed_shapes
-from memfeed.errors import StoreError, brief
+from memfeed.convert.forms import Forms, codecs_of, coded_schema, losses_of, observed_shapes
+from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format
@@ -49,12 +49,7 @@ def recode(
         ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a
         field that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
     """
-    given = forms_of(forms)
-    if given.keep is not None or given.dtypes or given.floats is not None or given.lossy:
-        raise ValueError(
-            f'found forms={brief(forms)}; expected codecs, or "raw", as forms="zstd": other forms need the dataset, '
-            "make the store again with memfeed.cache(dataset, path, forms=...)"
-        )
+    given = codecs_of(forms)
     old = store if isinstance(store, Store) else open_store(store)
     manifest = old._view.manifest
     if manifest is None or not old._view.has_all_rows or old.schema != old._backing.schema:

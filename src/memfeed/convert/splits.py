@@ -45,7 +45,7 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         if stored is not None and has_rest:
             raise StaleStoreError(
                 f"{stored.path}: found a store made with split=True; expected the same again: pass split=True, "
-                "overwrite=True to write it anew, or open it with memfeed.open"
+                "overwrite=True to write it again, or open it with memfeed.open"
             )
         return None
     if given.kind != "map" or isinstance(given.dataset, Store):

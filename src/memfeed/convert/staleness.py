@@ -237,7 +237,7 @@ def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backi
         return
     difference, is_pipeline = found
     hint = (
-        "Its random part was taken when the loader was made: make the Loader anew, with a new path if the rest changed"
+        "Its random part was taken when the loader was made: make a new Loader, with a new path if the rest changed"
         if is_pipeline and is_cut
         else "Give the changed dataset a store of its own, Loader(dataset, cache='NEW_PATH'), or move what changes "
         "from epoch to epoch to Loader(..., transform=...); what no sample depends on can be kept outside of it"

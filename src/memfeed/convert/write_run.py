@@ -13,7 +13,7 @@ from memfeed.building.build import Build
 from memfeed.building.partial import SKIPPED, runs
 from memfeed.building.rows import RowWriter
 from memfeed.convert.failure import Failure
-from memfeed.errors import SampleError, SchemaError
+from memfeed.errors import NoSampleError, SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed, ShapeMismatchError
 from memfeed.schema.fields import Field, Schema
@@ -84,9 +84,9 @@ def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
         raise SchemaError(f"sample {index}: {error}") from None
 
 
-def no_sample(index: int) -> SampleError:
+def no_sample(index: int) -> NoSampleError:
     """Return the error for a dataset that returns None in place of sample `index`."""
-    return SampleError(
+    return NoSampleError(
         f"sample {index}: found None; expected a sample as the others, because a store has a row for each. Leave such "
         'samples out with store = memfeed.cache(dataset, path, on_error="skip"), and make the Loader of that store; of '
         "an iterable, yield none"

@@ -18,6 +18,7 @@ from memfeed.building.partial import ABSENT, runs
 from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import RowWriter
 from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
+from memfeed.convert.forms import codecs_of, coded_schema, common_shapes
 from memfeed.convert.options import check_metadata
 from memfeed.convert.probe import SAMPLES
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
@@ -62,6 +63,7 @@ class Writer:
         like: a sample with the structure, dtypes and dims of all others, or columns with one row per sample.
         length: the number of rows.
         missing: "error" raises BuildError for rows that were never written, "zero" fills them with zeros.
+        forms: as for `memfeed.recode`: the codecs of fields, ``{"image": "jpeg:95"}``, or one for all that it suits.
         types: as for `memfeed.cache`: a class that no sample has replaces the outermost container of the samples.
         metadata: a dict of JSON values of yours, at most 1 MiB, which ``store.metadata`` returns.
 
@@ -83,6 +85,7 @@ class Writer:
         like: Any = None,
         length: int | None = None,
         missing: Literal["error", "zero"] = "error",
+        forms: Any = None,
         types: type[Any] | Iterable[type[Any]] = (),
         metadata: dict[str, Any] | None = None,
     ) -> None:
@@ -95,7 +98,7 @@ class Writer:
         if length is not None and length < 1:
             raise ValueError(f"found length={length}; expected at least 1 row")
         self.path, self.length, self.missing = format.resolve(path, to_write=True), length, missing
-        self._sample, self._types = sample, as_types(types)
+        self._sample, self._types, self._forms = sample, as_types(types), codecs_of(forms)
         self._kept = Kept(metadata=check_metadata(metadata or {}))
         self._stack = contextlib.ExitStack()
         self._pending: list[Any] = []  # samples that wait for the schema
@@ -227,6 +230,8 @@ class Writer:
     def _begin(self, samples: Sequence[Any]) -> RunWriter:
         """Fix the schema. Create the files, unless an interrupted build is resumed."""
         schema, structure, _, _ = infer(samples, types=self._types)
+        rows = [Flattener(structure)(sample) for sample in samples] if self._forms.has_codecs else []
+        schema = coded_schema(schema, self._forms, common_shapes(schema, rows))
         row_bytes = sum(field.row_bytes for field in schema)
         if self._build is None:
             if self.length is not None:

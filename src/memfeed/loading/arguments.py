@@ -117,7 +117,7 @@ class Reading:
 
 
 def resolve(source: Source, given: Arguments) -> Reading:
-    """Return what a loader of ``source`` reads with these arguments.
+    """Return the `Reading` of a loader of ``source`` with these arguments.
 
     Raises LoaderError for arguments that do not fit together, see `Loader`.
     """
@@ -301,7 +301,7 @@ def _require_no_other_transform(transform: Any, store: Store) -> None:
 
 
 def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
-    """Return what makes a batch of a list of samples, if the arguments ask for it.
+    """Return the function that makes a batch of a list of samples, if the arguments ask for it.
 
     Raises LoaderError for options of graphs where samples have none.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cProfile
+import inspect
 import os
 import pstats
 import sys
@@ -30,6 +31,7 @@ _SAMPLES = 8  # that are read to say what decoding takes
 _SMALL_SHARE = 0.2
 _FUNCTIONS_SHOWN = 3
 _REASON_WIDTH = 240
+_RECORDED = ("__setattr__", "__delattr__")  # Lightning records calls of them, and leaves those of the base in classes
 _OF_STORES: dict[str, Any] = {
     "seed": None, "last": None, "bucket_by": None, "device": None, "transform": None, "placement": "auto",
     "ranks": None, "return_rows": False, "as_": "torch", "pad": None, "follow_batch": None, "exclude_keys": None,
@@ -130,7 +132,12 @@ def become_decoded(
     others += [] if caching.forms is None else ["forms"]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
-    lost = [f"{cls.__name__}.{name}" for cls in derived for name, one in vars(cls).items() if _is_own(name, one)]
+    lost = [
+        f"{cls.__name__}.{name}"
+        for cls in derived
+        for name, one in vars(cls).items()
+        if _is_own(name, one) and not (name in _RECORDED and inspect.unwrap(one) is inspect.unwrap(getattr(base, name)))
+    ]
     if others or lost:
         kind = LoaderError if refused.error is None else type(refused.error)
         instead = "It can be read as it is" if caching.path is None else "Decoded files can be kept in its place"

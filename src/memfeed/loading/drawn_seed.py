@@ -68,7 +68,7 @@ def seed_of_ranks(name: LoaderName, draws: int, generator: torch.Generator | Non
 
 
 def agreed_seed(store: Any, rank: int, name: LoaderName, draws: int, drawn: int) -> int:
-    """Return what rank 0 has ``drawn``, through ``store``, a `torch.distributed.Store` of all ranks."""
+    """Return the seed that rank 0 has ``drawn``, through ``store``, a `torch.distributed.Store` of all ranks."""
     from memfeed.loading.exchange import missing_keys
 
     key = f"memfeed/seed/{name.reads}/{name.number}/{draws}"

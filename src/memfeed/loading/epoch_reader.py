@@ -170,7 +170,7 @@ class EpochReader:
         return placements
 
     def _plan_of_epoch(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> LoadPlan:
-        """Return how the batches of an epoch are made: a packed store is laid out anew if the loader shuffles."""
+        """Return how the batches of an epoch are made: a packed store gets a new order if the loader shuffles."""
         plan = self.prepare_epoch(epoch, seed, shards, position)
         if self._settings.has_own_order and (columns := self._documents.columns(plan.placement.columns, epoch, seed)):
             plan = self._plan = with_columns(plan, self._store, columns)

@@ -60,7 +60,7 @@ class Epochs:
         return settings.shards(self._reading.rows.row_count if batches is None else batches.count)
 
     def order_name(self, settings: Settings) -> str:
-        """Return what orders the rows, for messages and states."""
+        """Return the name of the order of the rows, for messages and states."""
         if not settings.has_own_order:
             return "sampler" if settings.batch_sampler is None else "batch_sampler"
         rows, batches = self._reading.rows, self._reading.batches
@@ -111,7 +111,7 @@ class Epochs:
         """Take the number and the beginning of the epoch, and set the user's samplers to it."""
         clock = self._clock
         was_named = clock.was_set or clock.was_loaded
-        driven = self._samplers.driven_epoch(anew=was_named)
+        driven = self._samplers.driven_epoch(since_last_pass=was_named)
         if driven is not None:
             (clock.set_sampler_epoch if self._samplers.has_news else clock.set_epoch)(driven)
         progress.epoch, progress.begin = clock.start(shards.world_size)

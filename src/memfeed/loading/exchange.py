@@ -37,7 +37,7 @@ def missing_keys(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
 def verdict_of_ranks(
     prefix: str, answer: Any, judge: Callable[[Sequence[Any]], Any], seconds: float, verdict_seconds: float
 ) -> Any:
-    """Return what rank 0 judges of the ``answer`` of each rank, the same on each; None where rank 0 is missing.
+    """Return the verdict of rank 0 on the ``answer`` of each rank, the same on each; None where rank 0 is missing.
 
     Args:
         prefix: names the question in the store; each question has another one.

@@ -183,7 +183,7 @@ def _draw(drawing: Iterator[Any], size: int | None) -> Int64Array | None:
 
 
 def _row_numbers(rows: Any) -> Int64Array:
-    """Return what a sampler yielded as int64 [k]. Raises RowError for anything but ints."""
+    """Return the rows that a sampler yielded, int64 [k]. Raises RowError for anything but ints."""
     try:
         return np.array([operator.index(row) for row in rows], np.int64)
     except (TypeError, OverflowError) as error:

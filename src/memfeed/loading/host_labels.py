@@ -50,7 +50,7 @@ class HostLabels:
         return self.fields.get(path) in self._placement.tables
 
     def _unknown_rows(self, path: Path, num_classes: int) -> tuple[Int64Array, Int64Array]:
-        """Return which rows of a column have labels beyond ``num_classes``, ascending, and these labels."""
+        """Return the rows of a column with labels beyond ``num_classes``, ascending, and these labels."""
         index = self.fields[path]
         column, rows = self._placement.columns[index], self._placement.kept.get(index)
         rows = np.arange(column.row_count or 0) if rows is None else rows
@@ -99,7 +99,7 @@ class BatchLabels:
 
 
 def host_labels(transform: UserTransform, schema: Schema, placement: Placement) -> HostLabels | None:
-    """Return what checks the labels that ``transform`` mixes; None if it mixes none."""
+    """Return the check of the labels that ``transform`` mixes; None if it mixes none."""
     mix = sys.modules.get("memfeed.transforms.mix")
     if mix is None or not is_keyed(transform) or not any(isinstance(part, mix.Mix) for part in transform.modules()):
         return None

@@ -131,14 +131,12 @@ class Loader(DataLoader[T_co]):
             loader. ``num_workers`` processes read the dataset while the store is filled, each after ``worker_init_fn``;
             0 reads it in this process, as DataLoader does. They start as `torch.multiprocessing` says; a message tells
             if ``multiprocessing_context`` is another way. An IterableDataset is written to it as a whole first.
-        forms: beside ``cache``, in which form fields are stored, see `memfeed.cache`: 256 shrinks images to that short
-            side, ``(256, "jpeg:95")`` also compresses them, "encoded" keeps the bytes of their files. None: as the
-            store has them; images of a new one "full" if they fit in half of the free disk and RAM, else "encoded".
-        budget: beside ``cache``, the most bytes that a new store may take, as "60GB"; see `memfeed.cache`.
+        forms, budget: beside ``cache``, the forms of fields, and the most bytes, "60GB"; see `memfeed.cache`. 256
+            shrinks images to that short side, ``(256, "jpeg:95")`` also compresses them. None: as the store has them;
+            images of a new one "full" if they fit in half of the free disk and RAM, else "encoded".
         require: the least that is made of a dataset: "batched", all random steps run on whole batches; "samples", it
-            becomes a store. None: if its first samples fit no store, or are random and its pipeline cannot be cut, this
-            loader becomes a `DataLoader` over the dataset as it is, and a line says so. With ``cache`` decoded files
-            are kept there. See docs/memoize.md.
+            becomes a store. None: where no store can be made, this loader becomes a `DataLoader` over the dataset as it
+            is, and a line says so. With ``cache`` decoded files are kept there. See docs/memoize.md.
         decoders: functions of your own whose results are kept then, beside known decoders of libraries. (): none are.
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
@@ -198,7 +196,8 @@ class Loader(DataLoader[T_co]):
         follow_batch: Sequence[str] | None = None,
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
-        caching = Caching(cache, forms, budget, num_workers, worker_init_fn, multiprocessing_context, decoders, require)
+        caching = Caching(cache, forms, budget, num_workers, worker_init_fn, multiprocessing_context, decoders, require,
+                          has_collate_fn=collate_fn is not None)  # fmt: skip
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,

@@ -87,7 +87,7 @@ def has_own_rows(name: LoaderName, store: Store, batches: int, *, may_differ: bo
 
 
 def _judge(answers: Sequence[Any]) -> dict[str, Any]:
-    """Return what the ranks read, an error for all of them, who is missing, and the answer of rank 0."""
+    """Return the kind of reading of the ranks, an error for all, the missing ranks, and the answer of rank 0."""
     missing = [rank for rank, answer in enumerate(answers) if answer is None]
     kind = "unknown" if missing else _kind(answers, range(len(answers)))
     error = ""
@@ -105,7 +105,7 @@ def _judge(answers: Sequence[Any]) -> dict[str, Any]:
 
 
 def _kind(answers: Sequence[Any], ranks: Sequence[int]) -> Kind:
-    """Return what the loaders of some ranks read: one store, or each its own.
+    """Return the kind of reading of some ranks: one store, or a store for each.
 
     It is unknown if they are other loaders of a program: not made in one order on all ranks, and not as a list of which
     each rank takes its own, `loaders[rank]`.

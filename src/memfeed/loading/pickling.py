@@ -1,4 +1,4 @@
-"""What a pickle of a loader holds: its store, its arguments, and its position."""
+"""Pickle a loader: its store, its arguments, and its position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Resumable(Protocol):
 def reduced(
     loader: _Resumable, store: Store, options: dict[str, Any], settings: Settings, collate_fn: Any
 ) -> tuple[Any, ...]:
-    """Return what `Loader.__reduce__` returns. ``options`` are arguments that are attributes of the loader.
+    """Return the tuple of `Loader.__reduce__`. ``options`` are arguments that are attributes of the loader.
 
     Raises TypeError for columns in memory, which a pickle would copy.
     """

@@ -216,7 +216,7 @@ def _with_threads(keyed: Bound | None, threads: Threads) -> Bound | None:
 
 
 def _collate(store: Store, settings: Settings) -> CollateSamples | None:
-    """Return what gives the samples of a batch to the user's collate_fn; None where batches stay whole."""
+    """Return the function that gives the samples of a batch to the user's collate_fn; None where batches stay whole."""
     if not settings.collates_samples:
         return None
     collate_fn = settings.collate_fn or default_convert
@@ -230,7 +230,7 @@ def _collate(store: Store, settings: Settings) -> CollateSamples | None:
 
 
 def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], Any]:
-    """Return what puts leaves together, as a batch, or as the one sample that ``batch_size=None`` gives."""
+    """Return the function that puts leaves together, as a batch, or as the one sample of ``batch_size=None``."""
     if settings.gives_samples and not settings.has_own_transform:
         return lambda leaves: default_convert(next(store._view.sample_maker.samples_of_leaves(leaves)))  # type: ignore[no-untyped-call]
     assemble: Callable[[Sequence[Any]], Any] = store._view.assemble_batch
@@ -240,7 +240,7 @@ def _assembler(store: Store, settings: Settings) -> Callable[[Sequence[Any]], An
 
 
 def _one_row(store: Store, settings: Settings) -> OneRow:
-    """Return what makes batches of one row plain. Batches that are drawn by length are nested, whatever their rows."""
+    """Return the change that makes batches of one row plain. Batches drawn by length are always nested."""
     is_wanted = not (settings.by_length or settings.collates_samples or settings.takes_lists)
     return OneRow(store.schema, settings.transform, is_wanted)
 

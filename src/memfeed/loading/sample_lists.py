@@ -47,7 +47,7 @@ def giving_samples(transform: Any) -> Any:
 
 
 def finished_maker(transform: object, store: Store) -> SampleMaker:
-    """Return what makes samples of batches that the store's own ``transform`` has finished."""
+    """Return the maker of samples of batches that the store's own ``transform`` has finished."""
     schema = finished_schema(transform, store.schema)
     followed = followed_images(transform, schema) if schema is store.schema and is_keyed(transform) else {}
     return SampleMaker(schema, store._view.types, followed, getattr(transform, "leaf_makers", {}))
@@ -63,7 +63,7 @@ def canvases_for(maker: SampleMaker, store: Store, leaves: Canvases) -> Canvases
 def collate_finished(
     collate_fn: Callable[[Any], Any], transform: object, store: Store, *, single: bool
 ) -> CollateSamples:
-    """Return what calls a user's collate_fn with the samples of a finished batch; ``single``: with its one sample."""
+    """Return a function that calls a user's collate_fn with the samples of a finished batch; ``single``: with one."""
     maker = finished_maker(transform, store)
 
     def collate(batch: Any, canvases: Canvases) -> Any:
@@ -76,7 +76,7 @@ def collate_finished(
 
 
 def collate_stored(collate_fn: Callable[[Any], Any], store: Store, *, single: bool) -> CollateSamples:
-    """Return what calls a user's collate_fn with stored samples, given their leaves; ``single``: with the one."""
+    """Return a function that calls a user's collate_fn with stored samples, of their leaves; ``single``: with one."""
 
     def collate(leaves: Any, _: Canvases) -> Any:
         samples = store._view.sample_maker.samples_of_leaves(leaves)

@@ -62,13 +62,13 @@ class FollowedSamplers:
             if not self._is_setting:
                 self._is_driven = self.has_news = True
 
-    def driven_epoch(self, *, anew: bool) -> int | None:
+    def driven_epoch(self, *, since_last_pass: bool) -> int | None:
         """Return the epoch that somebody else has set; None where nobody has, or it is not known.
 
-        ``anew``: only if they did so since the last pass, and since the loader's was set.
+        ``since_last_pass``: only if they did so since the last pass, and since the loader's was set.
         """
         self._look()
-        return self.epoch if (self.has_news if anew else self._is_driven) else None
+        return self.epoch if (self.has_news if since_last_pass else self._is_driven) else None
 
     def forget_news(self) -> None:
         """Let the loader's epoch, which was set now, count more than what the samplers were told before."""

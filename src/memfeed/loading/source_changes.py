@@ -108,7 +108,7 @@ def _parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _memory(part: Any) -> Any:
-    """Return what is equal for the same memory, seen in the same way."""
+    """Return a key that is equal for the same memory with the same dtype, shape and strides."""
     if isinstance(part, torch.Tensor) and part.layout == torch.strided and not part.is_nested:
         return part.data_ptr(), part.shape, part.stride(), part.dtype
     if isinstance(part, np.ndarray):

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as DataLoader
 
-from memfeed.errors import LoaderError, MemfeedError, RandomDataError, SchemaError, SplitError, listed
+from memfeed.errors import LoaderError, MemfeedError, NoSampleError, RandomDataError, SchemaError, SplitError, listed
 from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
 from memfeed.order.mixture import check_weights
@@ -66,6 +66,7 @@ class Caching:
     multiprocessing_context: Any
     decoders: Sequence[Any] | None = None
     require: Require | None = None
+    has_collate_fn: bool = False
 
     @property
     def may_read_as_it_is(self) -> bool:
@@ -146,7 +147,9 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             workers=worker_count,
             worker_init_fn=caching.worker_init_fn,
         )
-    except (RandomDataError, SchemaError, SplitError) as error:
+    except (NoSampleError, RandomDataError, SchemaError, SplitError) as error:
+        if isinstance(error, NoSampleError) and not caching.has_collate_fn:
+            raise  # a collate_fn may leave it out, torch's own fails
         if states is None or before is None:
             raise
         states.restore(before)
@@ -218,7 +221,7 @@ def _check_forms(source: Any, given: Any) -> None:
 
 
 def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -> Any:
-    """Return what is read in place of a source that is not filled, beside ``cache=``.
+    """Return the source that is read in place of one that is not filled, beside ``cache=``.
 
     A store of an IterableDataset is written as a whole. Columns in memory are read as they are. Raises LoaderError for
     a store at another path.
@@ -290,7 +293,7 @@ class JoinedStore(Store):
 
     @property
     def transform(self) -> Transform | None:
-        """That of the stores. LoaderError if they have different ones."""
+        """The transform of the stores. LoaderError if they have different ones."""
         found = [part.transform for part in self.parts]
         if any(repr(one) != repr(found[0]) for one in found):
             raise LoaderError(

@@ -227,7 +227,7 @@ def _by_arguments(function: Callable[..., Any], shown: str, version: str) -> Cal
 
 
 def _array_of_proxy(function: Callable[..., Any], shown: str, version: str) -> Callable[..., Any]:
-    """Return what makes an array of a compressed image of nibabel, for `get_fdata` and `np.asanyarray(x.dataobj)`."""
+    """Return the function that makes an array of a compressed image of nibabel: `np.asanyarray(x.dataobj)`."""
     digest = hash_function(function, version)
 
     @functools.wraps(function)

@@ -104,7 +104,7 @@ def encode_key(content: dict[str, Any]) -> bytes:
 
 
 def hash_content(data: memoryview | bytes) -> dict[str, str] | None:
-    """Return what stands in a key for an encoded file in memory; None for one that is too large to be hashed."""
+    """Return the part of a key for an encoded file in memory; None for a file that is too large to be hashed."""
     return None if len(data) > _MOST_BYTES else {"content": hashlib.blake2b(data, digest_size=16).hexdigest()}
 
 

@@ -90,7 +90,7 @@ class PillowDecoder:
 
 
 def _identify(image: Any, files: dict[str, list[int]]) -> Any:
-    """Return what tells the file of an image, and note it; None for a file of another kind."""
+    """Return the identity of the file of an image, and note the file; None for a file of another kind."""
     file = image.fp
     if isinstance(file, io.BytesIO):
         return hash_content(file.getbuffer())

@@ -198,7 +198,7 @@ def _rows(leaf: Any, form: Form) -> list[Any]:
 
 
 def _collated(node: Node, types: Mapping[str, type], forms: Sequence[Form], indices: list[int]) -> _Constructed:
-    """Return what makes a batch of graphs, or of tensors of a class, one by one: only that knows how to collate."""
+    """Return the function that collates graphs, or tensors of a class: only their own library knows how."""
     make = assembler(node, types.values(), forms=(), batched=False)
     collate = collate_graphs if node.kind == "graph" else collate_kept
 

@@ -86,7 +86,7 @@ def difference(found: Any, expected: Any, *, as_stored: bool = False) -> Differe
 
 
 def _kind(value: Any, as_stored: bool) -> Any:
-    """Return what two values have in common if their contents are to be compared: the class, or its name."""
+    """Return the class, or its name, that two values share if their contents are to be compared."""
     cls: Any = class_of(value)
     if issubclass(cls, torch.Tensor):
         return torch.Tensor if as_stored and not is_kept(value) else cls

@@ -89,7 +89,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """Return what `_encoded` has written. Raise ValueError or TypeError for what it has not."""
+    """Return the value that `_encoded` has written. Raise ValueError or TypeError for anything else."""
     if isinstance(value, dict):
         return {key: _decoded(one) for key, one in value.items()}
     if not isinstance(value, list):

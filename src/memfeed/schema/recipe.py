@@ -70,7 +70,7 @@ def recipe_problem(steps: Sequence[RecipeStep], fields: Sequence[Field]) -> str:
 
 
 def _fields_problem(step: RecipeStep, known: dict[tuple[str | int, ...], Field]) -> str:
-    """Return what is wrong with the fields that a step names, or an empty string."""
+    """Return a phrase that says what is wrong with the fields of a step, or an empty string."""
     if not step.on:
         return "no fields; expected on with the path of its images"
     if len(set(step.on)) < len(step.on):
@@ -85,7 +85,7 @@ def _fields_problem(step: RecipeStep, known: dict[tuple[str | int, ...], Field])
 
 
 def _images_of(field: Field) -> _Images | None:
-    """Return what a transform sees of a field; None if it holds no images."""
+    """Return the images of a field as a transform sees them; None if it holds no images."""
     has_images = field.kind in ("fixed", "jagged", "list") and field.form == "tensor" and not field.optional
     return _Images(field.dtype, field.shape) if has_images else None
 
@@ -120,7 +120,7 @@ def _images_problem(step: RecipeStep, field: Field, images: dict[tuple[str | int
 
 
 def _channels_problem(step: RecipeStep, found: _Images) -> str:
-    """Return what in a step does not fit the channels or the dtype of its images, or an empty string."""
+    """Return a phrase for the part of a step that does not fit the channels or dtype of its images, or ""."""
     arguments, channels = step.arguments, found.channels
     if step.name == "Resize" and (pixels := _resized_pixels(arguments, found.shape[-2:])) > MOST_PIXELS:
         return f"size={arguments['size']}, {pixels:,} pixels; expected at most {MOST_PIXELS:,}"

@@ -196,7 +196,7 @@ REQUIRED = frozenset({"size", "dtype", "mean", "std", "degrees"})
 
 
 def arguments_problem(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments of a class, or an empty string."""
+    """Return a phrase that says what is wrong with the arguments of a class, or an empty string."""
     table = TRANSFORMS[name].arguments
     for key, value in arguments.items():
         if key not in table:
@@ -208,7 +208,7 @@ def arguments_problem(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _together(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return what is wrong with arguments that depend on each other, or an empty string."""
+    """Return a phrase that says what is wrong with arguments that depend on each other, or an empty string."""
     if name == "Normalize" and len(arguments["mean"]) != len(arguments["std"]):
         return f"{len(arguments['mean'])} means and {len(arguments['std'])} stds; expected as many"
     if name == "ToDtype" and arguments.get("scale") and not DTYPES[arguments["dtype"]].is_floating_point:

@@ -57,7 +57,7 @@ class SampleMaker:
         return [index for index, one in enumerate(self.schema) if one.path[:-1] in paths and one.path[-1] != "values"]
 
     def canvases(self, leaves: Sequence[Any]) -> Canvases:
-        """Return those of the leaves of a batch that the batch itself does not have."""
+        """Return the leaves of canvas sizes, which the batch itself does not have."""
         return {index: leaves[index] for index in self.canvas_fields}
 
     def samples_of_leaves(self, leaves: Sequence[Any]) -> Iterator[Any]:

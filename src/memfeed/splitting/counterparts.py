@@ -146,7 +146,7 @@ def _agrees(step: Any, transforms: Sequence[Transform], value: Value, row: int) 
 
 
 def _resized_tensor(step: Any, params: Resampled, image: torch.Tensor) -> Any:
-    """Return what torchvision makes of a tensor. A PIL image is resized by Pillow; see docs/splitting.md."""
+    """Return the tensor that torchvision makes of a tensor. A PIL image is resized by Pillow; see docs/splitting.md."""
     functions: Any = importlib.import_module("torchvision.transforms.v2.functional")  # v1 resizes tensors as floats
     box = [int(a[0]) for a in (params.top, params.left, params.box_height, params.box_width)]
     size = [params.height, params.width]
@@ -154,7 +154,7 @@ def _resized_tensor(step: Any, params: Resampled, image: torch.Tensor) -> Any:
 
 
 def _replayed(step: Any, transform: Transform, params: Any, leaf: Any) -> Any:
-    """Return what the functions of the step's own library make of an image, with the parameters that were drawn."""
+    """Return the image that the functions of the step's own library make, with the parameters that were drawn."""
     if type(step).__module__.startswith("albumentations"):
         return _cut_array(leaf, params)
     module = "torchvision.transforms.v2" if ".v2" in type(step).__module__ else "torchvision.transforms"

@@ -277,7 +277,7 @@ class Cut:
             raise SplitError("found that its pipeline returns other containers for the same image") from None
 
     def replay(self, pattern: Pattern, leaves: Sequence[Any], states: Sequence[Any] = ()) -> dict[Node, Any]:
-        """Return what the calls and operations of a sample make again; see `rebuild`."""
+        """Make the calls and operations of a sample again, and return the result; see `rebuild`."""
         left, made, number_of_call = iter(leaves), dict[Node, Any](), 0
         for number, entry in enumerate(pattern.tape):
             is_call = isinstance(entry.function, Callee)
@@ -295,7 +295,7 @@ class Cut:
         return made
 
     def function(self, callee: Callee) -> Any:
-        """Return what a call of a tape calls."""
+        """Return the function of a call of a tape."""
         return self.callable(callee.name) if callee.at == 0 else self.rest[callee]
 
     def callable(self, name: Name) -> Any:

@@ -136,7 +136,7 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def _parts(one: Any) -> Iterator[Any]:
-    """Yield what an object refers to, as far as a generator may be there."""
+    """Yield the objects that an object refers to, as far as a generator may be there."""
     if isinstance(one, dict):
         yield from list(one.values())[:_MOST_ITEMS]
     elif isinstance(one, list | tuple | set | frozenset | deque):

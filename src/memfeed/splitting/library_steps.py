@@ -1,4 +1,4 @@
-"""Which transforms of memfeed a step of torchvision or albumentations asks for, read from its attributes.
+"""Read the attributes of a step of torchvision or albumentations as transforms of memfeed.
 
 A step has the name of the transform that does the same here, but for `_OUR_NAMES`. `memfeed.splitting.counterparts`
 proves that both do the same.

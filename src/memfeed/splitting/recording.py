@@ -225,7 +225,7 @@ def _shares(known: np.ndarray[Any, Any], made: Any) -> bool:
 
 
 def to_array(*args: Any, **kwargs: Any) -> Any:
-    """Return what ``np.array`` makes of these arguments."""
+    """Return the array that ``np.array`` makes of these arguments."""
     return ARRAY(*args, **kwargs)
 
 

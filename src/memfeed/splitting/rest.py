@@ -306,7 +306,7 @@ class _Program:
 
 
 def _leaf_makers(samples: Sequence[Any]) -> dict[Path, Callable[[Any], Any]]:
-    """Return what makes leaves of samples of the rows of finished batches, by path: arrays, PIL images, tv_tensors."""
+    """Return the functions that make leaves of rows of finished batches, by path: arrays, PIL images, tv_tensors."""
     schema, kinds = infer(samples).schema, dict[Path, Kind]()
     for sample in samples:
         for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
@@ -346,7 +346,7 @@ class Segment:
         self._generators = Generators(*steps)  # looked for once: that takes 3 ms
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what the steps make of the images of one sample, channels first. They draw from seeded generators."""
+        """Return the images of one sample after the steps, channels first. The steps draw from seeded generators."""
         self._generators.seed(random.getrandbits(63))
         value = self._like.with_images(
             [from_stored([tensor], kind) for tensor, kind in zip(tensors, self._kinds, strict=True)]

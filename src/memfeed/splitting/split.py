@@ -91,7 +91,7 @@ class CutDataset(Dataset[Any]):
         return int(self._proven)
 
     def __getitem__(self, index: int) -> Any:
-        """Return what is stored of a sample, or raise SplitError if it is not as the proven ones."""
+        """Return the stored part of a sample. Raise SplitError for a sample of a pattern that was not proven."""
         started = time.monotonic()
         self._seconds["start"] = self._seconds["start"] or started
         index = range(len(self))[index]
@@ -208,7 +208,7 @@ def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:
 
 
 def _line(proof: Proof, rest: Rest) -> str:
-    """Return what was cut where."""
+    """Return a line that says which steps were cut, and where."""
     cut = proof.cut
     callees = list(dict.fromkeys(entry.function for pattern in cut.patterns for _, entry in pattern.calls))
     parts = []

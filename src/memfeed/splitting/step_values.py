@@ -22,7 +22,7 @@ class Value:
     kwargs: dict[str, Any]
 
     def after(self, step: Any) -> Value:
-        """Return what a step makes of a copy of this, as the arguments of the next step.
+        """Apply a step to a copy of this value. Return the result as the arguments of the next step.
 
         Raises:
             SplitError: its result has another form than its arguments: it cannot be passed on.
@@ -38,7 +38,7 @@ class Value:
         raise SplitError(f"found {brief(result, 60)}; expected what the next step takes: a result like the arguments")
 
     def through(self, steps: Sequence[Any]) -> Value:
-        """Return what steps make of a copy of this, one after the other."""
+        """Apply steps to a copy of this value, one after the other. Return the result."""
         value = self
         for step in steps:
             value = value.after(step)

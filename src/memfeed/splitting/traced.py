@@ -177,7 +177,7 @@ def _operate(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def of_plain(function: Any) -> Callable[[Any, Any], Any]:
-    """Return what calls a function of NumPy with arguments that are not traced."""
+    """Return a function that calls a function of NumPy with arguments that are not traced."""
 
     def run(args: Any, kwargs: Any) -> Any:
         leaves, form = take_apart((args, kwargs))

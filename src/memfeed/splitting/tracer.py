@@ -59,7 +59,7 @@ class Marked:
         return bool(self._original)
 
     def bound_to(self, owner: Any) -> Marked:
-        """Return it as a method of a copy of its owner, whose other callables are marked too."""
+        """Return this callable as a method of a copy of its owner, whose other callables are marked too."""
         function = getattr(self._original, "__func__", None)
         if function is None or isinstance(self._original.__self__, type):
             return self

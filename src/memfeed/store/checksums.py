@@ -128,7 +128,7 @@ def split_checksums(content: bytes, manifest: Manifest, where: object) -> dict[s
     if format.digest(content) != manifest.checksums:
         raise CorruptStoreError(
             f"{where}: found other bytes than were written; expected the checksums that the manifest "
-            "names: restore the file from a copy, or make the store anew with overwrite=True"
+            "names: restore the file from a copy, or make the store again with overwrite=True"
         )
     hashes = iter(np.frombuffer(content, "<u8").tolist())
     return {name: list(islice(hashes, chunk_count(size))) for name, size in manifest.files.items()}
@@ -159,7 +159,7 @@ def _hash(path: Path, chunk: Chunk) -> int:
         return chunk_hash(path, chunk.first, chunk.size)
     except OSError as error:
         raise CorruptStoreError(
-            f"{path}: found bytes that cannot be read ({error}); restore the file from a copy, or make the store anew "
+            f"{path}: found bytes that cannot be read ({error}); restore the file from a copy, or make the store again "
             "with overwrite=True"
         ) from None
 

@@ -67,7 +67,7 @@ class Packing:
         return Packing(self._rows, self._lengths, self.size, has_end=self._has_end, fills=self._fills, order=order)
 
     def pieces(self, blocks: Int64Array) -> DocumentPieces:
-        """Return what ``cut`` returns, and keep it: the columns of one batch ask with the same array."""
+        """Return the pieces of ``cut``, and keep them: the columns of one batch ask with the same array."""
         held = self._held
         if held is None or held[0] is not blocks:
             held = self._held = blocks, self.cut(blocks)
@@ -125,7 +125,7 @@ def _cut(begins: Int64Array, edge: Int64Array, first: Int64Array, counts: Int64A
 def _cut_compiled(
     loops: Any, begins: Int64Array, blocks: Int64Array, first: Int64Array, counts: Int64Array, size: int
 ) -> _Cut:
-    """Return what ``_cut`` returns."""
+    """Cut as ``_cut`` does, with compiled loops."""
     most = int(counts.sum())
     place, skipped, length = (np.empty(most, np.int64) for _ in range(3))
     number, in_block = (np.empty(most, np.int32) for _ in range(2))

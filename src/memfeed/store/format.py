@@ -29,7 +29,7 @@ WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will n
 LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
 JSON_A_FILE = 4096
 _READABLE = "give yourself the permission to read it, or check the disk"
-_REMEDY = "restore it from a copy, or make the store anew"
+_REMEDY = "restore it from a copy, or make the store again"
 
 Identity = tuple[int, int, int]
 """Device, inode and modification time of a manifest: they differ after the store was replaced."""
@@ -69,7 +69,7 @@ def decode(data: bytes, where: object) -> Manifest:
     if not 1 <= heading.version <= VERSION:
         raise StoreError(
             f"{where}: found format version {heading.version}; this memfeed reads versions 1 to {VERSION}: "
-            "upgrade memfeed (pip install -U memfeed), or make the store anew with this one"
+            "upgrade memfeed (pip install -U memfeed), or make the store again with this one"
         )
     try:
         manifest = msgspec.json.decode(data, type=Manifest)

@@ -140,7 +140,7 @@ def _read_blobs(root: Path, places: Int64Array) -> list[Blob]:
 
 
 def _kind_of(blob: Blob) -> str:
-    """Return what results have in common that are one field: structure, dtypes and numbers of dims.
+    """Return a key of the results that are one field: their structure, dtypes and numbers of dims.
 
     Raises ValueError, TypeError or IndexError for a structure that is none.
     """

@@ -94,7 +94,7 @@ def is_right(blob: Bytes) -> bool:
 
 
 def read_footer(end: Bytes, size: int, where: object) -> Blob:
-    """Return what the last bytes of a blob of ``size`` bytes say; ``end`` is all of it, or at least footer and layout.
+    """Decode the last bytes of a blob of ``size`` bytes; ``end`` is the whole blob, or at least footer and layout.
 
     Raises CorruptStoreError, which names ``where``, for a layout that does not fit into the blob.
     """

@@ -1,8 +1,8 @@
 """Documents packed into blocks of one size: a view of a store whose rows are blocks of tokens.
 
 The documents stand one after another in some order, and are cut every ``size`` tokens. The view itself has the stored
-order; a loader that shuffles lays the documents out anew in every epoch (`in_order`). Which documents a block has, and
-where they begin in it, is arithmetic on the documents' lengths.
+order; a loader that shuffles lays the documents out in a new order in every epoch (`in_order`). The documents of a
+block, and where they begin in it, are arithmetic on the documents' lengths.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TokenColumn(PackedColumn):
 
 
 class DocumentIds(PackedColumn):
-    """Which document of its block a token belongs to, from 0: int32 [size]; -1 for what fills the last block."""
+    """The number of the document of each token in its block, from 0: int32 [size]; -1 for what fills the last."""
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``Column.gather_into``."""

@@ -179,7 +179,7 @@ class DirectoryReader:
         self.hash = xxhash.xxh3_128()
 
     def _status(self, path: Path) -> os.stat_result | None:
-        """Return what is at a path; None for nothing. The path of the directory itself may be a link."""
+        """Return the status of the file at a path, or None. The path of the directory itself may be a link."""
         try:
             found = path.stat() if path == self._root else os.lstat(path)
         except (OSError, ValueError):  # nothing there, or a name that no file can have

@@ -139,7 +139,7 @@ class WindowColumn(ComputedColumn):
 
 
 class MaskColumn(ComputedColumn):
-    """Which steps of a window are rows of the episode, bool [steps] for each row. Kept nowhere."""
+    """The mask of each window, bool [steps]: True for a step that is a row of the episode. It is computed."""
 
     offsets: Int64Array
     in_memory = True

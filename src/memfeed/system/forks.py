@@ -1,4 +1,7 @@
-"""What a forked child lacks: its parent's threads, those of OpenMP included, for which OpenMP would wait for ever."""
+"""Run in a forked child, which lacks the threads of its parent, those of OpenMP included.
+
+OpenMP would wait for them for ever.
+"""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def write_line(text: str) -> None:
 
 
 def _unless_stderr_fails(draw: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Return what ``draw`` returns; None where stderr is absent, closed or full."""
+    """Call ``draw`` and return its result; None where stderr is absent, closed or full."""
     if sys.stderr is None:  # in a process without a terminal, such as pythonw or a daemon
         return None
     try:

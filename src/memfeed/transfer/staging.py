@@ -16,7 +16,7 @@ RAGGED_ROW_BYTES = 1024  # what a row of a ragged column is taken to have
 
 
 def small_columns(row_bytes: Sequence[int | None]) -> list[bool]:
-    """Return which columns are small beside the largest one; None stands for rows that differ in size."""
+    """Return True for each column that is small beside the largest one; None stands for rows that differ in size."""
     sizes = [RAGGED_ROW_BYTES if size is None else size for size in row_bytes]
     largest = max(sizes, default=0)
     return [size is not None and size * SMALL_FRACTION < largest for size in row_bytes]

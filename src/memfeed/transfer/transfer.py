@@ -50,7 +50,7 @@ class Transfer(Protocol):
         """
 
     def lag(self, batches: int) -> Lag | None:
-        """Return what keeps the device at most so many batches behind the caller; None where it cannot be behind."""
+        """Return the `Lag` that keeps the device at most so many batches behind the caller, or None."""
 
     def begin_batch(self) -> None:
         """Use a free staging buffer for the memory that this thread leases from now on; block until one is free."""
@@ -160,7 +160,7 @@ class StreamTransfer:
         return _ColumnAllocator(self._local, False, 0).allocate(shape, dtype)
 
     def lag(self, batches: int) -> Lag:
-        """Return what keeps the device at most so many batches behind the caller."""
+        """Return the `Lag` that keeps the device at most so many batches behind the caller."""
         return Lag(self._streams.record_use, batches)
 
     def begin_batch(self) -> None:

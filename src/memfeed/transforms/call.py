@@ -49,7 +49,7 @@ class Call(Transform):
 
 
 def call_on_field(function: Callable[[Any], Any], value: Any, name: str) -> Any:
-    """Return what `function` makes of a field. Images of several sizes are passed one by one, and become one batch.
+    """Return the result of `function` for a field. Images of several sizes are passed one by one, and become one batch.
 
     Raises:
         TransformError: the images that it returns are not of one shape; `name` is what the message calls the field.

@@ -84,7 +84,7 @@ class Compose(Transform):
 
 
 def _parts(given: Any) -> list[Transform]:
-    """Return what a user gave as one part of a Compose as transforms."""
+    """Return one part of a Compose, as a user gave it, as transforms."""
     if isinstance(given, Transform):
         return [given]
     functions = given.items() if isinstance(given, Mapping) else [(None, given)]

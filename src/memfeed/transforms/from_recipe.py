@@ -39,5 +39,5 @@ def make_pipeline(steps: Sequence[RecipeStep]) -> Transform | None:
 
 
 def on_of(paths: Sequence[Path]) -> Names | None:
-    """Return what ``on=`` takes for these paths: a tuple is one path, a list several fields."""
+    """Return the value of ``on=`` for these paths: a tuple is one path, a list several fields."""
     return list(paths) if len(paths) > 1 else paths[0] if paths else None

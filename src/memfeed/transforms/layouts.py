@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 
 
 def open_field(value: Any, name: str) -> Opened:
-    """Return what the operations see of a tensor, or of a list of tensors. See the table above.
+    """Return the images of a tensor, or of a list of tensors, as the operations see them. See the table above.
 
     Raises:
         TransformError: a value of another kind; `name` is what the message calls it.

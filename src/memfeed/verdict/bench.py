@@ -133,8 +133,9 @@ class _Bench:
             "memfeed": "memfeed",
         }
         found = {name: Loop(names[name], tuple(turns)) for name, turns in loops.items()}
+        best = _faster(found.get("best"), found["today"], program.row_count)
         measured = Measured(
-            found["today"], found.get("best"), found.get("repeated"), found.get("memfeed"), refused, program.row_count,
+            found["today"], best, found.get("repeated"), found.get("memfeed"), refused, program.row_count,
             program.batch_size, self.epochs, fill_seconds, row_bytes * program.row_count, free_bytes(self.out),
         )  # fmt: skip
         return self._verdict(measured, sample)
@@ -322,6 +323,12 @@ class _Bench:
             if not number or judged.break_even is None:  # where a store saves nothing, no form is said to
                 epoch = judged.break_even
             yield replace(one, cores=reading / step if step else None, break_even=epoch)
+
+
+def _faster(best: Loop | None, today: Loop, row_count: int) -> Loop | None:
+    """Return the loop with another number of workers, unless its turns say that it was chosen by chance."""
+    is_faster = best is not None and best.epoch_seconds(row_count) < today.epoch_seconds(row_count)
+    return best if is_faster else None
 
 
 def _last_line(error: Exception) -> str:

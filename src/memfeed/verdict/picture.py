@@ -36,7 +36,7 @@ def save_picture(verdict: Verdict, path: Path) -> None:
         if verdict.sample is not None:
             steps = [one for one in verdict.sample.steps if one.share >= 0.01][:6]
             axes = figure.add_subplot(grid[0, 1])
-            names = ["\n".join(textwrap.wrap(one.name, 19)) for one in steps]
+            names = ["\n".join(textwrap.wrap(one.name, 21)) for one in steps]
             _draw_bars(axes, f"A sample: {format_short(verdict.sample.seconds)}", names)
             for height, one in enumerate(steps):
                 axes.barh(height, one.seconds, color=COLOURS[2], height=0.6)

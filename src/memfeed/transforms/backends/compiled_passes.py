@@ -1,4 +1,4 @@
-"""What compiled loops do of a pass over bytes on the CPU, where numba is installed; see `loops` and `color_loops`.
+"""Run parts of a pass over bytes in compiled loops on the CPU, where numba is installed; see `loops` and `color_loops`.
 
 A whole part of a batch is one call, without Python's lock. The values are those of the other way, each byte and each
 float, so which one runs changes nothing but the time.
@@ -201,7 +201,7 @@ def _constants(affine: Affine | None, channels: int) -> tuple[int, NDArray[np.fl
 
 
 def change_one(change: Imagewise, image: torch.Tensor, sample: int) -> torch.Tensor:
-    """Return what `change.one` does: by a compiled loop, if there is one for this change of this image."""
+    """Change one image as `change.one` does: by a compiled loop, if there is one for this change of this image."""
     is_ours = type(change) in (Jitter, Gray, Warped) and image.dtype is torch.uint8 and image.ndim == 3
     loops = COLOR_LOOPS.get(image.numel()) if is_ours and image.is_cpu else None
     if loops is None or not image.numel():

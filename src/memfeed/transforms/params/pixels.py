@@ -42,7 +42,7 @@ _here = _Here()
 def borrow(*shape: int) -> torch.Tensor:
     """Return bytes of this shape for a piece of an image, on the CPU.
 
-    The memory comes back when the last tensor that shares it is freed: allocated anew, it would cost its page faults
+    The memory comes back when the last tensor that shares it is freed: new memory would cost its page faults
     for each image, as much as resizing it.
     """
     return _here.pool.allocate(shape, torch.uint8)
