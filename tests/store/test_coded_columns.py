@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import memfeed
+from memfeed.codecs import Zstd
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.compare import equal
 from memfeed.schema.fields import DTYPES
@@ -92,6 +93,14 @@ def test_batches_are_those_of_the_raw_store(stores, options):
     coded, raw = (list(memfeed.Loader(store.select(fields), **options)) for store in stores)
     assert equal(coded, raw)
     assert len(raw) > 1
+
+
+def test_rows_that_are_placed_elsewhere_are_decoded_once(stores, monkeypatch):
+    loader = memfeed.Loader(stores[0].select(["x", "label"]), 16, placement={"x": "pinned"})
+    next(iter(loader))
+    assert loader.stats()["placement"]["x"] == "asked for"
+    monkeypatch.setattr(Zstd, "decode", lambda *arguments: pytest.fail("decoded again"))
+    assert equal(list(loader), list(memfeed.Loader(stores[1].select(["x", "label"]), 16)))
 
 
 def test_a_loader_of_one_goes_on_from_the_state_of_the_other(stores):

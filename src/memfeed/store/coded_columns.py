@@ -94,7 +94,6 @@ class _Coded(Column):
     """What coded columns have in common, whatever their rows are when they are decoded."""
 
     _blobs: _Blobs
-    why_mapped = "its rows are compressed"
 
     @property
     def stored(self) -> Column:
@@ -117,7 +116,7 @@ class _Coded(Column):
 
 
 class CodedFixedColumn(_Coded, ComputedColumn):
-    """Compressed rows of one shape."""
+    """Compressed rows of one shape. In another place than the map a loader keeps them decoded."""
 
     def __init__(self, stored: RaggedColumn) -> None:
         self._blobs = _Blobs(stored)
