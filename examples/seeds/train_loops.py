@@ -53,13 +53,15 @@ def numpy():
 if __name__ == "__main__":
     data = torch.arange(ROWS)
     store = memfeed.cache(data, "rows.mf", progress=False)
+    shuffled = memfeed.Loader(store, BATCH, shuffle=True)
+    by_groups = memfeed.Loader(store, BATCH, shuffle=memfeed.Blocks(1000))
     loops = {
         "lists": lists,
         "DataLoader": lambda: DataLoader(Rows(data), BATCH, shuffle=True),
         "DataLoader, __getitems__": lambda: DataLoader(RowsTogether(data), BATCH, shuffle=True, collate_fn=lambda x: x),
         "NumPy": numpy,
-        "memfeed": lambda loader=memfeed.Loader(store, BATCH, shuffle=True): loader,
-        "memfeed, by groups": lambda loader=memfeed.Loader(store, BATCH, shuffle=memfeed.Blocks(1000)): loader,
+        "memfeed": lambda: shuffled,
+        "memfeed, by groups": lambda: by_groups,
     }
     seconds = {name: min(epoch(loop()) for _ in range(3)) for name, loop in loops.items()}
     for name in loops:
