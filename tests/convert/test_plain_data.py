@@ -98,7 +98,7 @@ def test_settings(value):
 @pytest.mark.parametrize(
     "value",
     [None, int, Three, len, lambda: 1, [], {}, "", random.Random(1), torch.nn.Linear(2, 2), slice(1), range(N)],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_neither(value):
     assert found(v=value) == ({"v": "setting"} if value == "" else {})

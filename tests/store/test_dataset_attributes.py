@@ -46,7 +46,7 @@ def nested(depth):
         (nested(DEEPEST), ""),
         (nested(DEEPEST + 1), f"metadata nested more than {DEEPEST} deep"),
     ],
-    ids=lambda value: f"{value!r:.30}",
+    ids=lambda value: f"{value!r:.5}",
 )
 def test_metadata(metadata, problem):
     found = metadata_problem(metadata)
