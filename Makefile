@@ -135,6 +135,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/to_device.py
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/others.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/augment.py; fi
+	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/forms.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/remote.py; else $(BIN)/python benchmarks/remote.py; fi
 	if [ -e .venv-peers/.installed ]; then $(PEERS_BIN)/python benchmarks/imports.py; else $(BIN)/python benchmarks/imports.py; fi
 	$(BIN)/python benchmarks/report.py
@@ -187,7 +188,7 @@ bench-others: peers
 		{ $(SUDO) apt-get update -q && $(SUDO) apt-get install -y -q g++ pkg-config libopencv-dev libturbojpeg0-dev; }
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS_BIN)/python -m pip install --quiet --upgrade pip
-	$(PEERS_BIN)/python -m pip install --quiet --editable '.[vision,plots,peers]' pytest
+	$(PEERS_BIN)/python -m pip install --quiet --editable '.[vision,plots,peers,codecs]' pytest scikit-learn
 	touch $@
 
 clean:

@@ -250,6 +250,57 @@ def curves(source: Path, target: Path) -> None:
         plt.close(figure)
 
 
+def forms(source: Path, target: Path) -> None:
+    """Draw rows/s of each form of a store against the bytes that a disk reads in a second, on logarithmic axes."""
+    result = read(source)
+    measured, a_row = result["disk_rows_per_second"], result["bytes_a_row"]
+    if measured is None:
+        return
+    warm = {form: result["images_per_second"][f"memfeed, {form}"] for form in a_row}
+    colors = dict(zip(a_row, ("#6b7280", "#0b7a75", "#d97706", "#7c3aed"), strict=True))
+    rates = [10 ** (7 + 0.02 * step) for step in range(151)]  # from 10 MB/s to 10 GB/s
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(9, 5.4))
+        for form, color in colors.items():
+            axis.plot(rates, [min(warm[form], rate / a_row[form]) for rate in rates], color=color, linewidth=1.4)
+            points = measured[form]
+            axis.plot([float(rate) for rate in points], [*points.values()], "o", color=color, label=form)
+        crossings = {form: rate for form, rate in result["crossing_bytes_per_second"].items() if rate}
+        fastest = max(crossings, key=lambda form: warm[form], default="")
+        for form, rate in crossings.items():
+            above = form == fastest
+            axis.plot([rate], [warm[form]], "x", color=INK, markersize=8, markeredgewidth=2)
+            axis.annotate(
+                f"{form}\n{rate / 1e6:,.0f} MB/s", (rate, warm[form]), (-6, 6) if above else (7, -4),
+                textcoords="offset points", va="bottom" if above else "top", ha="right" if above else "left",
+                fontsize=8.5,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("bytes that the disk reads in a second")
+        axis.set_ylabel(ROWS)
+        axis.grid(axis="y", color="#e4e7eb", linewidth=0.6)
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.minorticks_off()
+        axis.legend(frameon=False, fontsize=9, loc="lower right")
+        figure.suptitle(
+            "Forms of a store on a slow disk: photographs, random crops, batches of 64",
+            x=0.02, y=0.985, ha="left", fontsize=13, fontweight="bold",
+        )  # fmt: skip
+        figure.text(
+            0.02, 0.905,
+            "Points: whole epochs, page cache empty, reads limited by a control group. Lines are computed: the rows\n"
+            "that the disk reads, at most those that come from memory.  x: where a coded form and raw 256 cross.",
+            fontsize=9, color=FAINT, va="center",
+        )  # fmt: skip
+        figure.text(0.02, 0.012, machine_line(result), fontsize=7.5, color=FAINT)
+        figure.subplots_adjust(left=0.09, right=0.975, top=0.85, bottom=0.15)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=150)
+        plt.close(figure)
+
+
 def _curves_panel(axis: Any, points: list[dict[str, Any]], unit: str) -> None:
     colors = {
         ("memfeed.Loader", "quiet"): OURS,

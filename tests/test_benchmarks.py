@@ -62,6 +62,7 @@ FIGURES = {
     "device": "gigabytes_per_second",
     "memoize": "works",
     "compression": "codecs",
+    "forms": "images_per_second",
 }
 
 
@@ -120,7 +121,7 @@ def quick(tmp_path_factory):
 def test_quick(name, quick):
     path = quick(name)
     result = check_result(path, path.stem, FIGURES[name])
-    if name in ("others", "augment"):
+    if name in ("others", "augment", "forms"):
         assert not result["failed"]
     if name == "others":
         for part in result["works"].values():
