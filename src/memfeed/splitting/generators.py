@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import site
 import sysconfig
 import types
 from collections import deque
@@ -130,7 +131,10 @@ def generators_in(*roots: Any) -> list[Any]:
     return found
 
 
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+LIBRARIES = tuple(
+    # also those of the Python below a virtual environment that sees them
+    {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *site.getsitepackages()}
+)
 _CLOSED = (type, types.ModuleType, torch.Tensor, np.ndarray, Store)
 _PLAIN = (str, bytes, int, float, complex, type(None))
 
