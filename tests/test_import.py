@@ -95,7 +95,7 @@ def test_a_training_imports_no_conversion_transform_or_table(small_store, new_mo
         "import memfeed; next(iter(memfeed.Loader(memfeed.open(sys.argv[1]), 4, shuffle=True)))", small_store
     )
     rooms = {name.split(".")[1] for name in new if name.startswith("memfeed.")}
-    assert rooms == {"errors", "loading", "order", "random", "schema", "store", "system", "transfer"}
+    assert rooms == {"codecs", "errors", "loading", "order", "random", "schema", "store", "system", "transfer"}
     assert not new & HEAVY
     assert not any("tensordict_dir" in name or "foreign" in name for name in new)
     own = {name for name in new if name.startswith("memfeed")}

@@ -60,7 +60,7 @@ def test_a_dry_run_prints_the_price_list_alone(tmp_path, capsys):
     assert main(["bench", "bench_data:make_loader", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("200 rows; measured with 64 of them")
-    assert lines[2].startswith("as given")
+    assert lines[2].startswith("'raw'")
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
 
 

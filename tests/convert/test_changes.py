@@ -334,9 +334,7 @@ def test_the_fixed_and_the_random_part_of_a_cut_pipeline(path):
     for _ in range(3):
         assert len(list(loader)) == 6
     dataset.transform[1].p = 0.9
-    with pytest.raises(
-        StaleStoreError, match=r"dataset\.transform\[1\]\.p is 0\.9, and was 0\.5.* make the Loader anew"
-    ):
+    with pytest.raises(StaleStoreError, match=r"dataset\.transform\[1\]\.p is 0\.9, and was 0\.5.* make a new Loader"):
         next(iter(loader))
     assert len(list(Loader(dataset, 10, cache=path))) == 6, "made anew it has the new probability"
     dataset.transform[0].factor = 3

@@ -140,8 +140,13 @@ def test_a_filled_store_is_the_one_that_cache_writes(tmp_path):
     assert filled._view.manifest.attributes.losses
     again = memfeed.Loader(filled, 4, forms=forms)  # as a trainer makes it of the attributes of another loader
     assert len(list(again)) == 5
-    with pytest.raises(memfeed.errors.LoaderError, match="forms='zstd' beside Store"):
-        memfeed.Loader(filled, 4, forms="zstd")
+    assert len(list(memfeed.Loader(filled, 4, forms={"mask": torch.bool}, budget="1MB"))) == 5
+    others = [{"forms": "zstd"}, {"forms": {"mask": torch.uint8}}, {"forms": 256}, {"budget": 1000}]
+    for given in others:
+        with pytest.raises(memfeed.errors.LoaderError, match=f"found {next(iter(given))}=.* beside Store"):
+            memfeed.Loader(filled, 4, **given)
+    with pytest.raises(memfeed.errors.LoaderError, match="budget='1GB' beside Tensor"):
+        memfeed.Loader(torch.zeros(4, 3), 2, budget="1GB")
 
 
 def test_a_store_at_an_address_is_decoded_here(tmp_path):

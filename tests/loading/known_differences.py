@@ -340,9 +340,10 @@ USE = (
     ),
     Known(
         "samples that are None, which a `collate_fn` drops",
-        "the same if a sample is one value; else SampleError",
+        "`Loader(dataset, collate_fn=...)` gives the same, as a DataLoader, if one of the first samples is None; "
+        "`memfeed.cache` raises SampleError",
         'a store has a row for each sample; `memfeed.cache(..., on_error="skip")` leaves them out',
-        "-> memfeed's (SampleError|SchemaError)",
+        "-> memfeed's (NoSampleError|SampleError|SchemaError)",
         ways=["samples that are dropped"],
     ),
     Known(

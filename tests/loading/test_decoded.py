@@ -378,7 +378,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         "options", [{"device": "cpu"}, {"seed": 3}, {"transform": {}}, {"forms": 256}, {"last": "pad"},
-                    {"shuffle": memfeed.Blocks()}], ids=str,
+                    {"budget": "1GB"}, {"shuffle": memfeed.Blocks()}], ids=str,
     )  # fmt: skip
     def test_arguments_that_torch_does_not_have(self, tmp_path, files, options):
         name = next(iter(options))

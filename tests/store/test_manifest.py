@@ -42,7 +42,7 @@ def test_a_manifest_of_a_store_has_no_problem(store):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_("version", to=3), "found format version 3; this memfeed reads versions 1 to 2: upgrade memfeed"),
+        (set_("version", to=4), "found format version 4; this memfeed reads versions 1 to 3: upgrade memfeed"),
         (set_("format", to="other"), "found format 'other'; expected 'memfeed'"),
         (set_("rows", to=-1), "found -1 rows"),
         (set_("rows", to=6), "bytes for a.memmap, where its shape gives 144"),

@@ -15,10 +15,10 @@ from rich.text import Text
 
 import memfeed
 from memfeed.cli.error_lines import UsageError
-from memfeed.convert.forms import coding_text
 from memfeed.errors import StoreError, brief, listed
 from memfeed.remote.layout import read_manifest
 from memfeed.schema import values
+from memfeed.schema.coding import coding_text
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store

@@ -277,7 +277,7 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
             repaired = repair_store(target, given, options) if options.repair else None
             store = open_or_convert(target, given, options, owner, stored) if repaired is None else repaired
     except SpaceError as error:
-        if given.kind != "map" or Build.is_begun(format.build_path(target)) or target.exists():
+        if options.is_sample or given.kind != "map" or Build.is_begun(format.build_path(target)) or target.exists():
             raise
         fitting = forms_that_fit(dataset, target, options, cache_one)
         raise SpaceError(error.errno, f"{error.strerror}{fitting}") from error

@@ -14,14 +14,16 @@ from memfeed.codecs.codec import CODECS, Codec, parse_codec
 from memfeed.codecs.image_error import ErrorSum
 from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.coding import array_dtype, codec_of_field
-from memfeed.schema.fields import Coding, Field, Path, Schema
+from memfeed.schema.coding import RAW, array_dtype, codec_of_field, coding_text
+from memfeed.schema.fields import Field, Path, Schema
 from memfeed.schema.names import find_field
 from memfeed.store.dataset_attributes import Keep, Loss
+from memfeed.store.manifest import Manifest
+from memfeed.system.units import parse_bytes
 
 Shape = tuple[int | None, ...]
 SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
-RAW, LOSSY = "raw", "lossy"
+LOSSY = "lossy"
 SMALL_BYTES = 64  # rows of fixed size up to this are coded only if a user names their field: a blob has 16 more
 _NUMBERS = ("fixed", "jagged", "list")
 
@@ -206,14 +208,6 @@ def common_shapes(schema: Schema, rows: Sequence[Sequence[Any]]) -> list[Shape]:
     return observed_shapes(schema, dims)
 
 
-def coding_text(coding: Coding | None) -> str:
-    """Return a coding as people read it: ``jpeg quality=95 subsampling=4:4:4``, or "raw"."""
-    if coding is None:
-        return "raw"
-    known = [f"{name}={value}" for name, value in coding.parameters.items() if name != "layout"]
-    return " ".join([coding.codec, *known])
-
-
 def codings_of(schema: Schema) -> dict[Path, str]:
     """Return the coding of each field of a store, as text."""
     return {field.path: coding_text(field.coding) for field in schema}
@@ -227,6 +221,19 @@ def asked_codings(schema: Schema, forms: Forms) -> dict[Path, str]:
     codings = codings_of(coded_schema(schema, forms))
     named = {schema.fields[schema.field_index(name)].path for name in forms.codecs}
     return {path: text for path, text in codings.items() if path in named or text != RAW}
+
+
+def has_forms(manifest: Manifest | None, given: Any, budget: int | str | None) -> bool:
+    """Return True if a store is in the forms that ``forms=`` says, and within ``budget=``; False if it is no store."""
+    forms, limit = forms_of(given), parse_bytes("budget", budget)
+    if manifest is None:
+        return False
+    schema, kept = manifest.schema.decoded, manifest.attributes.keep if manifest.attributes else None
+    dtypes = all(schema.fields[schema.field_index(name)].torch_dtype == dtype for name, dtype in forms.dtypes.items())
+    is_wide = forms.floats is not None and any(field.dtype in ("float32", "float64") for field in schema)
+    is_within = limit is None or sum(manifest.files.values()) <= limit
+    has_codings = asked_codings(schema, forms).items() <= codings_of(manifest.schema).items()
+    return forms.keep in (None, kept) and dtypes and not is_wide and is_within and has_codings
 
 
 def _suits(field: Field, codec: Codec | None, shape: Shape) -> bool:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from memfeed.convert.forms import LOSSY, RAW, Forms, forms_of
+from memfeed.convert.forms import LOSSY, Forms, forms_of
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.recode import recode, recoded_schema
 from memfeed.errors import BuildError, MemfeedError, SpaceError
 from memfeed.random import Keys
+from memfeed.schema.coding import RAW
 from memfeed.store.store import Store
 from memfeed.system.share import Threads
 from memfeed.system.units import format_bytes
@@ -147,7 +148,7 @@ def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:
     """Return the options of a conversion of a few samples in this process."""
     return msgspec.structs.replace(
         options, forms=forms, keep=forms.keep, floats=forms.floats, budget=None, workers=0, engine=None, lazily=False,
-        overwrite=False, progress=False, worker_init_fn=None,
+        overwrite=False, progress=False, worker_init_fn=None, is_sample=True,
     )  # fmt: skip
 
 

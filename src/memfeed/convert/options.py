@@ -33,6 +33,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     floats: torch.dtype | None = None
     forms: Forms = Forms()
     budget: int | None = None  # bytes of a new store
+    is_sample: bool = False  # a few samples are stored to measure a form
     metadata: Mapping[str, Any] | None = None  # None keeps that of the store that is replaced
     length: int | None = None
     workers: int | None = None

@@ -18,7 +18,7 @@ from memfeed.store.dataset_attributes import Kept, Loss
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
-from memfeed.system.progress import Progress
+from memfeed.system.progress import Progress, is_shown
 
 LOOKED_AT = 16  # rows, whose shapes say where the channels of images are
 
@@ -49,6 +49,7 @@ def recode(
         ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a
         field that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
     """
+    is_shown(progress)  # raises for what has no meaning
     given = codecs_of(forms)
     old = store if isinstance(store, Store) else open_store(store)
     manifest = old._view.manifest

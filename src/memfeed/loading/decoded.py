@@ -129,7 +129,7 @@ def become_decoded(
     for methods of a derived class, which would be lost.
     """
     others = [name for name, default in _OF_STORES.items() if getattr(given, name) not in (default,)]
-    others += [] if caching.forms is None else ["forms"]
+    others += [name for name in ("forms", "budget") if getattr(caching, name) is not None]
     others += [] if given.shuffle in (None, True, False) else ["shuffle"]
     derived = type(loader).__mro__[: type(loader).__mro__.index(base)]
     lost = [

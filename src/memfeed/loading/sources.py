@@ -86,7 +86,7 @@ def open_source(dataset: Any, caching: Caching) -> Source:
     """Return the rows of ``dataset`` as one store. Raises LoaderError for what no loader reads."""
     if is_dataset(dataset):
         return Source(_fill_store(dataset, caching), is_filled=True)
-    _check_forms(dataset, caching.forms)
+    _check_forms(dataset, caching)
     source = dataset if caching.path is None else _beside_cache(dataset, caching.path, caching)
     return Source(joined(source), dataset.device if is_tensordict(dataset) else None)
 
@@ -198,24 +198,20 @@ def _require_batched(store: Store, require: Require | None) -> None:
         )
 
 
-def _check_forms(source: Any, given: Any) -> None:
-    """Raise LoaderError for ``forms=`` beside a source that does not become a store.
+def _check_forms(source: Any, caching: Caching) -> None:
+    """Raise LoaderError for ``forms=`` or ``budget=`` beside a source that does not become a store.
 
-    A trainer that makes a loader of the attributes of another one hands on the ``forms`` of its store.
+    A trainer that makes a loader of the attributes of another one hands on those of its store, which then fits them.
     """
-    if given is None:
+    if caching.forms is None and caching.budget is None:
         return
-    from memfeed.convert.forms import asked_codings, codings_of, forms_of  # loaders of stores need no conversion
+    from memfeed.convert.forms import has_forms  # loaders of stores need no conversion
 
-    forms, manifest = forms_of(given), source._view.manifest if isinstance(source, Store) else None
-    kept = manifest.attributes.keep if manifest is not None and manifest.attributes else None
-    if (
-        manifest is None
-        or forms.keep not in (None, kept)
-        or not asked_codings(manifest.schema.decoded, forms).items() <= codings_of(manifest.schema).items()
-    ):
+    if not has_forms(source._view.manifest if isinstance(source, Store) else None, caching.forms, caching.budget):
+        pairs = [(name, getattr(caching, name)) for name in ("forms", "budget")]
+        given = " and ".join(f"{name}={value!r:.80}" for name, value in pairs if value is not None)
         raise LoaderError(
-            f"found forms={given!r:.80} beside {type(source).__name__}, whose rows are read as they are; expected a "
+            f"found {given} beside {type(source).__name__}, whose rows are read as they are; expected a "
             "map-style dataset, which Loader(dataset, cache=path, forms=...) makes a store of"
         )
 

@@ -93,7 +93,7 @@ def _best_seconds(work: Callable[[], object], times: int = 3) -> float:
 
 
 def _memory_copy() -> Finding:
-    source = torch.ones(BYTES, dtype=torch.uint8)
+    source = torch.ones(BYTES, dtype=torch.uint8, device="cpu")
     target = torch.empty_like(source)
     rate = BYTES / _best_seconds(lambda: target.copy_(source))
     return _rate(
@@ -161,8 +161,8 @@ def _bus() -> Iterator[Finding]:
         yield Finding("page-locked memory, copy to the GPU", "not measured: no CUDA device")
         return
     for name, source in (
-        ("page-locked memory, copy to the GPU", torch.ones(BYTES, dtype=torch.uint8).pin_memory()),
-        ("other memory, copy to the GPU", torch.ones(BYTES, dtype=torch.uint8)),
+        ("page-locked memory, copy to the GPU", torch.ones(BYTES, dtype=torch.uint8, device="cpu").pin_memory()),
+        ("other memory, copy to the GPU", torch.ones(BYTES, dtype=torch.uint8, device="cpu")),
     ):
         target = torch.empty_like(source, device="cuda")
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
