@@ -71,3 +71,27 @@ end_at_exit(work)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout.split()) == (0, ["release", "join"]), ended.stderr
+
+
+def test_a_forked_child_ends_no_work_of_its_parent():
+    code = """
+import multiprocessing, os
+from memfeed.system.threads import end_at_exit
+
+class Work:
+    pid = os.getpid()
+
+    def release(self):
+        assert os.getpid() == self.pid
+
+    def join(self):
+        pass
+
+work = Work()
+end_at_exit(work)
+child = multiprocessing.get_context("fork").Process(target=int)
+child.start()
+child.join()
+print(child.exitcode)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"

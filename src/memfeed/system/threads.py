@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from typing import Protocol
@@ -20,6 +21,8 @@ class ThreadedWork(Protocol):
 
 _work: weakref.WeakSet[ThreadedWork] = weakref.WeakSet()
 _is_registered = False
+
+os.register_at_fork(after_in_child=lambda: _work.clear())  # the threads of the parent are not there
 
 
 def end_at_exit(work: ThreadedWork) -> None:
