@@ -103,7 +103,9 @@ def _container(key: Any, leaf: Path) -> Path:
 def _offsets(key: Any, given: Any) -> Int64Array:
     try:
         asked = list(islice(given, MOST_STEPS + 1))  # a range may be longer than memory
-        is_mask = any(isinstance(offset, bool) or getattr(offset, "dtype", None) is torch.bool for offset in asked)
+        is_mask = any(
+            isinstance(offset, bool | np.bool_) or getattr(offset, "dtype", None) is torch.bool for offset in asked
+        )
         found = [] if is_mask else [operator.index(offset) for offset in asked]
     except TypeError:
         found = []
