@@ -13,6 +13,7 @@ import io
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -198,6 +199,8 @@ def libraries(images: list[np.ndarray], form: str, rounds: int) -> dict[str, Any
             of_thread.out = np.empty((SIDE, SIDE, 3), np.uint8)
         return of_thread.out
 
+    # torchvision's decoders are a contender as long as they are there
+    warnings.filterwarnings("ignore", "The image decoding and encoding capabilities", DeprecationWarning)
     contenders = decoders()
     for name, decode in contenders.items():
         image = decode(blobs[0], memory())
