@@ -43,6 +43,11 @@ MINUTES ?= 10
 torture: $(INSTALLED)
 	$(BIN)/python tests/run_torture.py --minutes $(MINUTES) $(TORTURE)
 
+# The verdict of `memfeed bench` on six programs, beside whole epochs of each: for a machine that does nothing else.
+.PHONY: verdict
+verdict: $(INSTALLED)
+	MEMFEED_QUIET=1 $(BIN)/python -m pytest -m long tests/verdict/test_six_programs.py
+
 # Conversions on a Ray cluster of four nodes on this machine, with nodes and heads killed: also what make test leaves out.
 .PHONY: ray-torture
 ray-torture: $(INSTALLED)

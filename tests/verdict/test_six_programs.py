@@ -1,5 +1,6 @@
 """The verdict on six programs, and what was predicted beside what whole epochs take."""
 
+import os
 import statistics
 import time
 
@@ -11,6 +12,10 @@ from torch.utils.data import DataLoader
 import memfeed
 
 TURNS = 3
+pytestmark = pytest.mark.skipif(
+    "MEMFEED_QUIET" not in os.environ,
+    reason="measures for five minutes on a machine that does nothing else: make verdict",
+)
 
 
 @pytest.fixture(autouse=True)
