@@ -249,7 +249,7 @@ def _coded(field: Field, codec: Codec, shape: Shape) -> Field:
     if problem:
         raise SchemaError(
             f"field {field.name}: found {problem}; expected rows that {codec.name} can hold: choose another form, or "
-            f'forms={{{field.name!r}: "raw"}}'
+            "leave this field raw"
         )
     codec = codec.fitted(array_dtype(field), shape)
     return field.coded(codec.name, dict(codec.parameters()))

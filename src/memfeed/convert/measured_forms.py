@@ -135,13 +135,9 @@ def fastest_within(found: list[MeasuredForm], budget: int, row_count: int) -> tu
         raise BuildError("found no form in which the samples can be stored; leave budget= out to see the error")
     raise SpaceError(
         f"found no form of {row_count:,} rows that fits {format_bytes(budget)}; the smallest is "
-        f"{smallest.describe(row_count)}. Expected a larger budget, or {lossy_hint()}"
+        f"{smallest.describe(row_count)}. Expected a larger budget, or "
+        f'forms="{LOSSY}", which allows JPEG and smaller images'
     )
-
-
-def lossy_hint() -> str:
-    """Return how a user allows forms that change pixels."""
-    return f'forms="{LOSSY}", which allows JPEG and smaller images'
 
 
 def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:

@@ -24,6 +24,7 @@ from memfeed.store.ragged_columns import RaggedColumn, RaggedRows
 from memfeed.system import share
 
 SAMPLED_ROWS = 8  # whose sizes give an average
+_DAMAGED = "the store is damaged, run verify()"
 
 
 def decoded_column(column: Any) -> Any:
@@ -59,9 +60,11 @@ class _Blobs:
             if len(shape) != len(expected) or any(
                 dim not in (None, found) for dim, found in zip(expected, shape, strict=True)
             ):
-                raise CorruptStoreError(f"found a row of shape {list(shape)}; expected {self.decoded.describe()}")
+                raise CorruptStoreError(
+                    f"found a row of shape {list(shape)}; expected {self.decoded.describe()}: {_DAMAGED}"
+                )
             if math.prod(shape) * self.dtype.itemsize >= ROW_BYTES:
-                raise CorruptStoreError(f"found a row of shape {list(shape)}; expected less than 4 GiB")
+                raise CorruptStoreError(f"found shape {list(shape)}; expected less than 4 GiB: {_DAMAGED}")
         return shape
 
     def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
@@ -85,13 +88,12 @@ class _Named:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CorruptStoreError):
             raise CorruptStoreError(
-                f"{self._stored.path}, row {self._row} of field {self._stored.field.name}: {error.args[0]}; "
-                "the store is damaged, run verify()"
+                f"{self._stored.path}, row {self._row} of field {self._stored.field.name}: {error.args[0]}"
             ) from None
 
 
 class _Coded(Column):
-    """What coded columns have in common, whatever their rows are when they are decoded."""
+    """The base of coded columns, for rows of one shape and of several."""
 
     _blobs: _Blobs
 

@@ -35,7 +35,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a lossy codec changed in some images of a field: the differences of pixels, in grey levels of 255.
+    """The loss of a lossy codec in some images of a field: the differences of pixels, in grey levels of 255.
 
     ``psnr`` is in dB; None if no pixel differs.
     """

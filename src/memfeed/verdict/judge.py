@@ -19,7 +19,7 @@ NO_GAIN = 1.2
 
 @dataclass(frozen=True)
 class Measured:
-    """What is judged.
+    """The measurements that a verdict is drawn from.
 
     Args:
         today: the loader as it is.
@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def rival(self) -> Loop:
-        """What torch's loader does at its best."""
+        """The loop of torch's loader at its best."""
         return self.best or self.today
 
 

@@ -26,7 +26,7 @@ _KEPT_OPTIONS = ("collate_fn", "pin_memory", "timeout", "worker_init_fn", "multi
 
 @dataclass(frozen=True)
 class Program:
-    """What is measured.
+    """A program to measure: its dataset, its loader and its step.
 
     Args:
         dataset: map-style.

@@ -88,7 +88,7 @@ def times_as_fast(fast: Loop, slow: Loop, row_count: int) -> Spread:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of a sample takes: reading files, decoding, a transform by the name of its class."""
+    """The time of one step of a sample: reading files, decoding, a transform by the name of its class."""
 
     name: str
     seconds: float
@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SampleCost:
-    """What a sample costs in one process.
+    """The cost of a sample in one process.
 
     Args:
         seconds: the mean.

@@ -24,7 +24,7 @@ MOST_STEPS, MOST_FORMS = 6, 3
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether memfeed helps a program, and what was measured; `memfeed.bench` returns it.
+    """The answer if memfeed helps a program, and what was measured; `memfeed.bench` returns it.
 
     ``print(verdict)`` shows the verdict in its first line, and at most 12 lines after it.
 
