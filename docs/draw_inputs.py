@@ -100,7 +100,6 @@ REFUSED = {
     "a sparse matrix": "scipy.sparse.csr_matrix((3, 3))",
     "a sparse matrix among columns": "(torch.rand(3), scipy.sparse.csr_matrix((3, 3)))",
     "a sparse tensor": "torch.eye(3).to_sparse()",
-    "a graph with a sparse tensor": "[Data(adj_t=torch.eye(3).to_sparse())]",
     "a module": "torch.nn.Linear(2, 2)",
     "a TensorDict of parameters": "TensorDict.from_module(torch.nn.Linear(2, 2))",
     "a state_dict": "torch.nn.Linear(2, 2).state_dict()",

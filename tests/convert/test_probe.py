@@ -61,7 +61,7 @@ def test_a_slow_first_sample_does_not_hide_the_others(path, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(2).to_sparse(), "found a torch.sparse_coo tensor"),
+        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "found a nested tensor"),
         (torch.zeros(2, device="meta"), "found a meta tensor"),
         (2**70, "found the int 1180591620717411303424; expected one that fits int64"),
     ],

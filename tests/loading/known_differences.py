@@ -55,7 +55,7 @@ VARYING = (
     *("lists of str of varying length", "detection target"),
 )
 UNSTORED = (
-    *("tensor, sparse", "tensor, nested", "tensor, quantized", "array of text", "array of bytes", "array of objects"),
+    *("tensor, nested", "tensor, quantized", "array of text", "array of bytes", "array of objects"),
     *("array, structured", "np.datetime64", "int, beyond int64", "Decimal", "Fraction", "datetime", "enum", "Path"),
     *("slice", "function", "object", "SimpleNamespace", "set", "range", "deque", "dict with tuple keys"),
 )
@@ -106,7 +106,7 @@ SAMPLES = (
     ),
     Known(
         "any other value: what the `collate_fn` makes of it; TypeError for most with the default one",
-        "SchemaError when it is stored: sparse, nested and quantized tensors, arrays of text, objects or records, "
+        "SchemaError when it is stored: nested and quantized tensors, arrays of text, objects or records, "
         "times, ints beyond int64, Decimal, enums, paths, sets, ranges, objects, dicts with tuples as keys, only None",
         "a store keeps numbers, text, bytes and JSON values: convert them in the dataset, as the error says",
         "-> memfeed's SchemaError",

@@ -1,4 +1,4 @@
-"""Tensors of other libraries that keep what they hold beside their numbers. Those of graphs: test_graphs."""
+"""Sparse tensors, and those of other libraries, with what they hold beside their numbers. Graphs: test_graphs."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed.errors import SchemaError, StaleStoreError
 from memfeed.schema import kept_tensors
-from memfeed.schema.kept_tensors import make_kept
+from memfeed.schema.kept_tensors import make_kept, open_kept
 from support import Made, cache, equal
 
 
@@ -147,6 +147,107 @@ def test_a_derived_class_is_refused(path):
 )
 def test_parts_of_a_stranger(name, parts):
     with pytest.raises(SchemaError, match=f"as the parts of a {name}, which refuses them .*; expected its numbers"):
+        make_kept(name, parts)
+
+
+LAYOUTS = {
+    "sparse_coo": lambda dense: dense.to_sparse(),
+    "sparse_csr": lambda dense: dense.to_sparse_csr(),
+    "sparse_csc": lambda dense: dense.to_sparse_csc(),
+    "sparse_bsr": lambda dense: dense.to_sparse_bsr((2, 2)),
+    "sparse_bsc": lambda dense: dense.to_sparse_bsc((2, 2)),
+}
+
+
+def sparse(layout, i, dtype=torch.float32):
+    drawn = torch.rand(4 + 2 * (i % 3), 6, generator=torch.Generator().manual_seed(i))
+    return LAYOUTS[layout]((drawn * (drawn > 0.6) * 10).to(dtype))
+
+
+def same_sparse(one, other):
+    facts = [(x.layout, x.shape, x.dtype, x.layout is torch.sparse_coo and x.is_coalesced()) for x in (one, other)]
+    numbers = zip(open_kept(one)[:-1], open_kept(other)[:-1], strict=True)
+    return facts[0] == facts[1] and all(map(torch.equal, *zip(*numbers, strict=True)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sparse_tensors_come_back(path, layout, dtype):
+    if layout[-3:] in ("bsr", "bsc") and dtype not in (torch.float32, torch.complex64):
+        pytest.skip("torch makes no blocks of this dtype")
+    samples = [{"matrix": sparse(layout, i, dtype), "label": i} for i in range(20)]
+    store = cache(samples, path)
+    assert all(same_sparse(store[i]["matrix"], samples[i]["matrix"]) for i in range(20))
+    for k, batch in enumerate(memfeed.Loader(store, 4, collate_fn=list)):
+        assert all(same_sparse(sample["matrix"], samples[4 * k + j]["matrix"]) for j, sample in enumerate(batch))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.sparse_coo_tensor(
+            [[0, 0, 1], [1, 1, 0]], [1.0, 2.0, 3.0], (2, 3), check_invariants=True
+        ),  # not coalesced
+        torch.rand(4, 3).to_sparse(1),  # rows as values
+        torch.zeros(2, 2).to_sparse(),
+        torch.eye(3).to_sparse_csr().requires_grad_(),
+    ],
+    ids=["not coalesced", "hybrid", "empty", "with a gradient"],
+)
+def test_sparse_tensors_that_are_rare(path, tensor):
+    assert same_sparse(cache([tensor, tensor], path)[1], tensor.detach())
+
+
+def test_a_sparse_tensor_that_its_dataset_changes(path):
+    """The dataset writes to one tensor again and again: a store has each of its states."""
+    held = torch.eye(3).to_sparse_csr()
+
+    class Reused(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            held.values()[:] = i
+            return held
+
+    found = cache(Reused(), path)
+    assert [found[i].values().tolist() for i in range(8)] == [[i] * 3 for i in range(8)]
+
+
+@pytest.mark.parametrize("change", [1.5, "indices"])
+def test_a_sparse_tensor_that_changed_is_noticed(path, change):
+    memfeed.cache([torch.eye(3).to_sparse() for _ in range(20)], path, progress=False)
+    other = torch.eye(3).flip(0).to_sparse() if change == "indices" else (torch.eye(3) * change).to_sparse()
+    with pytest.raises(StaleStoreError, match=f"field {'indices' if change == 'indices' else 'values'}, sample 0"):
+        memfeed.cache([other] * 20, path, progress=False)
+
+
+def test_a_batch_of_sparse_tensors_is_refused_as_by_dataloader(path):
+    samples = [torch.eye(3).to_sparse()] * 8
+    for loader in (DataLoader(samples, 4), memfeed.Loader(cache(samples, path), 4)):
+        with pytest.raises(RuntimeError, match="Batches of sparse tensors are not currently supported"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("sparse_coo", [torch.tensor([[0, 7]]), torch.ones(2), '{"size": [3], "is_coalesced": true}']),
+        ("sparse_coo", [torch.tensor([[1, 0]]), torch.ones(2), '{"size": [3], "is_coalesced": true}']),
+        ("sparse_coo", [torch.tensor([[0, 1]]), torch.ones(2), '{"size": [3]}']),
+        ("sparse_coo", [torch.tensor([[0, 1]]), torch.ones(2), '{"size": 3, "is_coalesced": false}']),
+        ("sparse_csr", [torch.tensor([0, 1, 9]), torch.tensor([0]), torch.ones(1), '{"size": [2, 2]}']),
+        ("sparse_csr", [torch.tensor([0, 1, 1]), torch.tensor([-1]), torch.ones(1), '{"size": [2, 2]}']),
+        (
+            "sparse_csr",
+            [torch.tensor([0, 1, 1]), torch.tensor([0]), torch.ones(1), '{"size": [2, 4611686018427387904]}'],
+        ),
+        ("sparse_csr", [torch.tensor([0, 1, 1]), torch.tensor([0]), torch.ones(1), "[]"]),
+        ("sparse_bsr", [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), '{"size": [2, 2]}']),
+    ],
+)
+def test_parts_of_a_sparse_tensor_that_lie(name, parts):
+    with pytest.raises(SchemaError, match=f"as the parts of a {name}, which refuses them .*; expected its "):
         make_kept(name, parts)
 
 

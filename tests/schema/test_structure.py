@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from test_infer import kinds
 
 from memfeed.errors import SchemaError
@@ -46,7 +47,8 @@ def test_lists_and_json(samples, expected):
         ([np.array(["a"])], r"found a numpy value of dtype <U1; expected a bool or a number"),
         ([2**70], r"found the int 1180591620717411303424; expected one that fits int64"),
         ([{"a": {"b": 1}}, {"a": {"b": torch.ones(1), "c": 1}}], r"found a structure that varies between samples"),
-        ([torch.zeros(2).to_sparse()], r"found a torch.sparse_coo tensor; expected a dense one"),
+        ([TensorDict({"a": torch.zeros(2).to_sparse()}, [])], r"found a torch.sparse_coo tensor; expected a dense one"),
+        ([torch.eye(2).to_sparse(), torch.eye(2)], r"sample 0, field value: found a torch.sparse_coo tensor"),
         ([None, None], r"found samples without any value"),
         ([{"x": float("nan"), "y": [1]}, {"x": 1.0}], r"holds more than JSON values"),
     ],

@@ -32,7 +32,7 @@ from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Path, Schema, display
 from memfeed.schema.graphs import is_graph
 from memfeed.schema.infer import Inferred
-from memfeed.schema.kept_tensors import PARTS, is_kept, open_kept
+from memfeed.schema.kept_tensors import kept_name, open_kept, part_names
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 from memfeed.schema.tree import Flattener, open_container
 from memfeed.schema.values import SCALAR_DTYPES, as_tensor, bytes_of, class_of, is_pil
@@ -89,7 +89,7 @@ def _kind(value: Any, as_stored: bool) -> Any:
     """Return the class, or its name, that two values share if their contents are to be compared."""
     cls: Any = class_of(value)
     if issubclass(cls, torch.Tensor):
-        return torch.Tensor if as_stored and not is_kept(value) else cls
+        return kept_name(value) or (torch.Tensor if as_stored else cls)
     if cls in SCALAR_DTYPES or cls in (str, list, dict):
         return cls
     if is_tensor_collection(value):
@@ -99,8 +99,8 @@ def _kind(value: Any, as_stored: bool) -> Any:
 
 def _content(value: Any) -> Mapping[Any, Any] | None:
     """Return the content of a container by key, position or field name; None for a leaf."""
-    if is_kept(value):
-        return dict(zip(PARTS, open_kept(value), strict=True))
+    if name := kept_name(value):
+        return dict(zip(part_names(name), open_kept(value), strict=True))
     if isinstance(value, torch.Tensor | np.ndarray | np.generic | str | bytes | int | float | complex) or value is None:
         return None
     if isinstance(value, tuple):

@@ -1,5 +1,6 @@
-"""Tensors of other libraries that a store keeps with what they hold beside their numbers.
+"""Tensors that a store keeps with what they hold beside their numbers: sparse ones, and some of other libraries.
 
+A sparse tensor has indices and a size beside its values; the matrices of graphs are such (``adj_t``).
 EdgeIndex and Index of PyTorch Geometric have settings, such as a size and an order; what they compute from their
 numbers, and hold to be fast, they compute again. A MetaTensor of MONAI has what is known of its image. A library is
 imported only to make one of its tensors again, and only classes whose names stand here.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
 from collections.abc import Sequence
 from enum import Enum
 from functools import cache
@@ -18,10 +20,16 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from memfeed.errors import SchemaError, brief
+from memfeed.errors import SchemaError, brief, listed
 
-PARTS = ("numbers", "state")
-"""The parts of such a tensor: a plain one, and the rest as JSON."""
+_INDICES: dict[str, tuple[str, ...]] = {
+    "sparse_coo": ("indices",),
+    "sparse_csr": ("crow_indices", "col_indices"),
+    "sparse_csc": ("ccol_indices", "row_indices"),
+    "sparse_bsr": ("crow_indices", "col_indices"),
+    "sparse_bsc": ("ccol_indices", "row_indices"),
+}
+"""The layouts of sparse tensors, each with the names of its indices, which are those of torch's methods."""
 
 _MODULES = {
     "EdgeIndex": "torch_geometric.edge_index",
@@ -32,19 +40,32 @@ _SETTINGS = {"EdgeIndex": ("sparse_size", "sort_order", "is_undirected"), "Index
 _META = frozenset({"_meta", "_applied_operations", "_pending_operations", "_is_batch", "_spatial_ndim"})
 
 
-def is_kept(value: Any) -> bool:
-    """Return True for a tensor of a class that is kept; not for one of a class derived from it."""
-    return is_kept_class(type(value))
+def kept_name(value: Any) -> str:
+    """Return the layout of a sparse tensor, or the class of another one that is kept; an empty string for others.
+
+    A class that is derived from such a class is not kept.
+    """
+    cls = type(value)
+    if cls is torch.Tensor:
+        layout = "" if value.layout is torch.strided else str(value.layout).removeprefix("torch.")
+        return layout if layout in _INDICES and not value.is_quantized and not value.is_meta else ""
+    name: str = cls.__name__
+    return name if _MODULES.get(name) == cls.__module__ else ""
 
 
-def is_kept_class(cls: type) -> bool:
-    """Return True for a class of tensors that is kept."""
-    return _MODULES.get(cls.__name__, "") == cls.__module__
+def part_names(name: str) -> tuple[str, ...]:
+    """Return the names of the parts of a tensor with this `kept_name`. The last one is ``state``, which is JSON."""
+    return (*_INDICES[name], "values", "state") if name in _INDICES else ("numbers", "state")
 
 
-def open_kept(value: Any) -> tuple[torch.Tensor, str]:
-    """Return the parts of a tensor that is kept. Raise SchemaError if it holds something that JSON cannot say."""
-    name = type(value).__name__
+def open_kept(value: Any) -> tuple[Any, ...]:
+    """Return the parts of a tensor that is kept: plain tensors that share its memory, and its state.
+
+    Raise SchemaError if it holds something that JSON cannot say.
+    """
+    name = kept_name(value)
+    if name in _INDICES:
+        return _open_sparse(name, value.detach())
     if name in _SETTINGS:
         found = {setting: getattr(value, setting) for setting in _SETTINGS[name]}
         # a size is a method; an order is an Enum
@@ -64,6 +85,27 @@ def open_kept(value: Any) -> tuple[torch.Tensor, str]:
             "return x.as_tensor() in the dataset, and what you need of the rest as fields of their own"
         ) from None
     return value.as_subclass(torch.Tensor) if name == "MetaTensor" else value.as_tensor(), text
+
+
+def _open_sparse(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    state: dict[str, Any] = {"size": list(tensor.shape)}
+    if name == "sparse_coo":  # its methods without an underscore are only for indices that were sorted and summed
+        state["is_coalesced"] = tensor.is_coalesced()
+        return tensor._indices(), tensor._values(), json.dumps(state)
+    return (*(getattr(tensor, part)() for part in _INDICES[name]), tensor.values(), json.dumps(state))
+
+
+def _make_sparse(name: str, parts: Sequence[Any]) -> torch.Tensor:
+    """Return a sparse tensor of its parts, which torch checks: indices of a file may lie."""
+    *indices, values, text = parts
+    state = json.loads(text)
+    size = [operator.index(length) for length in state["size"]]
+    if name == "sparse_coo":
+        coalesced = bool(state["is_coalesced"])
+        return torch.sparse_coo_tensor(indices[0], values, size, check_invariants=True, is_coalesced=coalesced)
+    layout: torch.layout = getattr(torch, name)
+    first, second = indices
+    return torch.sparse_compressed_tensor(first, second, values, size, layout=layout, check_invariants=True)
 
 
 def _encoded(value: Any) -> Any:
@@ -109,8 +151,10 @@ def _decoded(value: Any) -> Any:
 
 def make_kept(name: str, parts: Sequence[Any]) -> Any:
     """Return a tensor of its parts. Raise SchemaError for parts that its class refuses, and without its library."""
-    cls = _class(name)
+    cls = None if name in _INDICES else _class(name)
     try:
+        if cls is None:
+            return _make_sparse(name, parts)
         numbers, state = parts
         found = _decoded(json.loads(state))
         if name in _SETTINGS:
@@ -120,20 +164,20 @@ def make_kept(name: str, parts: Sequence[Any]) -> Any:
         made = numbers.as_subclass(cls)
         made.__dict__ = found
         return made
-    except (ValueError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RuntimeError) as error:
         raise SchemaError(
-            f"found {brief(parts, 200)} as the parts of a {name}, which refuses them ({error}); expected its numbers "
-            "and its state, as memfeed.cache writes them"
+            f"found {brief(parts, 200)} as the parts of a {name}, which refuses them ({error}); expected its "
+            f"{listed(part_names(name))}, as memfeed.cache writes them"
         ) from None
 
 
 def copy_kept(value: Any) -> Any:
     """Return a tensor that shares no memory with ``value``; the tensor itself if a store would refuse it."""
     try:
-        numbers, state = open_kept(value)
+        *numbers, state = open_kept(value)
     except SchemaError:
         return value
-    return make_kept(type(value).__name__, [numbers.clone(), state])
+    return make_kept(kept_name(value), [*(one.clone() for one in numbers), state])
 
 
 def collate_kept(tensors: Sequence[Any]) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from memfeed.errors import SchemaError
 from memfeed.schema import codec, values
 from memfeed.schema.fields import DEEPEST, Kind, Node, Path, display
-from memfeed.schema.kept_tensors import is_kept
+from memfeed.schema.kept_tensors import kept_name
 from memfeed.schema.tree import open_container
 from memfeed.schema.tv_tensors import NAMED, SIZED, class_name
 from memfeed.schema.values import ValueSpec
@@ -69,7 +69,7 @@ class _Inference:
         tv_names = set() if in_tensordict else {class_name(part) for part in parts if part is not None}
         if tv_names & SIZED and len(tv_names) == 1 and all(part is not None for part in parts):
             return self._container(path, parts)
-        if not in_tensordict and len(set(map(type, parts))) == 1 and is_kept(parts[0]):
+        if not in_tensordict and len(set(map(kept_name, parts))) == 1 and kept_name(parts[0]):
             return self._container(path, parts)
         specs = [self._describe(path, i, part) for i, part in enumerate(parts)]
         if _describes_all(specs, parts):

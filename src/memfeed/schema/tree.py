@@ -19,7 +19,7 @@ from memfeed.errors import SchemaError, brief
 from memfeed.schema import tv_tensors
 from memfeed.schema.fields import Node, Path, display
 from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
-from memfeed.schema.kept_tensors import PARTS, is_kept, open_kept
+from memfeed.schema.kept_tensors import kept_name, open_kept, part_names
 from memfeed.schema.tensordicts import is_a, is_tensorclass
 
 
@@ -59,8 +59,8 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     """
     cls = type(value)
     if isinstance(value, torch.Tensor):
-        if is_kept(value):
-            return Node(kind="tensor", name=cls.__name__, keys=PARTS), open_kept(value)
+        if kept := kept_name(value):
+            return Node(kind="tensor", name=kept, keys=part_names(kept)), open_kept(value)
         if cls is torch.Tensor or (name := tv_tensors.class_name(value)) not in tv_tensors.SIZED:
             return None
         node = Node(kind="tv_tensor", name=name, keys=tv_tensors.SIZED_KEYS, value=tv_tensors.options_of(value))

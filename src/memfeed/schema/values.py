@@ -18,7 +18,7 @@ from memfeed.errors import SchemaError
 from memfeed.schema import tv_tensors
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.fields import DTYPES, Form, dtype_name
-from memfeed.schema.kept_tensors import copy_kept, is_kept
+from memfeed.schema.kept_tensors import copy_kept, kept_name
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 Bytes = npt.NDArray[np.uint8]
@@ -101,10 +101,7 @@ def as_tensor(value: Any) -> torch.Tensor | None:
             kind = next((name for name, applies in reasons if applies), str(value.layout))
             line = "return a dense tensor per sample (rows may have different lengths)"
             if value.layout != torch.strided:
-                line = (
-                    "return x.to_dense(), or its indices and values; of a graph return edge_index, and make adj_t of "
-                    "the batch: Loader(..., transform=torch_geometric.transforms.ToSparseTensor())"
-                )
+                line = "return x.to_dense(), or its indices and values"
             raise SchemaError(f"found a {kind} tensor; expected a dense one with data: {line}")
         check_class(value)
         plain = value if type(value) is torch.Tensor else value.as_subclass(torch.Tensor)
@@ -218,8 +215,10 @@ def copy_value(leaf: Any) -> Any:
         if _has_numpy_memory(leaf):
             # torch would divide an image among threads, which wait for each other on busy cores
             return torch.from_numpy(np.array(leaf.detach().numpy(), order="C"))
+        if kept_name(leaf):
+            return copy_kept(leaf)
         if holds_more(leaf):
-            return copy_kept(leaf) if is_kept(leaf) else leaf
+            return leaf
         try:
             return leaf.detach().clone()
         except RuntimeError as error:  # torch cannot copy its dtype (int4, say)

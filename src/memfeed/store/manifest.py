@@ -15,7 +15,7 @@ import msgspec
 from memfeed.errors import StoreError
 from memfeed.schema.coding import array_dtype, codec_of_field
 from memfeed.schema.fields import DEEPEST, DTYPES, HEAP_OF_BYTES, Field, Node, Schema, display
-from memfeed.schema.kept_tensors import PARTS
+from memfeed.schema.kept_tensors import part_names
 from memfeed.schema.stems import is_stem, same_file
 from memfeed.schema.tv_tensors import SIZED, SIZED_KEYS
 from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, attributes_problem, metadata_problem
@@ -197,8 +197,8 @@ def node_problem(node: Node, depth: int = 0) -> str:
         bad = [name for name in (node.name, *node.keys) if not (isinstance(name, str) and name.isidentifier())]
         if bad:
             return f"{bad[0]!r} as a Python name"
-    if node.kind == "tensor" and node.keys != PARTS:
-        return f"a tensor with other parts than {', '.join(PARTS)}"
+    if node.kind == "tensor" and node.keys != part_names(node.name):
+        return f"a tensor with other parts than {', '.join(part_names(node.name))}"
     if node.kind in ("tensordict", "graph") and not all(isinstance(key, str) for key in node.keys):
         return f"a {node.kind} with keys that are no strings"
     if any(isinstance(key, int) and not -(1 << 63) <= key < 1 << 64 for key in node.keys):
