@@ -280,8 +280,9 @@ USE = (
     ),
     Known(
         "a batch sampler of lists of lists",
-        "RowError at the first batch",
-        "rows are numbers",
+        "the batch of `store[[...]]` for each list, of a store or of columns in memory; RowError of a dataset, and "
+        "beside a `collate_fn`",
+        "a dataset may return anything for a list",
         "-> memfeed's RowError",
         ways=["a batch_sampler of lists of lists"],
     ),

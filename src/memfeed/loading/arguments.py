@@ -165,6 +165,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         world_size=world_size,
         padded=padded_fields(given.pad, store.schema),
         by_length=by_length,
+        is_of_dataset=source.is_filled,
     )
     check_padding(settings)
     return Reading(store, settings, rows, batches, clock, is_rebuilt, name)

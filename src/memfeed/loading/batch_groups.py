@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.loading.host_labels import BatchLabels, HostLabels, KnownLabels
@@ -58,10 +59,21 @@ class BatchMaker:
     def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
         for task in tasks:
-            if self.lag is None:
+            if task.lengths is not None:
+                yield BatchGroup(self._batch_of_lists(task, epoch, seed), task.positions, len(task.ids))
+            elif self.lag is None:
                 yield from self._host_groups(task, (seed, epoch))
             else:
                 yield from self._stream_groups(task, (seed, epoch), self.lag)
+
+    def _batch_of_lists(self, task: GatherTask, epoch: int, seed: int) -> Iterator[Any]:
+        """Return what DataLoader makes of ``dataset[rows]`` of each list, in an iterator of one batch."""
+        groups = list(self.groups(task.of_lists(), epoch, seed))
+
+        def collated() -> Iterator[Any]:
+            yield default_collate([batch for group in groups for batch in group.batches])
+
+        return collated()
 
     def _host_groups(self, task: GatherTask, key: tuple[int, int]) -> Iterator[BatchGroup]:
         """Yield the batches of a task that the CPU gathers; a device without streams gets them from the caller."""

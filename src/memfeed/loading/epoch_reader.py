@@ -256,10 +256,10 @@ class EpochReader:
         settings = self._settings
         last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"
         begin = position if isinstance(position, SamplerPosition) else None
-        if settings.sampler is not None:
-            return tasks_of_sampler(settings.sampler, settings.rows_a_batch, last, begin, self._store._view.base_rows)
-        assert settings.batch_sampler is not None
-        return tasks_of_sampler(settings.batch_sampler, None, last, begin, self._store._view.base_rows)
+        size = None if settings.sampler is None else settings.rows_a_batch
+        sampler = settings.user_sampler
+        base_rows = self._store._view.base_rows
+        return tasks_of_sampler(sampler, size, last, begin, base_rows, settings.why_no_lists)
 
     def _read_ahead(
         self, tasks: Iterator[GatherTask], plan: LoadPlan, order: Order | LengthBatches | None, begin: int

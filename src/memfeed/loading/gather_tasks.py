@@ -39,6 +39,7 @@ class GatherTask(NamedTuple):
         positions: the position reached after each batch.
         visits: the positions of the rows in the epoch, int64 [k], where a row can come twice; else None.
         valid: False for the rows that only fill up a last batch, bool [k]; None where all count.
+        lengths: the rows of each list, where a batch sampler drew a list of lists of rows; else None.
     """
 
     ids: Int64Array
@@ -47,6 +48,22 @@ class GatherTask(NamedTuple):
     positions: Sequence[Position]
     visits: Int64Array | None = None
     valid: torch.Tensor | None = None
+    lengths: Sequence[int] | None = None
+
+    def of_lists(self) -> Iterator[GatherTask]:
+        """Yield a task for each of the lists. None of them is a batch, so none has a position."""
+        stop = 0
+        for length in self.lengths or ():
+            part = slice(stop, stop := stop + length)
+            visits, valid = self.visits, self.valid
+            yield GatherTask(
+                self.ids[part],
+                self.rows[part],
+                max(length, 1),
+                self.positions,
+                None if visits is None else visits[part],
+                None if valid is None else valid[part],
+            )
 
 
 def tasks_of_order(
@@ -119,12 +136,18 @@ def _around(order: Order, start: int, count: int) -> Rows:
 
 
 def tasks_of_sampler(
-    sampler: Iterable[Any], size: int | None, last: LastBatch, begin: SamplerPosition | None, base_rows: BaseRows
+    sampler: Iterable[Any],
+    size: int | None,
+    last: LastBatch,
+    begin: SamplerPosition | None,
+    base_rows: BaseRows,
+    why_no_lists: str = "",
 ) -> Iterator[GatherTask]:
     """Yield the gathers of an epoch in the order of a user's sampler, or batch sampler (``size`` None).
 
     A last batch that is smaller is kept, dropped, or filled up with its own rows. Raises LoaderError if the sampler,
-    started again from the saved random states, draws other rows than before; RowError for what is no row number.
+    started again from the saved random states, draws other rows than before; RowError for what is no row number, and
+    for lists of lists of rows if ``why_no_lists`` says why they are no batch.
     """
     generators, hasher = SamplerGenerators(sampler), hashlib.blake2b(digest_size=8)
     # ranks share one state, and each draws rows of its own
@@ -135,8 +158,11 @@ def tasks_of_sampler(
     else:
         drawing, row_count = _redrawn(sampler, size, begin, generators, hasher)
     at = begin.row
-    while (drawn := _draw(drawing, size)) is not None:
+    while (batch := _draw(drawing, size)) is not None:
+        drawn, lengths = batch
         count, valid = len(drawn), None
+        if lengths is not None and why_no_lists:
+            raise RowError(f"found lists of {lengths[0]} rows from a sampler; expected row numbers: {why_no_lists}")
         if last == "drop" and size is not None and count < size:
             return
         if hashes:
@@ -147,7 +173,7 @@ def tasks_of_sampler(
         visits = np.arange(row_count, row_count + len(drawn))
         row_count += count
         position = SamplerPosition(at, begin.generators, hasher.hexdigest() if hashes else "")
-        yield GatherTask(base_rows(drawn), drawn, max(len(drawn), 1), (position,), visits, valid)
+        yield GatherTask(base_rows(drawn), drawn, max(len(drawn), 1), (position,), visits, valid, lengths)
 
 
 def _redrawn(
@@ -158,9 +184,10 @@ def _redrawn(
         drawing = iter(sampler)
         seen = row_count = 0
         while seen < begin.row:
-            drawn = _draw(drawing, None if size is None else min(size, begin.row - seen))
-            if drawn is None:
+            batch = _draw(drawing, None if size is None else min(size, begin.row - seen))
+            if batch is None:
                 break
+            drawn = batch.rows
             hasher.update(drawn.tobytes())
             seen += 1 if size is None else len(drawn)
             row_count += len(drawn)
@@ -173,21 +200,32 @@ def _redrawn(
     return drawing, row_count
 
 
-def _draw(drawing: Iterator[Any], size: int | None) -> Int64Array | None:
-    """Return the rows of the next batch, int64 [k]; None at the end."""
+class _Drawn(NamedTuple):
+    """The rows of a batch, int64 [k], and the rows of each list where they came as a list of lists; else None."""
+
+    rows: Int64Array
+    lengths: Sequence[int] | None
+
+
+def _draw(drawing: Iterator[Any], size: int | None) -> _Drawn | None:
+    """Return the rows of the next batch; None at the end."""
     if size is None:
         batch = next(drawing, None)
-        return None if batch is None else _row_numbers(batch)
+        return None if batch is None else _drawn(batch)
     held = [row for _, row in zip(range(size), drawing, strict=False)]
-    return _row_numbers(held) if held else None
+    return _drawn(held) if held else None
 
 
-def _row_numbers(rows: Any) -> Int64Array:
-    """Return the rows that a sampler yielded, int64 [k]. Raises RowError for anything but ints."""
+def _drawn(batch: Any) -> _Drawn:
+    """Return the rows that a sampler yielded. Raises RowError for anything but ints, and lists of ints."""
+    batch = list(batch)
+    if batch and all(isinstance(one, list | tuple) for one in batch):
+        return _Drawn(_row_numbers([row for one in batch for row in one]), [len(one) for one in batch])
+    return _Drawn(_row_numbers(batch), None)
+
+
+def _row_numbers(rows: Sequence[Any]) -> Int64Array:
     try:
         return np.array([operator.index(row) for row in rows], np.int64)
     except (TypeError, OverflowError) as error:
-        raise RowError(
-            f"found {brief(rows)} from a sampler; expected row numbers ({error}): lists of rows are batches, pass what "
-            "draws them as batch_sampler=, without batch_size; a list of such lists is not a batch"
-        ) from None
+        raise RowError(f"found {brief(rows)} from a sampler; expected row numbers ({error})") from None

@@ -38,6 +38,7 @@ class Settings:
         collate_fn: the user's; None makes batches from the gathered leaves.
         padded: the jagged fields that come padded, with a mask.
         by_length: batches are drawn by the lengths of their rows, and differ in size.
+        is_of_dataset: the loader was made of a dataset, and reads the store of its samples.
     """
 
     batch_size: int | None
@@ -57,6 +58,7 @@ class Settings:
     world_size: int | None
     padded: Sequence[PaddedField] = ()
     by_length: bool = False
+    is_of_dataset: bool = False
 
     @property
     def has_own_order(self) -> bool:
@@ -72,6 +74,24 @@ class Settings:
     def takes_lists(self) -> bool:
         """Return True if a batch is what the dataset gives for a list of rows, without automatic batching."""
         return self.batch_size is None and self.batch_sampler is not None
+
+    @property
+    def why_no_lists(self) -> str:
+        """Return why a batch cannot be a list of lists of rows, and what to do; an empty string if it can be.
+
+        A dataset may return anything for a list, and a loader that is made of a dataset reads the samples of single
+        rows.
+        """
+        if self.batch_sampler is None or self.takes_lists:
+            return "lists of rows are batches, pass what draws them as batch_sampler=, without batch_size"
+        if self.is_of_dataset:
+            return (
+                "lists of lists are what dataset[[...]] returns, which a store does not know: Loader(store, ...) of "
+                "store = memfeed.cache(dataset, path) gives a batch of store[[...]]; or read the dataset by DataLoader"
+            )
+        if self.collate_fn is not None:
+            return "beside a collate_fn a list of lists is not a batch: leave collate_fn out, or draw lists of rows"
+        return ""
 
     @property
     def rows_a_batch(self) -> int:

@@ -112,8 +112,13 @@ class Store(Facts):
         return (self[row] for row in range(len(self)))
 
     @fork_safe
-    def __getitems__(self, ids: Sequence[int]) -> ReadSamples:
-        """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this."""
+    def __getitems__(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> ReadSamples | list[Any]:
+        """Return samples read together, which share one batch's memory; `torch.utils.data.DataLoader` calls this.
+
+        Of lists of rows, which a batch sampler of lists of lists draws, it returns a batch for each.
+        """
+        if len(ids) and all(isinstance(one, list | tuple) for one in ids):
+            return [self[one] for one in ids]
         rows = indexing.many_rows(list(ids), len(self))
         base_rows = self._view.base_rows(rows)
         with self._view.present(base_rows):
