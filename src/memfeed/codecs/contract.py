@@ -60,6 +60,13 @@ class Codec(Protocol):
         """
         ...
 
+    def check(self, blob: Blob) -> None:
+        """Raise CorruptStoreError for a blob that is cut off, or has bytes behind its end, as far as that is cheap.
+
+        It is for blobs that another decoder gets. By default nothing is looked for.
+        """
+        return
+
     def decode(self, blob: Blob, out: Array) -> None:
         """Fill `out`, which has the row's shape and dtype, and any strides.
 

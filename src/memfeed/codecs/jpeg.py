@@ -108,18 +108,19 @@ class Jpeg(Codec):
             raise _corrupt(f"{header.channels} components", "1, for the layout hw")
         return (header.height, header.width)
 
+    def check(self, blob: Blob) -> None:
+        """Raise CorruptStoreError unless the blob is one whole image: see `Codec`."""
+        _check_end(blob.data, _read_header(blob))
+
     def decode(self, blob: Blob, out: Array) -> None:
         """Fill `out` with the row: see `Codec`."""
         header = _read_header(blob)
         shape = self._row_shape(header)
         if shape != out.shape or out.dtype != np.uint8:
             raise _corrupt(f"uint8 {brief(list(shape))}", f"{out.dtype} {list(out.shape)}")
-        data = blob.data
-        end = _END.search(data, header.data_begin)  # image data never has these two bytes
-        if end is None or end.end() != len(data):
-            raise _corrupt("bytes behind the end of the image, or no end", "one image")
+        _check_end(blob.data, header)
         try:
-            self._decode_checked(data, header, out)
+            self._decode_checked(blob.data, header, out)
         except (ValueError, RuntimeError) as error:
             raise _corrupt(f"image data that libjpeg-turbo refuses ({brief(str(error))})", "an image") from None
 
@@ -140,6 +141,12 @@ class Jpeg(Codec):
         pixels = _scratch(out.size)
         decode(data, colorspace=color, buffer=pixels.reshape(image))
         np.copyto(out, pixels.reshape(out.shape))
+
+
+def _check_end(data: memoryview, header: _Header) -> None:
+    end = _END.search(data, header.data_begin)  # image data never has these two bytes
+    if end is None or end.end() != len(data):
+        raise _corrupt("bytes behind the end of the image, or no end", "one image")
 
 
 def _fits(layout: str, shape: Shape) -> bool:

@@ -13,6 +13,7 @@ from memfeed.loading.batch_order import BatchOrder, Tokens, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import LoaderCollate, user_collate
+from memfeed.loading.device_decode import check_decoded
 from memfeed.loading.drawn_seed import LoaderName, next_name
 from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
 from memfeed.loading.padding import padded_fields
@@ -22,7 +23,7 @@ from memfeed.loading.settings import (
     ArrayKind,
     Settings,
     as_int,
-    check_padding,
+    check_settings,
     check_sharded,
     row_and_list_samplers,
 )
@@ -167,7 +168,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         by_length=by_length,
         is_of_dataset=source.is_filled,
     )
-    check_padding(settings)
+    check_settings(settings)
     return Reading(store, settings, rows, batches, clock, is_rebuilt, name)
 
 
@@ -371,6 +372,7 @@ def _placements(
 ) -> Sequence[PlacementRequest]:
     """Return where columns are asked to be. With "sharded" the order is cut into pieces, one for each rank."""
     requests = placement_requests(placement, store.schema, device)
+    check_decoded(store._view.columns, requests, device)
     if "sharded" not in requests:
         return requests
     is_at_address = bool(store._backing.chunk_rows)
@@ -381,8 +383,7 @@ def _placements(
         is_filling=store._view.supply is not None and not is_at_address,
     )
     rows.cuts = Cuts(batch_size or 1)
-    # at an address they stay mapped: on each rank alike, also where all of its cache is there
-    return ["mapped"] * len(requests) if is_at_address else requests
+    return ["mapped"] * len(requests) if is_at_address else requests  # on each rank, with a full cache or without
 
 
 def _row_order(store: Store, sizes: Sequence[int], shuffle: Any, weights: Any, user_sampler: Any) -> RowOrder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from memfeed.loading.device_decode import DeviceDecoder
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.loading.host_labels import BatchLabels, HostLabels, KnownLabels
 from memfeed.loading.placement import Placement
@@ -45,6 +46,7 @@ class BatchMaker:
         placement: where the columns are.
         lag: keeps the device near the caller, from one epoch to the next; None without a transfer.
         labels: checks labels before they are on the device; None where no transform needs that.
+        decoders: the columns whose rows the device decodes, by field index.
     """
 
     gather: Gather
@@ -55,6 +57,7 @@ class BatchMaker:
     placement: Placement
     lag: Lag | None = None
     labels: HostLabels | None = None
+    decoders: Mapping[int, DeviceDecoder] = field(default_factory=dict)
 
     def groups(self, tasks: Iterator[GatherTask], epoch: int, seed: int) -> Iterator[BatchGroup]:
         """Yield the batches of ``tasks``, their keys of ``epoch`` and ``seed``; may run in any thread."""
@@ -96,6 +99,8 @@ class BatchMaker:
                 leaves = self.gather(ids)
                 labels = None if self.labels is None else self.labels.copied(leaves)
                 leaves = self.transfer.send_batch(leaves, self.placement.index(ids))
+                for field_index, decoder in self.decoders.items():
+                    leaves[field_index] = decoder(ids)
                 arrival = Arrival(leaves, self.transfer.record_event())
             leaves_of_batches = split(leaves, task.size, count) if count > 1 else iter([leaves])
             if not self.stages.is_plain:

@@ -22,7 +22,7 @@ from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.pickling import reduced
 from memfeed.loading.placement import PlacementOption
-from memfeed.loading.settings import ArrayKind, Settings, as_int, check_padding, row_and_list_samplers
+from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, row_and_list_samplers
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
@@ -96,12 +96,12 @@ class Loader(DataLoader[T_co]):
             columns first. Without a CUDA device "auto" leaves all columns mapped, and "device" and "pinned" are a copy
             in RAM. Columns are placed when the first epoch begins, so move the model to the device before. Columns
             whose rows differ in size stay mapped. If memory runs out later, columns fall back to the next placement
-            that needs less, once, with a warning. See ``stats``. "sharded" (for all fields, or beside "mapped"): as
-            "device", but each rank keeps only the rows that it reads in an epoch, one ``world_size``-th of all. The
-            order is then another one: random blocks of neighbouring rows come to each rank, in every epoch other ones,
-            and are shuffled there; `memfeed.order.pieces.RankPieces` says how far that is from uniform. Before the
-            first epoch the ranks of `torch.distributed` compare their stores, settings and memory. A store opened at an
-            address stays mapped: then a rank fetches only the chunks of its rows, and nothing is compared.
+            that needs less, once, with a warning. See ``stats``. "nvjpeg" (for JPEG fields): the GPU decodes the rows
+            of each batch, docs/forms.md. "sharded" (for all fields, or beside "mapped"): as "device", but each rank
+            keeps only the rows that it reads in an epoch, one ``world_size``-th of all. The order is then another one:
+            in every epoch other random blocks of neighbouring rows come to each rank, and are shuffled there;
+            see `memfeed.order.pieces.RankPieces`. Before the first epoch the ranks compare their stores, settings and
+            memory. A store at an address stays mapped: a rank fetches the chunks of its rows; nothing is compared.
         prefetch_factor: how many batches are made ahead, 2 by default: by a thread if the device is a GPU, else by a
             thread if it is measured to be faster (see ``stats``). 0 for none. The attribute is None, as in a DataLoader
             without workers.
@@ -243,7 +243,7 @@ class Loader(DataLoader[T_co]):
         if name == "collate_fn" and self.__dict__.get("_locked") and not isinstance(value, LoaderCollate):
             # what takes the parts of this loader later must find the transform there too
             settings = dataclasses.replace(self._settings, collate_fn=user_collate(value))
-            check_padding(settings)
+            check_settings(settings)
             value = LoaderCollate(settings, self._clock)
         if name == "generator" and self.__dict__.get("_locked") and self.seed is None:
             self._clock.generator = value

@@ -23,10 +23,12 @@ from memfeed.transfer.page_locked import is_out_of_memory
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import TableRows
 
-Where = Literal["device", "pinned", "mapped"]
-PlacementRequest = Literal["auto", "device", "pinned", "mapped", "sharded"]
+Where = Literal["device", "pinned", "mapped", "nvjpeg"]
+PlacementRequest = Literal["auto", "device", "pinned", "mapped", "sharded", "nvjpeg"]
 PlacementOption = PlacementRequest | Mapping[Any, PlacementRequest]
 
+RESIDENT = ("device", "pinned")
+"""The places that hold the rows of a column. "nvjpeg" leaves them in the map: the device decodes those of a batch."""
 RESERVE = 0.5  # "auto" leaves this part of the device's memory to the model
 # "auto" takes at most this part of the free RAM for page-locked columns, for the processes of all devices together:
 # they start at the same time and see the same free memory
@@ -75,8 +77,8 @@ def placement_requests(placement: Any, schema: Schema, device: torch.device | No
     for which, where in pairs:
         if where not in get_args(PlacementRequest):
             raise LoaderError(
-                f'found placement={placement!r}; expected "auto", "device", "pinned", "mapped" or "sharded", or '
-                "{field: one of these}"
+                f'found placement={placement!r}; expected "auto", "device", "pinned", "mapped", "sharded" or "nvjpeg", '
+                "or {field: one of these}"
             )
         if where in ("device", "pinned", "sharded") and device is not None and device.type not in ("cpu", "cuda"):
             raise LoaderError(f'found placement={placement!r} for {device}; expected "mapped": only CUDA has others')
@@ -141,12 +143,15 @@ def choose(
     LoaderError where a requested placement does not fit.
     """
     choice = _Choice(free)
+    for field_index, request in enumerate(requests):
+        if request == "nvjpeg":
+            choice.take(field_index, "nvjpeg", 0, "asked for")
     largest_first = sorted(
         (field_index for field_index, size in enumerate(sizes) if size is not None), key=lambda at: -(sizes[at] or 0)
     )
     for field_index in largest_first:
         request, size = requests[field_index], sizes[field_index] or 0
-        if request == "auto":
+        if request == "auto" or request == "nvjpeg":
             continue
         where: Where = "device" if request == "sharded" else request
         available = choice.free_for(where)
@@ -215,7 +220,7 @@ def place(
     Where memory runs out, a column falls back to the next placement that needs less.
     """
     placements, there, tables, kept = list(placements), list(columns), {}, {}
-    total = sum(one.nbytes for one in placements if one.where != "mapped")
+    total = sum(one.nbytes for one in placements if one.where in RESIDENT)
     target = torch.device("cpu") if streams is None else streams.device
     progress = None if total else False
     with (
@@ -223,7 +228,7 @@ def place(
         copies_to(target, streams) as copy_to_device,
     ):
         for field_index, column in enumerate(columns):
-            while placements[field_index].where != "mapped":
+            while placements[field_index].where in RESIDENT:
                 placed, here = column.base, column.rows_needed(rows)
                 is_whole = len(here) == placed.row_count
                 try:

@@ -13,16 +13,18 @@ from torch.utils.data import default_convert
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import Bound, bind, is_keyed
+from memfeed.loading.device_decode import DeviceDecoder
 from memfeed.loading.host_labels import host_labels
 from memfeed.loading.one_row import OneRow
 from memfeed.loading.padding import masked_assembler
-from memfeed.loading.placement import ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
+from memfeed.loading.placement import RESIDENT, ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.sample_lists import CollateSamples, collate_finished, collate_stored, giving_samples
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
+from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.column import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Store
@@ -89,27 +91,33 @@ def make_plan(
     rows: Int64Array | None = None,
 ) -> LoadPlan:
     """Load the columns that are to be placed, ``rows`` of them (None: all), and plan how batches are made."""
-    if any(one.where != "mapped" for one in placements):
+    if any(one.where in RESIDENT for one in placements):
         placement = place(store._view.columns, placements, _rows_read(store) if rows is None else rows, streams)
     else:
         placement = Placement(placements, store._view.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
+    decoders = {
+        index: DeviceDecoder(column, streams.device)
+        for index, (column, one) in enumerate(zip(placement.columns, placements, strict=True))
+        if one.where == "nvjpeg" and streams is not None and isinstance(column, CodedColumn)
+    }
+    on_device = {*placement.tables, *decoders}
     pad = {one.field_index: one.value for one in settings.padded}
     row_bytes = [
-        0 if index in placement.tables else column.field.row_bytes if column.field.kind == "fixed" else None
+        0 if index in on_device else column.field.row_bytes if column.field.kind == "fixed" else None
         for index, column in enumerate(placement.columns)
     ]
     allocators = transfer.allocators(len(row_bytes) + len(pad), [*row_bytes, *[LENGTH_BYTES] * len(pad)])
     keeps_rows = store._view.supply is None or store._view.supply.keeps_rows
     may_view = streams is None and keeps_rows
+    is_on_cpu = settings.device is None or settings.device.type == "cpu"
     views = _columns_as_views(placement.columns, settings, store.schema.structure) if may_view else ()
-    on_device = settings.device is not None and settings.device.type != "cpu"
     threads = Threads()
-    gather = Gather(placement.columns, allocators, placement.tables, pad, views, threads)
+    gather = Gather(placement.columns, allocators, on_device, pad, views, threads)
     is_filling = store._view.supply is not None  # then no batch waits for the rows of the next ones
     at_once = (
         1
-        if settings.by_length or is_filling
+        if settings.by_length or is_filling or decoders
         else (
             gather.batches_at_once(settings.rows_a_batch)
             if streams is None
@@ -133,7 +141,8 @@ def make_plan(
             transfer,
             placement,
             transfer.lag(settings.prefetch + LAG),
-            labels=host_labels(settings.transform, store.schema, placement) if on_device else None,
+            labels=None if is_on_cpu else host_labels(settings.transform, store.schema, placement),
+            decoders=decoders,
         ),
         batches_a_task=at_once if at_once > 1 or is_filling else max(1, min(TASK_BATCHES, planned)),
         threads=threads,
@@ -149,7 +158,7 @@ def with_columns(plan: LoadPlan, store: Store, columns: Sequence[Column]) -> Loa
 
 def _reader(store: Store, placement: Placement, warm_at: float = -math.inf) -> ReadAhead:
     pairs = zip(placement.columns, placement.placements, strict=True)
-    mapped = [column for column, one in pairs if one.where == "mapped"]
+    mapped = [column for column, one in pairs if one.where not in RESIDENT]
     return ReadAhead(mapped, order_covers=2 * len(store) >= store._view.base_length, warm_at=warm_at)
 
 

@@ -170,10 +170,15 @@ def check_sharded(
         raise LoaderError(f'found placement="sharded" and {what}; expected batches of all rows by batch_size=')
 
 
-def check_padding(settings: Settings) -> None:
-    """Raise LoaderError for padded fields where there are no gathered batches to pad."""
+def check_settings(settings: Settings) -> None:
+    """Raise LoaderError where there are no whole batches, and fields are to be padded, or decoded on the device."""
     if settings.padded and (settings.collate_fn is not None or settings.gives_samples):
         raise padding_beside_collate()
+    if "nvjpeg" in settings.placement_requests and (settings.collates_samples or settings.gives_samples):
+        raise LoaderError(
+            'found placement "nvjpeg" beside a collate_fn, or batch_size=None; expected whole batches, which go to the '
+            "device: leave it out, or leave the field mapped"
+        )
 
 
 def as_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

@@ -54,7 +54,7 @@ class _Blobs:
 
     def shape(self, row: int, blob: npt.NDArray[np.uint8]) -> tuple[int, ...]:
         """Return the shape of a row. Raises CorruptStoreError if its field admits no such row."""
-        with self._named(row):
+        with self.named(row):
             shape = self.codec.shape(blob)
             expected = self.decoded.shape
             if len(shape) != len(expected) or any(
@@ -69,10 +69,11 @@ class _Blobs:
 
     def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
         """Write row number ``row`` into ``out``, which has its shape and dtype."""
-        with self._named(row):
+        with self.named(row):
             self.codec.decode(blob, out)
 
-    def _named(self, row: int) -> _Named:
+    def named(self, row: int) -> _Named:
+        """Return a context that adds this row and the field to an error of a damaged blob."""
         return _Named(self.stored, row)
 
 
@@ -92,10 +93,29 @@ class _Named:
             ) from None
 
 
-class _Coded(Column):
+class CodedColumn(Column):
     """The base of coded columns, for rows of one shape and of several."""
 
     _blobs: _Blobs
+
+    @property
+    def codec(self) -> Codec:
+        """The codec. Raises ModuleNotFoundError if its library is not installed."""
+        return self._blobs.codec
+
+    def blobs(self, rows: Int64Array) -> list[torch.Tensor]:
+        """Return the blobs of some rows, uint8 [bytes] each, in the map of the heap: nobody may write to them.
+
+        Raises CorruptStoreError for one that is cut off, or whose header has a shape that the field does not admit.
+        """
+        blobs, located = self._blobs, self._blobs.stored.locate(rows)
+        for index, row in enumerate(rows.tolist()):
+            blob = blobs.read(located, index)
+            blobs.shape(row, blob)
+            with blobs.named(row):
+                blobs.codec.check(blob)
+        spans = zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
+        return [blobs.stored.view(start, length) for start, length in spans]
 
     @property
     def stored(self) -> Column:
@@ -117,7 +137,7 @@ class _Coded(Column):
         return self._blobs.stored.nbytes
 
 
-class CodedFixedColumn(_Coded, ComputedColumn):
+class CodedFixedColumn(CodedColumn, ComputedColumn):
     """Compressed rows of one shape. In another place than the map a loader keeps them decoded."""
 
     def __init__(self, stored: RaggedColumn) -> None:
@@ -137,7 +157,7 @@ class CodedFixedColumn(_Coded, ComputedColumn):
         return out
 
 
-class CodedRaggedColumn(_Coded, RaggedRows):
+class CodedRaggedColumn(CodedColumn, RaggedRows):
     """Compressed rows of different shapes, or such that may be None.
 
     The start of a row is its number times `ROW_BYTES`: a place within a decoded row is added to it.

@@ -78,7 +78,8 @@ class Gather:
         self._columns, self._allocators = list(columns), list(allocators)
         self._pad = dict(pad or {})
         self._mask_of = {index: len(columns) + at for at, index in enumerate(self._pad)}
-        self._bytes_on_device = sum(columns[index].field.row_bytes for index in on_device)
+        fields = [columns[index].field for index in on_device]
+        self._bytes_on_device = sum(field.row_bytes for field in fields if field.kind == "fixed")
         self._fixed: list[_Fixed] = []
         self._viewed: list[_Fixed] = []
         self._others: list[_Other] = []
