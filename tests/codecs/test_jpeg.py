@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from memfeed.codecs import jpeg
 from memfeed.codecs.jpeg import LARGEST_SIDE, Jpeg
 from memfeed.errors import CorruptStoreError, SchemaError
 
@@ -126,6 +127,39 @@ def test_a_row_in_another_layout_is_refused():
             Jpeg().decode(blob, out)
     with pytest.raises(CorruptStoreError, match="found 3 components; expected 1"):
         Jpeg(layout="hw").decode(blob, np.empty((8, 8), np.uint8))
+
+
+@pytest.mark.parametrize("quality", [90, 95])
+def test_a_header_that_differs_from_a_known_one_is_read_by_itself(monkeypatch, quality):
+    """Headers that are equal but for height and width are not parsed again. Any other byte may mean anything."""
+    monkeypatch.setattr(jpeg, "_known", ())
+    codec = Jpeg(quality)
+    blob = blob_of(codec, in_layout(an_image(8, 24, 3), "chw"))
+    parsed, parse = [], jpeg._parse_header
+    monkeypatch.setattr(jpeg, "_parse_header", lambda data: parsed.append(1) or parse(data))
+    assert codec.shape(blob) == (3, 8, 24)
+    assert codec.shape(blob_of(codec, in_layout(an_image(300, 17, 3), "chw"))) == (3, 300, 17)
+    assert len(parsed) == 1
+    header, kept = jpeg._read_header(blob), jpeg._known
+    for at in range(header.data_begin):
+        changed = blob.copy()
+        changed[at] ^= 0xFF
+        outcomes = []
+        for known in ((), kept):
+            monkeypatch.setattr(jpeg, "_known", known)
+            try:
+                outcomes.append(codec.shape(changed))
+            except CorruptStoreError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_few_headers_are_kept(monkeypatch):
+    monkeypatch.setattr(jpeg, "_known", ())
+    for quality in range(60, 60 + 2 * jpeg._MOST_KNOWN):
+        blob = blob_of(Jpeg(quality), in_layout(an_image(8, 8, 3), "chw"))
+        assert Jpeg(quality).shape(blob) == (3, 8, 8)
+    assert len(jpeg._known) == jpeg._MOST_KNOWN
 
 
 def test_missing_and_additional_bytes_are_refused():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.system import openmp
-from memfeed.system.share import Threads, _Job, share
+from memfeed.system.share import HEAVY_PARTS, Threads, _Job, share
 from support import wait_until
 
 pytestmark = pytest.mark.skipif(not openmp.can_limit(), reason="torch has no OpenMP here")
@@ -208,6 +208,29 @@ def test_measured_work_says_what_was_chosen():
     described = threads.describe()
     assert set(described) == {"most", "gather"}
     assert 1 <= described["gather"] <= described["most"] <= torch.get_num_threads()
+
+
+def test_heavy_work_takes_all_threads_and_measures_nothing(monkeypatch):
+    threads, parts, seen = Threads(), [], set()
+    monkeypatch.setattr("memfeed.system.share._most_threads", lambda: 2)
+    threads.allow_those_of_torch()
+    both = threading.Barrier(2, timeout=60)
+
+    def work(begin, end):
+        if threading.get_ident() not in seen:  # each of the two threads waits for the other one
+            seen.add(threading.get_ident())
+            both.wait()
+        parts.append((begin, end))
+
+    with threads.in_use():
+        for _ in range(3):
+            parts.clear()
+            seen.clear()
+            share(64, work, kind="decode", is_heavy=True)
+            assert len(seen) == 2
+            assert len(parts) == 2 * HEAVY_PARTS
+            assert sorted(row for begin, end in parts for row in range(begin, end)) == list(range(64))
+    assert threads.describe() == {"most": 2}
 
 
 def test_one_thread_of_torch_means_one_of_ours():

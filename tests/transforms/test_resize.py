@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from image_batches import keys, params, pictures
 from scipy import stats
 
+from memfeed import Keys
 from memfeed.transforms import RandomResizedCrop, Resize
+from memfeed.transforms.operation import KeyedDraws, Operation
+from memfeed.transforms.params.sizes import Sizes
 
 COUNT = 2000
 DTYPES = [torch.uint8, torch.int16, torch.float32, torch.float64]
@@ -96,6 +101,25 @@ def test_boxes_that_never_fit_are_the_middle(size, ratio):
         same = Resize(8 if h == w else (8, 8), transform.interpolation).apply(box, keys(3))
         assert torch.equal(transform.apply(images, keys(3)), same)
         assert torch.equal(transform.apply([*images], keys(3)), same)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=12),
+    scale=st.sampled_from([(0.08, 1.0), (0.9, 3.0), (2.0, 3.0)]),
+    ratio=st.sampled_from([(3 / 4, 4 / 3), (0.2, 0.8), (1.4, 3.0)]),
+    seed=st.integers(0, 99),
+)
+def test_boxes_of_several_sizes_are_those_of_each_size(sizes, scale, ratio, seed):
+    """They are drawn for all images together; each must be the one that its image gets among images of one size."""
+    transform = RandomResizedCrop(4, scale, ratio)
+    draws = KeyedDraws(Keys(seed, 0, torch.arange(len(sizes))))
+    groups = Sizes.of([torch.empty(1, *size, dtype=torch.uint8) for size in sizes])
+    together = transform.make_params_by_size(groups, torch.uint8, "", draws)
+    apart = Operation.make_params_by_size(transform, groups, torch.uint8, "", draws)
+    for one, other in zip(together, apart, strict=True):
+        for name in ("top", "left", "box_height", "box_width"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert (one.height, one.width, one.mode) == (other.height, other.width, other.mode)
 
 
 @pytest.mark.parametrize(

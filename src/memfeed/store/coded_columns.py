@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedColumn, RaggedRows
 from memfeed.system import share
 
+HEAVY_BYTES = 4 << 20  # decoded: they take the fastest codec a millisecond
 SAMPLED_ROWS = 8  # whose sizes give an average
 _DAMAGED = "the store is damaged, run verify()"
 
@@ -43,20 +45,21 @@ class _Blobs:
         self.stored, self.decoded = stored, stored.field.decoded
         self.dtype = coding.array_dtype(self.decoded)
 
-    @property
+    @cached_property
     def codec(self) -> Codec:
         """The codec. Raises ModuleNotFoundError if its library is not installed."""
         return coding.codec_of_field(self.stored.field)
 
-    def read(self, located: Located, index: int) -> npt.NDArray[np.uint8]:
-        """Return blob ``index`` of ``located``, in the map of the heap."""
-        return self.stored.view(int(located.starts[index]), int(located.lengths[index])).numpy()
+    def of(self, located: Located) -> list[npt.NDArray[np.uint8]]:
+        """Return the blobs of some rows, in the map of the heap; an empty one for None."""
+        heap, spans = self.stored.heap.numpy(), zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
+        return [heap[start : start + max(length, 0)] for start, length in spans]
 
     def shape(self, row: int, blob: npt.NDArray[np.uint8]) -> tuple[int, ...]:
         """Return the shape of a row. Raises CorruptStoreError if its field admits no such row."""
-        with self.named(row):
+        expected = self.decoded.shape
+        try:
             shape = self.codec.shape(blob)
-            expected = self.decoded.shape
             if len(shape) != len(expected) or any(
                 dim not in (None, found) for dim, found in zip(expected, shape, strict=True)
             ):
@@ -65,32 +68,29 @@ class _Blobs:
                 )
             if math.prod(shape) * self.dtype.itemsize >= ROW_BYTES:
                 raise CorruptStoreError(f"found shape {list(shape)}; expected less than 4 GiB: {_DAMAGED}")
+        except CorruptStoreError as error:
+            raise self._named(row, error) from None
         return shape
+
+    def check(self, row: int, blob: npt.NDArray[np.uint8]) -> None:
+        """Raise CorruptStoreError for a row that another decoder could not read, as far as that is cheap to see."""
+        self.shape(row, blob)
+        try:
+            self.codec.check(blob)
+        except CorruptStoreError as error:
+            raise self._named(row, error) from None
 
     def decode(self, row: int, blob: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
         """Write row number ``row`` into ``out``, which has its shape and dtype."""
-        with self.named(row):
+        try:
             self.codec.decode(blob, out)
+        except CorruptStoreError as error:
+            raise self._named(row, error) from None
 
-    def named(self, row: int) -> _Named:
-        """Return a context that adds this row and the field to an error of a damaged blob."""
-        return _Named(self.stored, row)
-
-
-class _Named:
-    """Add the row and the field to the error of a damaged blob."""
-
-    def __init__(self, stored: RaggedColumn, row: int) -> None:
-        self._stored, self._row = stored, row
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CorruptStoreError):
-            raise CorruptStoreError(
-                f"{self._stored.path}, row {self._row} of field {self._stored.field.name}: {error.args[0]}"
-            ) from None
+    def _named(self, row: int, error: CorruptStoreError) -> CorruptStoreError:
+        """Return the error of a damaged blob with its row and field."""
+        stored = self.stored
+        return CorruptStoreError(f"{stored.path}, row {row} of field {stored.field.name}: {error.args[0]}")
 
 
 class CodedColumn(Column):
@@ -108,14 +108,10 @@ class CodedColumn(Column):
 
         Raises CorruptStoreError for one that is cut off, or whose header has a shape that the field does not admit.
         """
-        blobs, located = self._blobs, self._blobs.stored.locate(rows)
-        for index, row in enumerate(rows.tolist()):
-            blob = blobs.read(located, index)
-            blobs.shape(row, blob)
-            with blobs.named(row):
-                blobs.codec.check(blob)
-        spans = zip(located.starts.tolist(), located.lengths.tolist(), strict=True)
-        return [blobs.stored.view(start, length) for start, length in spans]
+        stored, located = self._blobs.stored, self._blobs.stored.locate(rows)
+        for row, blob in zip(rows.tolist(), self._blobs.of(located), strict=True):
+            self._blobs.check(row, blob)
+        return [stored.view(*span) for span in zip(located.starts.tolist(), located.lengths.tolist(), strict=True)]
 
     @property
     def stored(self) -> Column:
@@ -146,14 +142,14 @@ class CodedFixedColumn(CodedColumn, ComputedColumn):
 
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``Column.gather_into``. Blobs are decoded in the threads of the caller, straight into ``out``."""
-        blobs, located = self._blobs, self._blobs.stored.locate(rows)
-        array = coding.as_array(out)
+        blobs = self._blobs
+        of_rows, array = blobs.of(blobs.stored.locate(rows)), coding.as_array(out)
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                blobs.decode(int(rows[index]), blobs.read(located, index), array[index, ...])
+                blobs.decode(int(rows[index]), of_rows[index], array[index, ...])
 
-        share.share(len(rows), decode, kind="decode", work=out.nbytes)
+        share.share(len(rows), decode, kind="decode", work=out.nbytes, is_heavy=out.nbytes >= HEAVY_BYTES)
         return out
 
 
@@ -171,22 +167,23 @@ class CodedRaggedColumn(CodedColumn, RaggedRows):
         """See ``RaggedRows.locate``; the dims are read from the beginning of each blob."""
         stored, width = self._blobs.stored.locate(rows), max(self.field.rank, 1)
         dims = np.ones((len(rows), width), np.int64)
-        for index, row in enumerate(rows.tolist()):
-            if stored.lengths[index] < 0:
-                dims[index] = -1
-            elif self.field.rank:
-                dims[index] = self._blobs.shape(row, self._blobs.read(stored, index))
+        dims[stored.lengths < 0] = -1
+        if self.field.rank:
+            for index, (row, blob) in enumerate(zip(rows.tolist(), self._blobs.of(stored), strict=True)):
+                if dims[index, 0] >= 0:
+                    dims[index] = self._blobs.shape(row, blob)
         lengths = np.where(dims[:, 0] < 0, -1, dims.prod(axis=1) * self.field.itemsize)
         return Located(rows.astype(np.int64) * ROW_BYTES, lengths, dims)
 
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """See ``RaggedRows.copy``. Blobs are decoded in the threads of the caller, whole rows straight into ``out``."""
         rows, first_bytes = np.divmod(starts, ROW_BYTES)
-        blobs, located, ends = self._blobs, self._blobs.stored.locate(rows), np.cumsum(lengths)
+        blobs, ends = self._blobs, np.cumsum(lengths)
+        of_rows = blobs.of(blobs.stored.locate(rows))
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):
-                row, blob, first = int(rows[index]), blobs.read(located, index), int(first_bytes[index])
+                row, blob, first = int(rows[index]), of_rows[index], int(first_bytes[index])
                 shape, place = blobs.shape(row, blob), out[int(ends[index] - lengths[index]) : int(ends[index])]
                 whole = place
                 if first or len(place) != math.prod(shape) * blobs.dtype.itemsize:
@@ -195,7 +192,7 @@ class CodedRaggedColumn(CodedColumn, RaggedRows):
                 if whole is not place:
                     place[:] = whole[first : first + len(place)]
 
-        share.share(len(starts), decode, kind="decode", work=len(out))
+        share.share(len(starts), decode, kind="decode", work=len(out), is_heavy=len(out) >= HEAVY_BYTES)
 
     def view(self, start: int, length: int) -> torch.Tensor:
         """See ``RaggedRows.view``: here new memory."""

@@ -28,6 +28,7 @@ from memfeed.system.thread_choice import ThreadChoice
 from memfeed.system.threads import started
 
 PARTS = 4  # for each thread: so that one which gets less of its core does fewer of them
+HEAVY_PARTS = 16  # of work that is heavy: the last part, for which the others wait, is a smaller share of it
 
 Kind = Literal["gather", "decode", "transform"]
 RowsFunction = Callable[[int, int], Any]
@@ -57,10 +58,22 @@ class Threads:
         found = self._choices.get((kind, by_torch))
         return self._choices.setdefault((kind, by_torch), ThreadChoice(self._most)) if found is None else found
 
-    def share(self, rows: int, function: RowsFunction, least: int, kind: Kind, work: float, by_torch: bool) -> None:
+    def share(
+        self,
+        rows: int,
+        function: RowsFunction,
+        least: int,
+        kind: Kind,
+        work: float,
+        by_torch: bool,
+        is_heavy: bool = False,
+    ) -> None:
         """See the function ``share``."""
         if rows < 2 * least or not openmp.can_limit():
             function(0, rows)
+            return
+        if is_heavy:
+            _run(rows, function, least, self._most, by_torch=False, parts=HEAVY_PARTS)
             return
         if self._fixed is not None or self._most == 1:
             _run(rows, function, least, self._most, by_torch)
@@ -97,6 +110,7 @@ def share(
     kind: Kind = "transform",
     work: float | None = None,
     by_torch: bool = False,
+    is_heavy: bool = False,
 ) -> None:
     """Run ``function(begin, end)`` for parts of ``rows`` rows, on as many threads as are worthwhile.
 
@@ -111,6 +125,9 @@ def share(
         kind: of the work. Each kind has its own number of threads, in the ``Threads`` that are in use.
         work: its amount in a unit that suits all work of this kind; None counts rows.
         by_torch: the function is one operation that torch's own threads share.
+        is_heavy: the work takes milliseconds, far longer than to wake the threads. Then all threads take small parts of
+            it, and nothing is measured: a comparison would run it with one thread, and other programs that take a core
+            meanwhile could let one thread win.
     """
     if getattr(_here, "in_part", False):
         function(0, rows)
@@ -118,7 +135,7 @@ def share(
     threads: Threads | None = getattr(_here, "threads", None)
     if threads is None:
         threads = _by_hand()
-    threads.share(rows, function, least, kind, rows if work is None else work, by_torch)
+    threads.share(rows, function, least, kind, rows if work is None else work, by_torch, is_heavy)
 
 
 class _Job:
@@ -211,10 +228,10 @@ def _help(jobs: queue.SimpleQueue[_Job]) -> None:
         jobs.get().help()
 
 
-def _run(rows: int, function: RowsFunction, least: int, threads: int, by_torch: bool) -> None:
+def _run(rows: int, function: RowsFunction, least: int, threads: int, by_torch: bool, parts: int = PARTS) -> None:
     """Run ``function`` for all rows, on so many threads: torch's if they can, and the caller may use as many."""
     by_torch = by_torch and torch.get_num_threads() >= threads
-    count = min(threads * PARTS, rows // least)
+    count = min(threads * parts, rows // least)
     _here.in_part = True
     try:
         with openmp.at_most(threads if by_torch else 1):

@@ -141,6 +141,17 @@ class Operation(torch.nn.Module):
         """
         raise NotImplementedError
 
+    def make_params_by_size(self, sizes: Sizes, dtype: torch.dtype, stream: str, uniform: DrawFromStream) -> list[Any]:
+        """Return what `make_params` returns for each group of images of several sizes.
+
+        Operations that compute all groups together return the same numbers.
+        """
+        drawn: dict[int, NDArray[np.float64]] = {}
+        return [
+            self.make_params(shape, dtype, StreamDraws(stream, uniform, group, drawn))
+            for shape, group in zip(sizes.shapes, sizes.samples, strict=True)
+        ]
+
     def transform(self, image: torch.Tensor, params: Any) -> torch.Tensor:
         """Apply `params` to images [n, c, h, w], on any device, without writing to them."""
         raise NotImplementedError
@@ -182,11 +193,7 @@ class Step:
             raise TransformError(f"{self.operation}: {error}") from None
 
     def _make_by_size(self, sizes: Sizes, dtype: torch.dtype, uniform: DrawFromStream) -> BySize | Affine:
-        drawn: dict[int, NDArray[np.float64]] = {}
-        parts = [
-            self.operation.make_params(shape, dtype, StreamDraws(self.stream, uniform, group, drawn))
-            for shape, group in zip(sizes.shapes, sizes.samples, strict=True)
-        ]
+        parts = self.operation.make_params_by_size(sizes, dtype, self.stream, uniform)
         if all(isinstance(part, Affine) for part in parts):
             if any(part != parts[0] for part in parts):
                 raise TransformError("found images of different numbers of channels; expected one number in a list")

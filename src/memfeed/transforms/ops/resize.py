@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
-from memfeed.transforms.operation import DrawUniform
+from memfeed.transforms.operation import DrawFromStream, DrawUniform, StreamDraws
 from memfeed.transforms.ops.crop import check_size
 from memfeed.transforms.params.resample import Resampled, check_mode
+from memfeed.transforms.params.sizes import Sizes
 from memfeed.transforms.transform import ImageTransform
 
 MOST_PIXELS = 1 << 30  # of one image
@@ -118,18 +119,36 @@ class RandomResizedCrop(ImageTransform):
         """
         h, w = shape[2:]
         _require_pixels(h, w)
+        return self._resampled(np.full((shape[0], 2), (h, w), np.int64), uniform)
+
+    def make_params_by_size(
+        self, sizes: Sizes, dtype: torch.dtype, stream: str, uniform: DrawFromStream
+    ) -> list[Resampled]:
+        """Return what `make_params` returns for each group, computed for all images together."""
+        sides = np.empty((len(sizes), 2), np.int64)
+        for shape, samples in zip(sizes.shapes, sizes.samples, strict=True):
+            h, w = shape[2:]
+            _require_pixels(h, w)
+            sides[samples] = h, w
+        made = self._resampled(sides, StreamDraws(stream, uniform))
+        return [made.of(samples) for samples in sizes.samples]
+
+    def _resampled(self, sides: NDArray[np.int64], uniform: DrawUniform) -> Resampled:
+        """Return the boxes of images with these heights and widths, int64 [n, 2]."""
         drawn = uniform(4)
-        box, fits = self._boxes(h, w, drawn[:, 2:])
+        box, fits = self._boxes(sides, drawn[:, 2:])
         (too_large,) = np.nonzero(~fits)
         middle = too_large[:0]
         if len(too_large):
             tries = uniform(2 + 2 * TRIES, too_large)[:, 4:].reshape(-1, TRIES - 1, 2)
-            boxes, fits = self._boxes(h, w, tries)
+            boxes, fits = self._boxes(sides[too_large, None], tries)
             first = boxes[np.arange(len(too_large)), fits.argmax(1)]
             is_found = np.any(fits, axis=1)
-            box[too_large] = np.where(is_found[:, None], first, self._largest(h, w))
             middle = too_large[~is_found]
-        room = (h, w) - box
+            box[too_large] = first
+            for sample in middle.tolist():
+                box[sample] = self._largest(*sides[sample].tolist())
+        room = sides - box
         corner = (drawn[:, :2] * (room + 1)).astype(np.int64)
         corner[middle] = room[middle] // 2
         height, width = self.size
@@ -137,16 +156,20 @@ class RandomResizedCrop(ImageTransform):
             corner[:, 0], corner[:, 1], box[:, 0], box[:, 1], height, width, self.interpolation, self.antialias
         )
 
-    def _boxes(self, h: int, w: int, drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return height and width for a drawn area and ratio, int64 [..., 2], and True for each box that fits."""
-        area = (h * w) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
+    def _boxes(
+        self, sides: NDArray[np.int64], drawn: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return height and width for a drawn area and ratio, int64 [..., 2], and True for each box that fits.
+
+        ``sides`` are the heights and widths of the images, int64 [..., 2].
+        """
+        area = sides.prod(-1) * (self.scale[0] + drawn[..., 0] * (self.scale[1] - self.scale[0]))
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         root = np.exp((0.5 * low) + drawn[..., 1] * (0.5 * (high - low)))
         side = np.sqrt(area)
         boxes = np.empty((*side.shape, 2), np.int64)
-        height, width = boxes[..., 0], boxes[..., 1]
-        height[...], width[...] = np.rint(side / root), np.rint(side * root)
-        return boxes, (height > 0) & (width > 0) & (height <= h) & (width <= w)
+        boxes[..., 0], boxes[..., 1] = np.rint(side / root), np.rint(side * root)
+        return boxes, np.all((boxes > 0) & (boxes <= sides), axis=-1)
 
     def _largest(self, h: int, w: int) -> tuple[int, int]:
         """Return height and width of the largest box with an allowed ratio."""

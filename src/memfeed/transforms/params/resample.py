@@ -50,6 +50,11 @@ class Resampled(Geometry):
     mode: str = "bilinear"
     antialias: bool = True
 
+    def of(self, samples: NDArray[np.int64]) -> Resampled:
+        """Return the boxes of some of the images, int64 [m]."""
+        boxes = self.top[samples], self.left[samples], self.box_height[samples], self.box_width[samples]
+        return Resampled(*boxes, self.height, self.width, self.mode, self.antialias)
+
     def output_shape(self, shape: torch.Size) -> torch.Size:
         """Return [n, c, height, width] for images of `shape` [n, c, h, w]."""
         return torch.Size((*shape[:2], self.height, self.width))
