@@ -344,6 +344,19 @@ def test_the_fixed_and_the_random_part_of_a_cut_pipeline(path):
         Loader(dataset, 10, cache=path)
 
 
+def test_a_pipeline_is_watched_after_another_one_was_refused(path):
+    dataset = Transformed([Scale(2), Flip(0.5)])
+    loader, steps = Loader(dataset, 10, cache=path), dataset.transform
+    dataset.transform = [Scale(2)]
+    with pytest.raises(StaleStoreError, match=r"dataset\.transform"):
+        next(iter(loader))
+    dataset.transform = steps
+    assert len(list(loader)) == 6
+    steps[1].p = 0.9
+    with pytest.raises(StaleStoreError, match=r"dataset\.transform\[1\]\.p is 0\.9, and was 0\.5"):
+        next(iter(loader))
+
+
 @pytest.mark.parametrize("filled", [False, True])
 def test_what_reading_changes_is_no_alarm(path, filled):
     class Keeping(Dataset):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torchvision.tv_tensors import Mask
 
 import memfeed
 from memfeed.codecs.codec import Jpeg, Zstd
@@ -242,3 +243,41 @@ def test_a_lossless_codec_loses_nothing_and_equal_images_have_no_psnr():
     assert losses_of(coded_schema(schema, forms_of("zstd")), lambda index: rows) == ()
     (loss,) = losses_of(coded_schema(schema, forms_of("jpeg")), lambda index: rows)
     assert (loss.mean, loss.largest, loss.psnr) == (0, 0, None)
+
+
+class Masks(Images):
+    """Color images beside masks of one channel, and of several."""
+
+    def __getitem__(self, index):
+        image = super().__getitem__(index)["image"]
+        plane = (image[0] // 28).contiguous()
+        of_objects = Mask(torch.stack([plane == one for one in range(3)]).to(torch.uint8))
+        return {"image": image, "plane": plane, "channel": plane[None], "objects": of_objects}
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_lossy_codec_for_all_leaves_masks_as_they_are(tmp_path, changes, lazily):
+    dataset, path = Masks(changes=changes), tmp_path / "s.mf"
+    store = cached(dataset, path, forms="jpeg:90", lazily=lazily, split="auto" if lazily else None)
+    for index in range(len(dataset)):
+        found, expected = store[index], dataset[index]
+        assert all(torch.equal(found[name], expected[name]) for name in ("plane", "channel", "objects"))
+    if lazily:
+        store.finish()
+    assert {name for name, field in stored(memfeed.open(path)).items() if field.coding} == {"image"}
+    cached(dataset, path, forms="jpeg:90")
+    with pytest.raises(StaleStoreError, match="quality=90.*quality=80"):
+        cached(dataset, path, forms="jpeg:80")
+    raw = cached(dataset, tmp_path / "raw.mf")
+    with pytest.raises(StaleStoreError, match="field image is raw"):
+        cached(dataset, raw.path, forms="jpeg:90")
+    again = memfeed.recode(raw, tmp_path / "again.mf", "jpeg:90", progress=False)
+    assert stored(again)["plane"].coding is None
+
+
+def test_gray_images_are_named_for_a_lossy_codec(tmp_path):
+    gray = [(torch.full((1, 40, 40), i, dtype=torch.uint8), i) for i in range(8)]
+    with pytest.raises(SchemaError, match="with three channels, for one channel may be a mask.*name the field"):
+        cached(gray, tmp_path / "s.mf", forms="jpeg:90")
+    assert stored(cached(gray, tmp_path / "s.mf", forms={"0": "jpeg:90"}))["0"].coding.codec == "jpeg"

@@ -3,6 +3,7 @@
 import array
 import collections
 import io
+import multiprocessing
 import random
 
 import numpy as np
@@ -135,6 +136,28 @@ def test_open_files_are_places(tmp_path):
     with open(path, "ab") as file:
         assert found(f=file) == {}  # its contents are the program's own
     assert found(f=io.BytesIO(b"1")) == {}
+
+
+@pytest.mark.parametrize(("value", "kind", "rows"), [
+    (multiprocessing.Value("i", 7), "setting", 1),
+    (multiprocessing.Value("d", 7.0, lock=False), "setting", 1),
+    (multiprocessing.Array("d", N), "data", N),
+    (multiprocessing.RawArray("i", 3), "setting", 3),
+    (memoryview(bytearray(N)), "data", N),
+    (memoryview(np.zeros((N, 3))), "data", N),
+])  # fmt: skip
+def test_shared_memory_is_an_array_with_a_row_for_each_entry(value, kind, rows):
+    (leaf,) = leaves_of(Of(shared=value))
+    assert (leaf.path, leaf.kind, len(leaf.value)) == ("shared", kind, rows)
+    before = leaf.value.tobytes()
+    memoryview(value.get_obj() if hasattr(value, "get_obj") else value).cast("B")[0] = 9
+    assert leaf.value.tobytes() != before
+
+
+def test_memory_that_cannot_be_read_is_left_out():
+    released = memoryview(bytearray(N))
+    released.release()
+    assert leaves_of(Of(released=released, gaps=memoryview(bytearray(2 * N))[::2])) == []
 
 
 def test_one_object_is_found_once():

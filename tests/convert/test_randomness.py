@@ -164,6 +164,31 @@ def test_a_random_stream_is_caught(path):
     assert len(cache(RandomStream(), path, allow="random")) == 10
 
 
+class RareStream(IterableDataset):
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __iter__(self):
+        return (i + 1000 * (self.draw() < 0.001) for i in range(10))
+
+
+@pytest.mark.parametrize("draw", [random.random, random.Random(0).random])
+def test_a_stream_that_is_random_now_and_then_is_caught(path, draw):
+    with pytest.raises(RandomDataError, match="iterating draws random numbers, though it gave the same values"):
+        cache(RareStream(draw), path)
+    assert len(cache(RareStream(draw), path, allow="random")) == 10
+
+
+class SeededStream(IterableDataset):
+    def __iter__(self):
+        generator = random.Random(0)
+        return (generator.random() for _ in range(10))
+
+
+def test_a_stream_that_seeds_itself_is_fixed(path):
+    assert len(cache(SeededStream(), path)) == 10
+
+
 class Normalised(Made):
     """As some readers of point clouds: each sample is moved to its mean, in the memory of all."""
 
@@ -190,3 +215,23 @@ def test_a_dataset_that_changes_its_own_data_is_told_apart_from_a_random_one(pat
 def test_a_generator_of_its_own_is_said_to_be_possible(path):
     with pytest.raises(RandomDataError, match="no global generator moved: it has a generator of its own, or writes to"):
         cache(Flipped(lambda i: np.random.default_rng().random()), path)
+
+
+class RarelyDrawn(Made):
+    """One sample draws from a generator that the dataset, or a step of it, holds."""
+
+    def __init__(self, make_late=False):
+        super().__init__(None, 1000)
+        self.generator = None if make_late else np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        if self.generator is None:
+            self.generator = np.random.default_rng(0)
+        return {"x": index + (self.generator.random() if index == 777 else 0.0)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make_late", [False, True])
+def test_a_generator_of_the_dataset_is_watched_in_every_sample(path, workers, make_late):
+    with pytest.raises(RandomDataError, match="reading sample 777 twice gave different values in field x"):
+        cache(RarelyDrawn(make_late), path, workers=workers)

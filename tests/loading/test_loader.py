@@ -315,6 +315,9 @@ def test_keyed_transforms_get_seed_epoch_and_base_rows(pairs):
     spy.keys.clear()
     list(Loader(pairs, 2, sampler=[3, 3, 3], transform=spy))
     assert torch.cat([keys.occurrence for keys in spy.keys]).tolist() == [0, 1, 2], "repeats of a row must differ"
+    spy.keys.clear()
+    list(Loader(pairs.subset([3] * 6), 2, shuffle=True, transform=spy))
+    assert len(set(torch.cat([keys.occurrence for keys in spy.keys]).tolist())) == 6, "also those of a view"
 
 
 def test_an_exception_in_a_transform_reaches_the_caller_and_the_next_epoch_works(pairs):

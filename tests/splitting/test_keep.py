@@ -9,6 +9,7 @@ from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
+import memfeed
 from memfeed.errors import SplitError
 from memfeed.splitting.keep import ENCODED, OpenedFiles, ShortSide, encoded
 from memfeed.splitting.leaves import kind_of
@@ -113,3 +114,37 @@ def test_an_image_that_its_loader_turned_is_refused(loader, orientation, is_chec
         files.leaves(proof.cut.patterns[0], read.leaves, is_checked=is_checked)
     with pytest.raises(SplitError, match="not as the dataset's loader opened it"):
         OpenedFiles(loader).leaves(proof.cut.patterns[0], read.leaves, is_checked=is_checked)
+
+
+def cropped_with_boxes(image, boxes):
+    """Crop an image and its boxes, as the references of torchvision do."""
+    top, left, height, width = v2.RandomResizedCrop.get_params(image, (0.5, 1.0), (1.0, 1.0))
+    moved = (boxes - torch.tensor([left, top] * 2)) * 16 / torch.tensor([width, height] * 2)
+    return v2.functional.resized_crop(image, top, left, height, width, [16, 16]), moved
+
+
+class Boxed(Rows):
+    def __getitem__(self, index):
+        boxes = torch.tensor([[8.0, 8.0, 24.0, 24.0]])
+        if isinstance(self.transform, v2.Transform):
+            boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(32, 32))
+        return self.transform(self.load(index), boxes)
+
+
+@pytest.mark.parametrize(("transform", "message"), [
+    (cropped_with_boxes, "field 1 of sample .* depends on the size of the image"),
+    (v2.RandomResizedCrop(16), "a random step refuses sample .*: ValueError: Found multiple HxW"),
+])  # fmt: skip
+def test_boxes_in_pixels_of_the_original_are_refused_beside_smaller_images(transform, message, tmp_path):
+    dataset = Boxed(transform)
+    with pytest.raises(SplitError, match=f"{message}(.|\n)*choose forms='full'"):
+        memfeed.cache(dataset, tmp_path / "s.mf", split=True, forms=16, workers=0, progress=False)
+    store = memfeed.cache(dataset, tmp_path / "s.mf", split=True, forms=32, workers=0, progress=False)
+    assert len(store) == 64  # images of this size are not changed
+
+
+def test_smaller_images_beside_masks_and_labels_are_accepted(tmp_path):
+    dataset = Masked(v2.RandomResizedCrop(8))
+    store = memfeed.cache(dataset, tmp_path / "s.mf", split=True, forms=16, workers=0, progress=False)
+    image, mask, label = next(iter(memfeed.Loader(store, 8)))
+    assert (image.shape[-2:], mask.shape[-2:], label.tolist()) == ((8, 8), (8, 8), list(range(8)))

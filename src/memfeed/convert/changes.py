@@ -40,6 +40,19 @@ class State(NamedTuple):
             {path: one for path, one in later.settings.items() if path in self.settings and self.settings[path] == one},
         )
 
+    def changed_until(self, later: State) -> set[str]:
+        """Return the attributes that differ in a later state, or that only one of the two has."""
+        stays = self.stable(later)
+        both = {*self.digests, *self.settings, *later.digests, *later.settings}
+        return both - {path for path in both if path in stays.digests or path in stays.settings}
+
+    def without(self, paths: set[str]) -> State:
+        """Return this state without some attributes."""
+        return State(
+            {path: one for path, one in self.digests.items() if path not in paths},
+            {path: one for path, one in self.settings.items() if path not in paths},
+        )
+
 
 class Watched:
     """A dataset, and what its attributes held before and after some samples were read.
@@ -132,11 +145,7 @@ class Watched:
         now = self._now()
         while (found := self._difference(now)) is not None and reads and next(reads, None) is not None:
             before, now = now, self._now()
-            stays = before.stable(now)
-            self._known = State(
-                {path: one for path, one in self._known.digests.items() if path in stays.digests},
-                {path: one for path, one in self._known.settings.items() if path in stays.settings},
-            )
+            self._known = self._known.without(before.changed_until(now))
         return found
 
     def _difference(self, now: State) -> tuple[str, bool] | None:

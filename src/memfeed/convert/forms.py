@@ -26,6 +26,7 @@ SMALLEST_SIDE = 8  # pixels; a smaller one is a mistake
 LOSSY = "lossy"
 SMALL_BYTES = 64  # rows of fixed size up to this are coded only if a user names their field: a blob has 16 more
 _NUMBERS = ("fixed", "jagged", "list")
+_COLORS = 3  # channels
 
 
 class Forms(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,16 +169,18 @@ def coded_schema(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = 
     if forms.keep_name is not None:
         find_field(forms.keep_name, paths, names)
     chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
-    fields = []
+    fields, masks = [], {path for path, leaf in schema.structure.leaf_nodes() if leaf.name == "Mask"}
     for index, field in enumerate(schema):
         shape = field.shape if shapes is None else shapes[index]
-        codec = chosen.get(index, forms.codec if _suits(field, forms.codec, shape) else None)
+        is_suited = _suits(field, forms.codec, shape, is_mask=field.path in masks)
+        codec = chosen.get(index, forms.codec if is_suited else None)
         fields.append(field if codec is None else _coded(field, codec, shape))
     if forms.codec is not None and all(field.coding is None for field in fields):
         shown = listed([f"{field.name}: {field.describe()}" for field in schema], 200)
         raise SchemaError(
             f"found no field that {forms.codec.name} suits ({shown}); expected one, of more than {SMALL_BYTES} bytes a "
-            f'row: leave forms= out, or name the field: forms={{{names[0]!r}: "{forms.codec.name}"}}'
+            f"row{'' if forms.codec.lossless else ', with three channels, for one channel may be a mask'}: "
+            f'leave forms= out, or name the field: forms={{{names[0]!r}: "{forms.codec.name}"}}'
         )
     return Schema(fields=tuple(fields), structure=schema.structure)
 
@@ -213,14 +216,19 @@ def codings_of(schema: Schema) -> dict[Path, str]:
     return {field.path: coding_text(field.coding) for field in schema}
 
 
-def asked_codings(schema: Schema, forms: Forms) -> dict[Path, str]:
+def asked_codings(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = None) -> dict[Path, str]:
     """Return the codings that are asked for, as text, of the fields that are named or that a codec for all suits.
 
-    ``schema`` is that of the samples.
+    ``schema`` and ``shapes`` are those of the samples, see `coded_schema`. Without shapes, a field of images of any
+    shape is left out, which may have one channel: a lossy codec for all does not suit it then.
     """
-    codings = codings_of(coded_schema(schema, forms))
     named = {schema.fields[schema.field_index(name)].path for name in forms.codecs}
-    return {path: text for path, text in codings.items() if path in named or text != RAW}
+    unsure = set[Path]()
+    if shapes is None and forms.codec is not None and not forms.codec.lossless:
+        unsure = {field.path for field in schema if None in field.shape} - named
+        shapes = [tuple(_COLORS if dim is None else dim for dim in field.shape) for field in schema]
+    codings = codings_of(coded_schema(schema, forms, shapes))
+    return {path: text for path, text in codings.items() if path in named or (text != RAW and path not in unsure)}
 
 
 def has_forms(manifest: Manifest | None, given: Any, budget: int | str | None) -> bool:
@@ -236,9 +244,14 @@ def has_forms(manifest: Manifest | None, given: Any, budget: int | str | None) -
     return forms.keep in (None, kept) and dtypes and not is_wide and is_within and has_codings
 
 
-def _suits(field: Field, codec: Codec | None, shape: Shape) -> bool:
-    """Return True if a codec for all fields is one for this field."""
+def _suits(field: Field, codec: Codec | None, shape: Shape, *, is_mask: bool) -> bool:
+    """Return True if a codec for all fields is one for this field: a lossy one for images in color.
+
+    Planes of one channel may be masks, whose numbers are classes.
+    """
     if codec is None or field.kind not in _NUMBERS or not field.rank:
+        return False
+    if not codec.lossless and (is_mask or field.rank != 3 or _COLORS not in (shape[0], shape[-1])):
         return False
     is_small = field.kind == "fixed" and field.row_bytes <= SMALL_BYTES
     return not is_small and not codec.accepts(array_dtype(field), shape)

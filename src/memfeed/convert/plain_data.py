@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import logging
 import os
@@ -11,6 +12,7 @@ import types
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from multiprocessing.sharedctypes import SynchronizedBase
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
@@ -97,7 +99,10 @@ class _Walk:
             return
         self._seen.add(id(value))
         self._kept.append(value)
-        if is_table(value):
+        if (memory := _memory(value)) is not None:
+            is_data = len(memory) == owner_length or len(memory) >= SETTINGS
+            yield Leaf(path, memory, "data" if is_data else "setting", folders)
+        elif is_table(value):
             for name, column in _columns_of(value):
                 yield Leaf(f"{path}[{name!r}]", column, "data", folders)
         elif is_array(value):
@@ -178,6 +183,21 @@ def _length_of_data(value: Any) -> int | None:
     with contextlib.suppress(TypeError):  # an array of no dims
         return len(value) if is_data else None
     return None
+
+
+def _memory(value: Any) -> Any:
+    """Return a memoryview, ctypes, or what `multiprocessing` shares, as an array with a row for each entry.
+
+    None for other values.
+    """
+    value = value.get_obj() if isinstance(value, SynchronizedBase) else value
+    if not isinstance(value, memoryview | ctypes.Array | ctypes._SimpleCData):
+        return None
+    try:
+        data: Any = np.frombuffer(memoryview(value).cast("B"), np.uint8)
+        return data.reshape(len(value) if hasattr(value, "__len__") else 1, -1)
+    except (TypeError, ValueError):  # it was released, or is empty or not contiguous
+        return None
 
 
 def _open_file(value: Any) -> str | None:

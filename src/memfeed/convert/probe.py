@@ -28,6 +28,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
+from memfeed.splitting.generators import Generators
 from memfeed.store.store import Store
 from memfeed.system import random_state
 
@@ -191,7 +192,7 @@ def probe_map(
     Those of the first second are read twice, unless they `may_be_random`. Raises RandomDataError and SampleError.
     """
     probed, byte_count, read_count, limit_start, watchdog = ProbedSamples(), 0, 0, time.monotonic(), Watchdog(0)
-    started = limit_start
+    started, generators = limit_start, None if may_be_random else Generators(dataset)
 
     def read() -> Any:
         nonlocal read_count
@@ -205,7 +206,7 @@ def probe_map(
                 break
             try:
                 repeat = len(probed.indices) < REPEATED or seconds < MOST_SECONDS / 2
-                sample = read() if may_be_random else read_checked(dataset, index, read, repeat, watched)
+                sample = read_checked(dataset, index, read, generators, repeat, watched) if generators else read()
             except SampleError as error:
                 if not skip_errors:
                     raise
@@ -213,6 +214,7 @@ def probe_map(
                 continue
             if not probed.indices:
                 limit_start = time.monotonic()  # the first sample of a dataset may open its files
+                generators = generators and Generators(dataset)  # and make generators
                 if watched is not None and len(indices) > 1:
                     watched.note_first()
             byte_count += probed.add(index, sample)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.building.build import Build
 from memfeed.convert.failure import Failure, failure_of
@@ -26,6 +25,7 @@ from memfeed.convert.jobs import RowJob, StreamJob
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.row_worker import Request
 from memfeed.convert.watchdog import ENDED, Stopped, Watchdog, describe_samples
+from memfeed.convert.worker_info import set_worker_info
 from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError
 from memfeed.system import machine
@@ -172,8 +172,7 @@ def prepare_like_dataloader(dataset: Any, worker: int, worker_count: int) -> Non
     torch.manual_seed(seed)
     entropy = [worker, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]  # DataLoader seeds numpy with the same four words
     np.random.seed(np.random.SeedSequence(entropy).generate_state(4))
-    info = torch_worker.WorkerInfo(id=worker, num_workers=worker_count, seed=seed, dataset=dataset)
-    torch_worker._worker_info = info  # torch has no public way to set it
+    set_worker_info(worker, worker_count, seed, dataset)
 
 
 def _receive(job: Job, workers: list[_Worker]) -> Iterator[Report]:

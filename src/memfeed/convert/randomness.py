@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from memfeed.convert import worker_info
 from memfeed.convert.changes import Watched
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
@@ -15,10 +17,12 @@ from memfeed.schema.compare import Difference, difference, equal
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Path, display
 from memfeed.schema.infer import infer
-from memfeed.system import random_state
+from memfeed.splitting.draws import drawing_line
+from memfeed.splitting.generators import Generators
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
+_ASKS = ", as it depends on torch.utils.data.get_worker_info()"
 RECHECK_SECONDS = 1.0
 
 
@@ -26,29 +30,31 @@ class OwnDataError(RandomDataError):
     """A dataset gives other samples when it is read again, and has drawn no number: it has changed its own data."""
 
 
-def read_checked(dataset: Any, index: int, read: Callable[[], Any], repeat: bool, watched: Watched | None) -> Any:
+def read_checked(
+    dataset: Any, index: int, read: Callable[[], Any], generators: Generators, repeat: bool, watched: Watched | None
+) -> Any:
     """Return a copy of ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
 
-    It is random if its values differ when it is read again under another seed, or if reading it drew from a global
-    generator that it had not seeded itself: a rare flip would be kept as it happened to be. It is read again once if
-    `repeat`, and four times if it drew. Seeds the global generators: call this within `random_state.preserved`.
-    ``watched`` knows if the dataset's data has changed.
+    It is random if its values differ when it is read again under another seed, or if reading it drew from one of the
+    ``generators`` that it had not seeded itself: a rare flip would be kept as it happened to be. It is read again once
+    if `repeat`, and four times if it drew. ``watched`` knows if the dataset's data has changed.
     """
-    random_state.seed(_seed(index, 0))
-    before = random_state.save()
-    sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
-    end = random_state.save()
-    has_drawn = end != before
-    repeats = REPEATS_OF_DRAWS if has_drawn else int(repeat)
-    for attempt in range(repeats):
-        random_state.seed(_seed(index, attempt + 1))
-        differs = _difference(sample, map_leaves(values.copy_value, read()))  # a copy of a Parameter is a tensor
-        if differs is not None:
-            if has_drawn:
-                raise _random(dataset, _differs(index, differs.path))
-            raise _own(dataset, _differs(index, differs.path), watched.changed_by_reading() if watched else [])
-        if _is_loose(before, end, random_state.save()):
-            raise _draws(dataset, index)
+    with _restored(generators):
+        before = generators.seed(index, 0)
+        sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
+        end = generators.save()
+        has_drawn = bool(generators.moved(before, end))
+        for attempt in range(REPEATS_OF_DRAWS if has_drawn else int(repeat)):
+            begin = generators.seed(index, attempt + 1)
+            differs = _difference(sample, map_leaves(values.copy_value, read()))  # a copy of a Parameter is a tensor
+            if differs is not None:
+                if has_drawn:
+                    raise _random(dataset, _differs(index, differs.path))
+                raise _own(dataset, _differs(index, differs.path), watched.changed_by_reading() if watched else [])
+            # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
+            again = generators.save()
+            if generators.moved(begin, again) & generators.moved(end, again):
+                raise _draws(dataset, index, generators)
     return sample
 
 
@@ -74,10 +80,14 @@ def check_iterable(dataset: Any) -> None:
     one_pass, another = iter(dataset), iter(dataset)
     if one_pass is another:
         return  # it can be iterated only once
-    with random_state.seeded(_seed(0, 0)):
+    generators = Generators(dataset)
+    with _restored(generators):
+        generators.seed(0)
         first = [map_leaves(values.copy_value, sample) for sample in itertools.islice(one_pass, REPEATED)]
-        random_state.seed(_seed(0, 1))
+        end = generators.save()
+        begin = generators.seed(1)
         second = [map_leaves(values.copy_value, sample) for sample in itertools.islice(another, REPEATED)]
+        last = generators.save()
         if len(second) < len(first):
             raise SchemaError(
                 f"found {len(first)} samples or more in the first pass over the iterable and {len(second)} in another; "
@@ -88,35 +98,50 @@ def check_iterable(dataset: Any) -> None:
             if differs is not None:
                 where = f"in field {display(differs.path)} of sample {index}"
                 raise _random(dataset, f"iterating twice gave different values {where}")
+        if generators.moved(begin, last) & generators.moved(end, last):
+            raise _random(dataset, "iterating draws random numbers, though it gave the same values so far")
 
 
 class Draws:
-    """Notices, while a dataset is converted, samples that draw from a global generator, and reads these again.
+    """Notices, while a dataset is converted, samples that draw from a generator, and reads these again.
 
-    The probe reads only some samples. This finds a random sample anywhere, if it draws from a global generator. Each
-    process spends at most ``RECHECK_SECONDS`` on reading again: where all samples draw and none of those differs, the
-    others are not read again.
+    The probe reads only some samples. This finds a random sample anywhere, if it draws from a global generator or from
+    one that the dataset holds, or asks for the seed of its worker. Each process spends at most ``RECHECK_SECONDS`` on
+    reading again: where all samples draw and none of those differs, the others are not read again.
     """
 
     def __init__(self, dataset: Any, plan: WritePlan) -> None:
         self._dataset, self._seconds_left = dataset, RECHECK_SECONDS if plan.refuse_random else 0.0
         self._paths = list(plan.flattener.structure.leaves())
-        self._before: random_state.RandomState | None = None
+        self._generators: Generators | None = None
+        self._has_read = False
+        self._before: list[Any] | None = None
+        self._asked = 0
 
     def begin(self) -> None:
         """Remember the state of the generators before some samples are read."""
-        self._before = random_state.save() if self._seconds_left > 0 else None
+        self._before = None
+        if self._seconds_left <= 0:
+            return
+        if self._generators is None or not self._has_read:
+            self._has_read = self._generators is not None  # the first sample may make generators
+            self._generators = Generators(self._dataset)
+        self._before, self._asked = self._generators.save(), worker_info.times_asked()
 
     def check(self, read: Mapping[int, Sequence[Any]], read_again: Callable[[int], Sequence[Any]]) -> None:
         """Raise RandomDataError if one of the samples `read` since ``begin`` is random.
 
         `read` has the leaves of each sample by its index, and ``read_again(index)`` returns them of another read.
         """
-        if self._before is None or random_state.save() == self._before:
+        if self._before is None or self._generators is None:
             return
-        started, end, index = time.monotonic(), random_state.save(), next(iter(read), 0)
-        with random_state.preserved():
-            random_state.seed(_seed(next(iter(read), 0), 1))
+        started, end, generators, index = time.monotonic(), self._generators.save(), self._generators, 0
+        asks = worker_info.times_asked() != self._asked
+        drew = generators.moved(self._before, end)
+        if not asks and not drew:
+            return
+        with _restored(generators), worker_info.as_another_worker():
+            begin = generators.seed(next(iter(read), 0), 1)
             for index, leaves in read.items():
                 if time.monotonic() - started > self._seconds_left:
                     break
@@ -126,16 +151,21 @@ class Draws:
                     continue
                 for path, one, other in zip(self._paths, leaves, again, strict=True):
                     if not equal(one, other):
-                        raise _random(self._dataset, _differs(index, path))
+                        raise _random(self._dataset, _differs(index, path) + _ASKS * (asks and not drew))
             else:
-                if _is_loose(self._before, end, random_state.save()):
-                    raise _draws(self._dataset, index)
+                last = generators.save()
+                if drew & generators.moved(begin, last) & generators.moved(end, last):
+                    raise _draws(self._dataset, index, generators)
         self._seconds_left -= time.monotonic() - started
 
 
-def _seed(index: int, attempt: int) -> int:
-    """Return another seed for each read of each sample: a rare draw must not be missed in all samples alike."""
-    return (20_011 + 104_729 * index + 7_919 * attempt) % (1 << 32)
+@contextmanager
+def _restored(generators: Generators) -> Iterator[None]:
+    states = generators.save()
+    try:
+        yield
+    finally:
+        generators.restore(states)
 
 
 def _difference(sample: Any, again: Any) -> Difference | None:
@@ -151,16 +181,8 @@ def _differs(index: int, path: Path) -> str:
     return f"reading sample {index} twice gave different values in field {display(path)}"
 
 
-def _is_loose(before: random_state.RandomState, end: random_state.RandomState, other: random_state.RandomState) -> bool:
-    """Return True if reading moved a generator that the dataset had not seeded: to another state under another seed."""
-    return any(one != two and two != three for one, two, three in zip(before, end, other, strict=True))
-
-
-def _draws(dataset: Any, index: int) -> RandomDataError:
-    from memfeed.splitting.draws import drawing_line
-    from memfeed.splitting.generators import Generators
-
-    where = drawing_line(dataset.__getitem__, [index], Generators(dataset))
+def _draws(dataset: Any, index: int, generators: Generators) -> RandomDataError:
+    where = drawing_line(dataset.__getitem__, [index], generators)
     return _random(
         dataset, f"reading sample {index} draws random numbers{where}, though it gave the same values so far"
     )

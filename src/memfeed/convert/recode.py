@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.copy_rows import copy_rows
-from memfeed.convert.forms import Forms, codecs_of, coded_schema, losses_of, observed_shapes
+from memfeed.convert.forms import Forms, Shape, codecs_of, coded_schema, losses_of, observed_shapes
 from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
@@ -79,12 +79,8 @@ def recoded_schema(store: Store, forms: Forms) -> Schema:
     """Return the schema of a store with the codecs that are asked for, and the old ones where none is."""
     assert store._view.manifest is not None
     stored = store._view.manifest.schema
-    plain, rows = (
-        stored.decoded,
-        np.unique(np.linspace(0, max(len(store) - 1, 0), LOOKED_AT).astype(np.int64))[: len(store)],
-    )
-    dims = [column.locate(rows).dims if column.layout == "ragged" else None for column in store._view.columns]
-    asked = coded_schema(plain, forms, observed_shapes(plain, dims))
+    plain = stored.decoded
+    asked = coded_schema(plain, forms, shapes_in(store))
     raw = {plain.field_index(name) for name, codec in forms.codecs.items() if codec is None}
     is_all_raw = not forms.has_codecs
     fields = [
@@ -92,6 +88,13 @@ def recoded_schema(store: Store, forms: Forms) -> Schema:
         for index, (new, old) in enumerate(zip(asked, stored, strict=True))
     ]
     return Schema(fields=tuple(fields), structure=asked.structure)
+
+
+def shapes_in(store: Store) -> list[Shape]:
+    """Return what `observed_shapes` does, of some rows of a store."""
+    rows = _looked_at(store)
+    dims = [column.locate(rows).dims if column.layout == "ragged" else None for column in store._view.columns]
+    return observed_shapes(store.schema, dims)
 
 
 def _looked_at(store: Store) -> Int64Array:

@@ -17,11 +17,12 @@ from memfeed.convert.attributes import classes_of, targets_of
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.forms import Forms, asked_codings, codings_of
+from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
 from memfeed.convert.readback import ROUNDING
+from memfeed.convert.recode import shapes_in
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec
@@ -78,7 +79,7 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
         raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")
     if store._view.manifest is not None:
-        require_forms(store.path, store._view.manifest.schema, options.forms)
+        require_forms(store.path, store._view.manifest.schema, options.forms, shapes_in(store))
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
         found, probed = len(result.probed.samples), len(old.probes)
@@ -91,12 +92,15 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
     return result
 
 
-def require_forms(path: Path, stored: Schema, forms: Forms) -> None:
-    """Raise StaleStoreError if ``forms`` says that fields are coded in another way than those of ``stored`` are."""
+def require_forms(path: Path, stored: Schema, forms: Forms, shapes: Sequence[Shape] | None = None) -> None:
+    """Raise StaleStoreError if ``forms`` says that fields are coded in another way than those of ``stored`` are.
+
+    ``shapes`` are those of some rows, see `asked_codings`.
+    """
     if not forms.has_codecs:
         return
     found = codings_of(stored)
-    for at, asked in asked_codings(stored.decoded, forms).items():
+    for at, asked in asked_codings(stored.decoded, forms, shapes).items():
         if asked == found[at]:
             continue
         raise StaleStoreError(

@@ -153,7 +153,7 @@ def resolve(source: Source, given: Arguments) -> Reading:
         last=last,
         sampler=sampler,
         batch_sampler=batch_sampler,
-        has_repeats=rows.counts is not None,
+        has_repeats=rows.counts is not None or store._view.has_repeated_rows,
         device=device,
         transform=transform,
         has_own_transform=given.transform is None and transform is not None,

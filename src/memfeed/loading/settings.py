@@ -32,7 +32,7 @@ class Settings:
         sampler, batch_sampler: the user's; None for our order.
         last: what ranks do with the rows left at the end of an epoch.
         prefetch: how many batches are made ahead.
-        has_repeats: the order may visit a row twice, because stores are mixed by weight.
+        has_repeats: the order may visit a row twice, because stores are mixed by weight, or a view has it twice.
         transform: what batches go through; None for nothing.
         has_own_transform: the transform is the store's own: it finishes samples, before a collate_fn gets them.
         collate_fn: the user's; None makes batches from the gathered leaves.

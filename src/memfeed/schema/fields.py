@@ -182,10 +182,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the paths of the leaves, in order; ``path`` is that of this node."""
+        for leaf, _ in self.leaf_nodes(path):
+            yield leaf
+
+    def leaf_nodes(self, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+        """Yield the leaves, in order, with their paths; ``path`` is that of this node."""
         if self.kind == "leaf":
-            yield path
+            yield path, self
         for key, child in self.items():
-            yield from child.leaves((*path, key))
+            yield from child.leaf_nodes((*path, key))
 
     def tv_tensors(self, path: Path = ()) -> Iterator[tuple[Path, Node]]:
         """Yield the nodes of kind tv_tensor and their paths."""

@@ -10,14 +10,18 @@ from typing import Any
 import torch
 
 from memfeed.errors import SplitError, brief
-from memfeed.schema.compare import equal
+from memfeed.schema.compare import describe_difference, equal
+from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
-from memfeed.splitting.leaves import ORIENTATION, Kind, copied, from_stored, kind_of
-from memfeed.splitting.pattern import Pattern
+from memfeed.schema.values import is_pil
+from memfeed.splitting.cut import Cut
+from memfeed.splitting.leaves import ORIENTATION, Kind, copied, from_stored, kind_of, take_apart
+from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.step_values import to_tensor
 from memfeed.splitting.stored_layout import InPlace, Layout
 
 ENCODED = Kind("encoded", "bytes")
+_SEEDS = 2  # under which a sample of smaller images is compared
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,56 @@ class ShortSide:
         if short <= self.size:
             return height, width
         return max(1, round(height * self.size / short)), max(1, round(width * self.size / short))
+
+
+def require_only_images_differ(cut: Cut, read: Read, shrink: ShortSide, index: int) -> None:
+    """Raise SplitError if smaller images change more of a finished sample than its images and masks.
+
+    Boxes and points are in pixels of the original, and a size that a step returns is that of the image that it got.
+
+    Args:
+        cut: of the dataset.
+        read: of the sample.
+        shrink: makes its images smaller.
+        index: of the sample.
+    """
+    number = cut.known(read)
+    if number is None:
+        return
+    pattern = cut.patterns[number]
+    small = shrink.leaves(pattern, read.leaves)
+    if all(one is other for one, other in zip(small, read.leaves, strict=True)):
+        return
+    hint = f"forms={shrink.size} changes images and masks alone: choose forms='full', which stores all pixels"
+    for seed in range(_SEEDS):
+        made = []
+        for leaves in (read.leaves, small):
+            cut.generators.seed(index, seed)
+            try:
+                made.append(take_apart(cut.rebuild(pattern, leaves)))
+            except Exception as error:
+                if not made:
+                    raise
+                raise SplitError(
+                    f"found that a random step refuses sample {index} with an image of a short side of {shrink.size}: "
+                    f"{type(error).__name__}: {error}. {hint}"
+                ) from error
+        (whole, form), (found, _) = made
+        sides = {_sides(leaf) for leaf in whole if kind_of(leaf).is_image and kind_of(leaf).rank > 2}
+        for path, leaf, expected in zip(form.paths(), found, whole, strict=True):
+            is_image = kind_of(expected).is_image and _sides(expected) in sides
+            if not is_image and not equal(leaf, expected):
+                raise SplitError(
+                    f"found that field {display(path)} of sample {index} depends on the size of the image: "
+                    f"{describe_difference(leaf, expected)}. {hint}"
+                )
+
+
+def _sides(image: Any) -> tuple[int, ...]:
+    """Return the height and the width of an image or a mask."""
+    if is_pil(image):
+        return (image.height, image.width)
+    return tuple(image.shape[:2] if kind_of(image).name == "array hwc" else image.shape[-2:])
 
 
 class OpenedFiles:

@@ -14,7 +14,7 @@ from memfeed.errors import SchemaError, SplitError, listed
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.cut import Cut
-from memfeed.splitting.keep import OpenedFiles, ShortSide, images_of
+from memfeed.splitting.keep import OpenedFiles, ShortSide, images_of, require_only_images_differ
 from memfeed.splitting.pattern import Read
 from memfeed.splitting.places import replaced
 from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
@@ -134,11 +134,17 @@ class CutDataset(Dataset[Any]):
             return
         states = self.cut.generators.save()
         try:
-            prove_row(self.cut, index, SEEDS if is_pending else 1, first_seed=_WATCH_SEED)
+            read = prove_row(self.cut, index, SEEDS if is_pending else 1, first_seed=_WATCH_SEED)
+            self.require_same_without_pixels(read, index)
         finally:
             self.cut.generators.restore(states)
             self._seconds["proving"] += time.monotonic() - now
         self._proven += 1
+
+    def require_same_without_pixels(self, read: Read, index: int) -> None:
+        """Raise SplitError if images are stored smaller, and a sample made of them differs in more than its images."""
+        if self._shrink is not None:
+            require_only_images_differ(self.cut, read, self._shrink, index)
 
 
 def _with_files(cut: Cut) -> list[OpenedFiles]:
@@ -182,6 +188,12 @@ def split(
     except SchemaError as error:
         raise SplitError(str(error)) from None
     cut_dataset = CutDataset(proof, rest.layout, chosen, is_remade=rest.is_remade)
+    states = proof.cut.generators.save()
+    try:
+        for index, read in proof.reads.items():
+            cut_dataset.require_same_without_pixels(read, index)
+    finally:
+        proof.cut.generators.restore(states)
     return Split(cut_dataset, rest.transform, rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
 
 

@@ -99,6 +99,13 @@ class View:
         return self.rows is None
 
     @property
+    def has_repeated_rows(self) -> bool:
+        """True if this has a row of the base store more than once."""
+        if self.rows is None or bool((np.diff(self.rows) > 0).all()):
+            return False
+        return len(np.unique(self.rows)) < len(self.rows)
+
+    @property
     def base_length(self) -> int:
         """How many rows the base store has."""
         return len(self) if self.rows is None else self.backing.row_count or 0
