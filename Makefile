@@ -105,9 +105,14 @@ idioms: $(INSTALLED)
 differences: $(INSTALLED)
 	$(BIN)/python docs/draw_differences.py
 
+# Draw each transform before and after: docs/gallery.md and its pictures.
+.PHONY: gallery
+gallery: $(INSTALLED)
+	$(BIN)/python docs/draw_gallery.py
+
 # Build the site of docs/ to build/site. A warning is an error.
 .PHONY: docs
-docs: $(INSTALLED)
+docs: $(INSTALLED) gallery
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
 
