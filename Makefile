@@ -37,6 +37,12 @@ GPU_PATH := tests/transfer tests/loading/test_loader_on_simulated_cuda.py tests/
 test-gpu-path: $(INSTALLED)
 	PYTHONDONTWRITEBYTECODE= PYTHONPATH=tools $(BIN)/python -m pytest -p cpu_seconds $(GPU_PATH)
 
+# Each feature that needs an extra: without any extra its error has the line that installs it, with this one alone it works.
+# Builds the wheel once, and makes an environment for each extra. Takes minutes, and 2 GB while it runs.
+.PHONY: test-extras
+test-extras: $(INSTALLED)
+	MEMFEED_TEST_EXTRAS=1 $(BIN)/python -m pytest -m long tests/test_extras_alone.py
+
 # Long runs that kill processes at random moments. MINUTES is the time of all scenarios together. To run one scenario:
 # TORTURE="--only kill_build --seed 7".
 MINUTES ?= 10
@@ -105,9 +111,14 @@ idioms: $(INSTALLED)
 differences: $(INSTALLED)
 	$(BIN)/python docs/draw_differences.py
 
+# Draw each transform before and after: docs/gallery.md and its pictures.
+.PHONY: gallery
+gallery: $(INSTALLED)
+	$(BIN)/python docs/draw_gallery.py
+
 # Build the site of docs/ to build/site. A warning is an error.
 .PHONY: docs
-docs: $(INSTALLED)
+docs: $(INSTALLED) gallery
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
 

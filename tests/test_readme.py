@@ -16,13 +16,18 @@ def blocks(text: str) -> list[str]:
 
 
 PAGES = {  # page -> the stores that its program leaves
-    "README.md": ["squares.mf"],
+    "README.md": ["squares.mf", "photos.mf"],
     "docs/guide.md": ["squares.mf", "images.mf", "replay", "steps.mf", "filled.mf"],
 }
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_runs(page, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for row in range(8):
+        folder = tmp_path / "photos" / "ab"[row % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (240 + row, 230), (20 * row, 90, 40)).save(folder / f"{row}.jpg")
     found = blocks((ROOT / page).read_text())
     assert page == "README.md" or len(found) >= 5
     script = tmp_path / "page.py"

@@ -56,6 +56,12 @@ def test_a_program_is_measured_and_written_to_files(step, tmp_path, capsys):
     assert (tmp_path / "v.png").read_bytes()[1:4] == b"PNG"
 
 
+def test_a_picture_without_matplotlib_is_an_error_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["bench", "bench_data:not_there", "--png", "v.png"]) == 2
+    assert "pip install 'memfeed[plots]'" in capsys.readouterr().err
+
+
 def test_a_dry_run_prints_the_price_list_alone(tmp_path, capsys):
     assert main(["bench", "bench_data:make_loader", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()

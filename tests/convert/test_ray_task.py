@@ -212,7 +212,7 @@ def test_a_task_names_the_sample_that_does_not_return(path, monkeypatch, capfd):
 
 def test_ray_that_is_not_installed_gets_the_line_that_installs_it(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'found workers="ray" without Ray .*: pip install "memfeed\[ray\]"'):
+    with pytest.raises(ImportError, match=r"found workers=.ray. without Ray .*: pip install 'memfeed\[ray\]'"):
         memfeed.cache(Numbers(), path, workers="ray")
     assert not path.parent.exists() or not [*path.parent.iterdir()]
 

@@ -71,7 +71,7 @@ with simulated() as machine:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'trainers'")
+@pytest.mark.skipif(find_spec("jax") is None, reason="JAX comes with the extra 'jax'")
 def test_jax_arrays_have_the_values_and_are_on_its_device():
     # In a process of its own: where JAX was imported, it warns at every later fork, and warnings are errors here.
     program = JAX_PROGRAM + JAX_DEVICE_PROGRAM

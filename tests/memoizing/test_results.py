@@ -1,6 +1,7 @@
 """Results taken apart and made again: equal to the last bit and type, in the same order in memory, or refused."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -131,3 +132,11 @@ def test_images_of_pillow():
         image.info = {"dpi": (72, 72)}
         found = again(image)
         assert (found.mode, found.size, found.tobytes(), found.info) == (mode, (5, 3), image.tobytes(), image.info)
+
+
+def test_an_image_without_pillow_is_the_line_that_installs_it(monkeypatch):
+    image = pytest.importorskip("PIL.Image").new("L", (5, 3))
+    blob = blob_of(image)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'memfeed\[vision\]'"):
+        decode(read_footer(blob, len(blob), "here").layout, blob)

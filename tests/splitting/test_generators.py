@@ -1,8 +1,11 @@
 """Generators of a dataset: where they are found, and that each is saved, restored and seeded on its own."""
 
 import functools
+import os
 import pickle
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -137,3 +140,16 @@ def test_a_pickled_one_holds_the_copies_and_the_global_generators():
     assert copied.all[3] is copied._roots[0].generator
     assert copied.all[3] is not holder.generator
     assert copied.save() == generators.save()
+
+
+@pytest.mark.parametrize("folder", ["lib/site-packages", "user"])
+def test_a_package_outside_of_the_environment_is_installed_too(tmp_path, folder):
+    """Such as one of ``pip install --user``. The code of a user is not."""
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    (place / "steps.py").write_text("def crop(x): return x")
+    code = "import steps; from memfeed.splitting.generators import is_installed; print(is_installed(steps.crop))"
+    paths = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str("site-packages" in folder), done.stderr

@@ -1,6 +1,7 @@
 """Decode: files of images in a batch, and bytes that are none."""
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -63,3 +64,9 @@ def test_bytes_that_are_no_image_are_an_error_with_the_row():
 def test_one_field_of_bytes_is_expected(on, batch, words):
     with pytest.raises(TransformError, match=words):
         Decode(on=on).apply(batch, keys(1))
+
+
+def test_without_pillow_the_error_is_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'memfeed\[vision\]'"):
+        Decode().apply({"image": [b"\x89PNG"]}, keys(1))

@@ -44,7 +44,7 @@ def verdict(found, **others):
         "repeated": found.repeated,
         "memfeed": found.memfeed,
         "sample": SampleCost(0.01, 0.009, 0.08, (17, 203), 1e5, 100, steps),
-        "forms": (Form("as given", 1e5, 20_000.0, 1e9, 0.05, 2), Form("keep=encoded", 1e4, 500.0, 1e8, 2.0, None)),
+        "forms": (Form("'full'", 1e5, 20_000.0, 1e9, 0.05, 2), Form("'encoded'", 1e4, 500.0, 1e8, 2.0, None)),
         "machine": "2 cores, x86_64, torch 2",
         **others,
     }

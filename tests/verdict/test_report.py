@@ -63,7 +63,7 @@ def test_the_page_is_one_file_without_scripts(tmp_path):
         one.headline(),
         "prefers-color-scheme:dark",
         "RandomResizedCrop",
-        "keep=encoded",
+        "&#x27;encoded&#x27;",
         "a note with &lt;b&gt;",
     ):
         assert part in text

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from memfeed.cli.error_lines import UsageError
+from memfeed.system.extras import require
 from memfeed.system.units import printable
 
 SLOWER = 1
@@ -50,6 +51,8 @@ def bench(
     for path, suffix in ((json, ".json"), (html, ".html"), (png, ".png")):
         if path is not None and (path.suffix != suffix or not path.absolute().parent.is_dir()):
             raise UsageError(f"found {str(path)!r}; expected a name that ends in {suffix}, in a directory that exists")
+    if png is not None:
+        require("plots", "matplotlib")  # before a minute of measuring
     from memfeed.cli.user_code import load_dataset, load_transform
     from memfeed.verdict.bench import bench as measure
 

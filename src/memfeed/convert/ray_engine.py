@@ -41,7 +41,7 @@ def import_ray() -> Any:
         return import_module("ray")
     except ImportError as error:
         raise ImportError(
-            f'found workers="ray" without Ray ({error}); expected it to be installed: pip install "memfeed[ray]"'
+            f"found workers=\"ray\" without Ray ({error}); expected it to be installed: pip install 'memfeed[ray]'"
         ) from error
 
 

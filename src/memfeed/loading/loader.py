@@ -40,10 +40,10 @@ READ_ONLY = (
 class Loader(DataLoader[T_co]):
     """Batches of a store, as `torch.utils.data.DataLoader` would give them, at the speed of memory.
 
-    A batch is what `default_collate` makes of its samples. Leaves of varying length are one jagged nested tensor,
-    leaves of varying shape a list of tensors; in a batch of one row both are tensors [1, *shape], except with
-    ``bucket_by``. str, bytes and JSON values are a list. The memory of a batch belongs to the caller for as long as any
-    tensor shares it; after that it is used for another batch.
+    A batch is what `default_collate` makes of its samples; a list of numbers inside a sample is one leaf. Leaves of
+    varying length are one jagged nested tensor, leaves of varying shape a list of tensors; in a batch of one row both
+    are tensors [1, *shape], except with ``bucket_by``. str, bytes and JSON values are a list. The memory of a batch
+    belongs to the caller for as long as any tensor shares it; after that it is used for another batch.
 
     It is a DataLoader, with its arguments and attributes, but needs no worker processes. Trainers may take it, replace
     its sampler, or make a DataLoader of its parts: order, transform, device and seed stay.

@@ -13,6 +13,7 @@ from memfeed.errors import CorruptStoreError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.fields import DEEPEST, DTYPES, dtype_name
 from memfeed.store.memo_format import Bytes, Layout, Leaf
+from memfeed.system.extras import require
 
 MOST_BITS = 8192  # of an int: Python writes no longer ones as text
 LeafData = tuple[str, tuple[int, ...], Bytes]
@@ -199,6 +200,7 @@ class _Decoder:
         return array
 
     def _image(self, mode: str, size: list[int], pixels: int, palette: Any, info: Any) -> Any:
+        require("vision", "PIL")
         from PIL import Image
 
         image = Image.frombytes(mode, (size[0], size[1]), self._array(pixels).tobytes())

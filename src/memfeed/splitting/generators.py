@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import random
 import site
+import sys
 import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,8 +134,9 @@ def generators_in(*roots: Any) -> list[Any]:
 
 
 LIBRARIES = tuple(
-    # also those of the Python below a virtual environment that sees them
+    # also those of the Python below a virtual environment that sees them, of `pip install --user`, and of .pth files
     {*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), *site.getsitepackages()}
+    | {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
 )
 _CLOSED = (type, types.ModuleType, torch.Tensor, np.ndarray, Store)
 _PLAIN = (str, bytes, int, float, complex, type(None))

@@ -44,10 +44,10 @@ _AT_ONCE = contextlib.nullcontext()
 class Store(Facts):
     """Rows of samples on disk, memory-mapped. Get one from ``memfeed.open`` or ``memfeed.cache``.
 
-    ``store[3]`` is the sample as the dataset returned it; ``store[2:9]`` and ``store[[4, 1]]`` are batches as
-    `default_collate` gives them. Both are copies that belong to the caller. Opening maps nothing; a column is mapped
-    when it is first used. If the store is replaced, columns in use keep the old data; the first use of another raises
-    StoreError.
+    ``store[3]`` is the sample that the dataset returned, with tensors in place of arrays and PIL images; ``store[2:9]``
+    and ``store[[4, 1]]`` are batches, as a `Loader` gives them. Both are copies that belong to the caller. Opening maps
+    nothing; a column is mapped when it is first used. If the store is replaced, columns in use keep the old data; the
+    first use of another raises StoreError.
 
     Example::
 

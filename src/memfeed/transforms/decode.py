@@ -19,6 +19,7 @@ from memfeed.random import Keys
 from memfeed.schema.names import display, find_field
 from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.tensordicts import is_tensor_collection
+from memfeed.system.extras import require
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.transform import Transform
 
@@ -68,6 +69,7 @@ class Decode(Transform):
 
 def decode(data: bytes, row: int = 0) -> torch.Tensor:
     """Return an image file in RGB, uint8 [3, h, w]. Raise TransformError, with the row, for bytes that are no image."""
+    require("vision", "PIL")
     try:
         # torchcodec would turn an image as its Exif data say, which Pillow does not
         if data[:2] == _JPEG and b"Exif\0\0" not in data and (decode_jpeg := _torchcodec()) is not None:
