@@ -11,7 +11,7 @@ from memfeed.loading.shown import count_text, placement_text
 from memfeed.schema.schema_html import MOST_FIELDS
 from memfeed.store.store_html import or_error, parts
 from memfeed.system.html_parts import Html, bar_row, element, fragment, joined, key, table
-from memfeed.system.units import format_bytes, format_seconds
+from memfeed.system.units import format_bytes, format_short
 
 WAITING, OWN = "waiting for the next batch", "the program's own time between two batches"
 LITTLE = 0.1
@@ -83,9 +83,9 @@ def _epoch(stats: Mapping[str, Any]) -> Iterator[Html]:
     if not seconds:
         yield element("p", "Times are known from the second batch on.")
         return
-    yield element("h2", f"{format_seconds(seconds)} from the first batch on")
+    yield element("h2", f"{format_short(seconds)} from the first batch on")
     yield element("p", joined([key("waiting", WAITING), key("computing", OWN)]))
-    shown = f"{format_seconds(seconds * share)}, {share:.0%}"
+    shown = f"{format_short(seconds * share)}, {share:.0%}"
     yield bar_row("waiting for data", [("waiting", share), ("computing", 1 - share)], shown)
     if share < LITTLE:
         yield element("p", "The program waits little: batches are there when it asks for them.")

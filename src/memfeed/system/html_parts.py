@@ -25,7 +25,8 @@ _RULES = """
 padding:1rem;box-sizing:border-box}
 .mf.mf.mf.page {background:none}
 .mf * {overflow-wrap:anywhere;box-sizing:border-box}
-.mf h1 {font-size:1.5rem;line-height:1.25;margin:.2rem 0;font-weight:600}
+.mf h1 {font-size:1.5rem;line-height:1.25;margin:2rem 0 .2rem;font-weight:600}
+.mf h1:first-child {margin-top:.2rem}
 .mf h2 {font-size:1.1rem;margin:1.6rem 0 .5rem;font-weight:600}
 .mf p {margin:.3rem 0}
 .mf .pale {color:var(--pale)}
@@ -49,6 +50,7 @@ border:0}
 vertical-align:top;max-width:none;line-height:1.4;font-variant-numeric:tabular-nums}
 .mf th {color:var(--pale);font-weight:normal}
 .mf th:first-child,.mf td:first-child,.mf .text th,.mf .text td {text-align:left}
+.mf .text td:first-child {width:25%}
 .mf img {display:block;max-width:100%;height:auto;margin:.15rem 0;background:var(--track)}
 @media(max-width:40rem) {
 .mf .row {grid-template-columns:minmax(0,1fr) auto}
@@ -58,7 +60,7 @@ vertical-align:top;max-width:none;line-height:1.4;font-variant-numeric:tabular-n
 .mf tr {display:block;border-bottom:1px solid var(--line);padding:.3rem 0}
 .mf td,.mf .text td {display:flex;gap:.8rem;justify-content:space-between;border:0;padding:.1rem 0;text-align:right}
 .mf td::before {content:attr(data-name);color:var(--pale);flex:none;max-width:50%}
-.mf td:first-child,.mf .text td:first-child {font-weight:bold;text-align:left}
+.mf td:first-child,.mf .text td:first-child {font-weight:bold;text-align:left;width:auto}
 .mf td:first-child::before {content:none}
 }
 """

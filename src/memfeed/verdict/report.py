@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from memfeed.system import html_parts
 from memfeed.system.html_parts import SHADES, Html, bar_row, element, joined, key, table
-from memfeed.system.units import format_bytes
-from memfeed.verdict.judge import format_short
+from memfeed.system.units import format_bytes, format_short
 from memfeed.verdict.results import Form, Loop, SampleCost
 from memfeed.verdict.verdict import Verdict
 
