@@ -174,11 +174,11 @@ def demo(
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Use at most N images.")] = 1000,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The PNG file to write.")] = Path("memfeed-demo.png"),
     workers: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Worker processes of DataLoader. Default: one per core.")
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes of both. Default: one per core.")
     ] = None,
     progress: ShowProgress = None,
 ) -> None:
-    """Train one epoch from DataLoader and one from memfeed; print the times and draw them."""
+    """Train five epochs from DataLoader and five from memfeed; print the times and draw them."""
     from memfeed.cli.demo import run
 
     run(images, count=count, out=out, workers=workers, progress=progress)
