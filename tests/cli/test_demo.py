@@ -81,9 +81,9 @@ def test_a_run_knows_its_rate_and_wait() -> None:
 
 
 def test_a_line_has_all_epochs_one_after_another() -> None:
-    seconds, samples = run_of(4.0, 1.0).line()
-    assert seconds.tolist() == [0, 2, 4, 4.5, 5]
-    assert samples.tolist() == [0, 60, 100, 160, 200]
+    seconds, samples = run_of(4.0, 1.0, 2.0).line()
+    assert seconds.tolist() == [0, 2, 4, 4.5, 5, 6, 7]
+    assert samples.tolist() == [0, 60, 100, 160, 200, 260, 300]
 
 
 def test_memfeed_is_ahead_after_the_last_crossing() -> None:

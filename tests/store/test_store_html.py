@@ -189,11 +189,17 @@ def test_rows_that_cannot_be_found_are_an_error_below_the_columns(store, monkeyp
     assert "Bytes on disk" in shown
 
 
-def test_large_rows_are_not_read(store, monkeypatch):
+def test_large_rows_are_not_read(tmp_path, monkeypatch):
+    store = cache(Made(lambda i: {"small": i, "large": torch.zeros(900), "long": "x" * 900}, 3), tmp_path / "s.mf",
+                  workers=0)  # fmt: skip
     monkeypatch.setattr(store_html, "MOST_ROW_BYTES", 800)
+    columns, read = store._view.columns, []
+    for column in columns:
+        monkeypatch.setattr(column, "view_row", lambda row, column=column: read.append(column) or column.read_row(row))
     shown = shown_by(store)
-    assert shown.count("not read here") == 4 * ROWS
-    assert "'row 0'" in shown
+    assert read == [columns[0]] * ROWS
+    assert shown.count("float32 [900]: 3.6 KB, not read here") == ROWS
+    assert shown.count("str: 900 B, not read here") == ROWS
 
 
 def test_a_few_rows_are_read_and_a_few_thumbnails_are_made(tmp_path, monkeypatch):
