@@ -33,6 +33,7 @@ import numpy as np
 import xxhash
 
 import memfeed
+from html_pages import require_harmless
 from memfeed.cli.store_summary import _fields_table, _values_table, summarise
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.fields import DTYPES, NodeKind
@@ -597,6 +598,15 @@ def uses(root: Path, shown: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
         _fields_table(store.schema, store._view.field_bytes())
 
     yield "tables", tables
+
+    def notebook() -> None:
+        try:
+            html = store._repr_html_()
+        except MemfeedError as error:  # it shows what is damaged
+            raise AssertionError(str(error)) from error
+        require_harmless(html)
+
+    yield "notebook", notebook
     if not shown:
         return
 

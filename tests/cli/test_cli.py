@@ -13,6 +13,7 @@ from PIL import Image
 from tensordict import TensorDict
 
 import memfeed
+from html_pages import require_harmless
 from memfeed.cli import main
 
 MODULE = """
@@ -363,6 +364,41 @@ def test_inspect_shows_every_kind_of_value(tmp_path: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     for shown in ("'[red]é'", "(4 B)", "[0, 1, 2]", "[9] 9 true", "jagged", "row 3"):
         assert shown in out
+
+
+def test_inspect_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cached()
+    assert main(["inspect", "out.mf", "--rows", "2", "--html", "page.html"]) == 0
+    assert "page.html\n" in capsys.readouterr().out
+    shown = require_harmless((tmp_path / "page.html").read_text())
+    for part in ("memfeed: out.mf", "Store: 12 rows, 2 fields", "row 1"):
+        assert part in shown
+    assert "row 2" not in shown
+    assert main(["inspect", "out.mf", "--html", "nowhere/page.html"]) == 2
+    assert "nowhere/page.html: found that the disk refused" in capsys.readouterr().err
+
+
+def test_the_page_of_a_damaged_store_is_written_before_the_error(tmp_path: Path) -> None:
+    memfeed.cache([{"x": torch.zeros(9), "t": "text"}] * 3, tmp_path / "a.mf", forms={"x": "zstd"}, progress=False)
+    heap = tmp_path / "a.mf" / "x" / "heap.bin"
+    heap.chmod(0o644)
+    heap.write_bytes(bytes(heap.stat().st_size))
+    assert main(["inspect", "a.mf", "--html", "page.html"]) == 2
+    shown = require_harmless((tmp_path / "page.html").read_text())
+    assert "CorruptStoreError" in shown
+    assert "'text'" in shown
+
+
+def test_inspect_writes_a_page_of_a_store_at_an_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("obstore")
+    cached()
+    memfeed.push(tmp_path / "out.mf", f"file://{tmp_path}/far.mf")
+    capsys.readouterr()
+    assert main(["inspect", f"file://{tmp_path}/far.mf", "--html", "page.html"]) == 0
+    assert "page.html\n" in capsys.readouterr().out
+    shown = require_harmless((tmp_path / "page.html").read_text())
+    for part in ("Store: 12 rows, 2 fields", "5.8 KB, 98.4%", "Its rows are not read from here"):
+        assert part in shown
 
 
 def test_inspect_opens_what_tensordict_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,20 +16,22 @@ from rich.console import Console
 
 from memfeed.cli import main
 from memfeed.cli.demo import EpochTiming, Result, run
-from memfeed.cli.demo.chart import last_crossing, repeated, save_chart
+from memfeed.cli.demo.chart import save_chart
 from memfeed.cli.demo.photos import CLASSES, make_photos
+from memfeed.cli.demo.result import Run, last_crossing, load_result
+from memfeed.cli.demo.side_by_side import EPOCHS
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/hymenoptera_data/train"
 
 
-def result(plain_seconds: float = 4.0, fed_seconds: float = 1.0, cache_seconds: float = 5.0) -> Result:
-    def epoch(seconds: float, waited: float) -> EpochTiming:
-        return EpochTiming(((0.0, 0), (seconds / 2, 60), (seconds, 100)), waited)
+def run_of(*seconds: float, waited: float = 0.5) -> Run:
+    return Run(tuple(EpochTiming(((0.0, 0), (one / 2, 60), (one, 100)), waited * one) for one in seconds))
 
+
+def result(plain: Run | None = None, fed: Run | None = None) -> Result:
     return Result(
-        dataloader=epoch(plain_seconds, 0.75 * plain_seconds),
-        memfeed=epoch(fed_seconds, 0.1 * fed_seconds),
-        cache_seconds=cache_seconds,
+        dataloader=plain or run_of(4.0, 4.0, 4.0, waited=0.75),
+        memfeed=fed or run_of(6.0, 1.0, 1.0, waited=0.1),
         store_bytes=2_000_000,
         image_bytes=1_000_000,
         batch_size=60,
@@ -70,46 +72,50 @@ def test_photos_are_like_photographs_and_the_same_again(tmp_path: Path) -> None:
 # --- the arithmetic
 
 
-def test_an_epoch_knows_its_rate_and_wait() -> None:
-    epoch = result().dataloader
-    assert (epoch.samples, epoch.seconds, epoch.rate, epoch.wait_share) == (100, 4.0, 25.0, 0.75)
+def test_a_run_knows_its_rate_and_wait() -> None:
+    run = run_of(4.0, 1.0, 3.0, waited=0.25)
+    assert (run.epochs[0].samples, run.epochs[0].seconds) == (100, 4.0)
+    assert (run.seconds, run.rate, run.wait_share) == (8.0, 37.5, 0.25)
+    assert (run.first.seconds, run.first.rate) == (4.0, 25.0)
+    assert (run.later.seconds, run.later.rate) == (4.0, 50.0)
 
 
-@pytest.mark.parametrize(
-    ("plain", "fed", "cached", "epoch"),
-    [(4.0, 1.0, 2.0, 1), (4.0, 1.0, 3.0, 2), (4.0, 1.0, 5.0, 2), (4.0, 3.5, 5.0, 11), (1.0, 1.0, 5.0, None)],
-)
-def test_break_even_is_the_first_epoch_that_ends_earlier(
-    plain: float, fed: float, cached: float, epoch: int | None
-) -> None:
-    found = result(plain, fed, cached).break_even_epoch
-    assert found == epoch
-    if epoch is not None:
-        assert cached + epoch * fed < epoch * plain
-        assert not cached + (epoch - 1) * fed < (epoch - 1) * plain
+def test_a_line_has_all_epochs_one_after_another() -> None:
+    seconds, samples = run_of(4.0, 1.0, 2.0).line()
+    assert seconds.tolist() == [0, 2, 4, 4.5, 5, 6, 7]
+    assert samples.tolist() == [0, 60, 100, 160, 200, 260, 300]
+
+
+def test_memfeed_is_ahead_after_the_last_crossing() -> None:
+    slow, fast = run_of(4.0, 4.0, 4.0).line(), run_of(6.0, 1.0, 1.0).line()
+    crossing = last_crossing(slow, fast, 8.0)
+    assert crossing is not None
+    assert crossing[0] == pytest.approx(6.5, abs=0.5)
+    assert crossing[1] == pytest.approx(np.interp(crossing[0], *slow), abs=0.1)
+    assert last_crossing(fast, slow, 8.0) is None
+    assert result().ahead == crossing
+    assert result(fed=run_of(9.0, 4.0, 4.0)).ahead is None
+    assert result(fed=run_of(1.0, 1.0, 1.0)).ahead == (0.0, 0.0)
 
 
 def test_the_table_says_what_was_measured() -> None:
     text = printed(result())
-    for shown in ("25", "100", "4.0x", "75%", "10%", "5.0 s", "in epoch 2", "a test", "2 workers"):
+    for shown in ("100 images", "3 epochs", "6.0 s", "0.7x", "4.0x", "1.5x", "75%", "10%", "a test"):
         assert shown in text
-    assert "never" in printed(result(1.0, 2.0))
+    assert "after 6." in text
+    assert "not in 3 epochs" in printed(result(fed=run_of(9.0, 4.0, 4.0)))
 
 
-def test_an_epoch_is_repeated_and_memfeed_is_ahead_after_the_last_crossing() -> None:
-    shown = result()
-    slow, fast = repeated(shown.dataloader, 0.0, 10.0), repeated(shown.memfeed, 5.0, 10.0)
-    assert slow[0].tolist() == [0, 2, 4, 6, 8, 10, 12]
-    assert slow[1].tolist() == [0, 60, 100, 160, 200, 260, 300]
-    assert fast[0][:3].tolist() == [5, 5.5, 6]
-    crossing = last_crossing(slow, fast, 10.0)
-    assert crossing is not None
-    assert crossing[0] == pytest.approx(20 / 3, abs=0.005)  # 160 + 80 (t - 6.5) = 160 + 20 (t - 6)
-    assert crossing[1] == pytest.approx(520 / 3, abs=0.1)
-    assert last_crossing(fast, slow, 10.0) is None
+def test_what_was_measured_is_kept_as_json(tmp_path: Path) -> None:
+    result().save(tmp_path / "a.json")
+    assert load_result(tmp_path / "a.json") == result()
 
 
-@pytest.mark.parametrize("shown", [result(), result(1.0, 2.0), result(4.0, 3.9), result(4.0, 0.01, 0.001)])
+@pytest.mark.parametrize(
+    "shown",
+    [result(), result(run_of(1.0, 1.0), run_of(2.0, 2.0)), result(fed=run_of(0.1, 0.001, 0.001))],
+    ids=["later", "never", "at once"],
+)
 def test_every_outcome_can_be_drawn(shown: Result, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     save_chart(shown, tmp_path / "demo.png")
@@ -130,19 +136,21 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         measured = run(
             count=24, out=tmp_path / "demo.png", workers=0, progress=False, console=Console(file=file, width=100)
         )
-    for epoch in (measured.dataloader, measured.memfeed):
-        assert epoch.samples == 24
-        assert len(epoch.steps) == 1 + 24 // measured.batch_size
-        assert list(epoch.steps) == sorted(epoch.steps)
-        assert 0 < epoch.wait_seconds < epoch.seconds
+    for timed in (measured.dataloader, measured.memfeed):
+        assert len(timed.epochs) == EPOCHS
+        for epoch in timed.epochs:
+            assert epoch.samples == 24
+            assert len(epoch.steps) == 1 + 24 // measured.batch_size
+            assert list(epoch.steps) == sorted(epoch.steps)
+            assert 0 < epoch.wait_seconds < epoch.seconds
     assert measured.store_bytes == 24 * (3 * 256 * 256 + 8)
-    assert measured.cache_seconds > 0
+    assert load_result(tmp_path / "demo.json") == measured
     text = (tmp_path / "table.txt").read_text()
-    assert f"{measured.dataloader.rate:,.0f}" in text
-    assert f"{measured.memfeed.wait_share:.0%}" in text
+    assert f"all {EPOCHS} epochs" in text
+    assert f"{measured.memfeed.later.wait_share:.0%}" in text
     with Image.open(tmp_path / "demo.png") as image:
         image.load()
-    assert list((tmp_path / "scratch").iterdir()) == []
+    assert list((tmp_path / "scratch").glob("memfeed*")) == []  # torch leaves a directory of its own
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate(), torch.get_num_threads())
 
@@ -154,7 +162,7 @@ def test_the_command_on_real_photographs(tmp_path: Path, capsys: pytest.CaptureF
     assert main([*command, "--out", str(tmp_path / "real.png")]) == 0
     out, err = capsys.readouterr()
     assert "24 images" in out
-    assert f"picture: {tmp_path / 'real.png'}" in out
+    assert f"picture: {tmp_path / 'real.png'}, drawn from {tmp_path / 'real.json'}" in out
     assert "DataLoader: 100%" in err
     assert "memfeed: 100%" in err
     assert (tmp_path / "real.png").stat().st_size > 10_000
@@ -185,3 +193,9 @@ def test_a_place_for_the_picture_is_looked_for_first(tmp_path: Path, capsys: pyt
     assert "found no such directory" in capsys.readouterr().err
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert "found a directory" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_first_page_has_its_times_beside_it() -> None:
+    shown = load_result(Path(__file__).resolve().parents[2] / "docs" / "demo.json")
+    assert len(shown.dataloader.epochs) == len(shown.memfeed.epochs) == EPOCHS
+    assert {epoch.samples for run in (shown.dataloader, shown.memfeed) for epoch in run.epochs} == {1000}

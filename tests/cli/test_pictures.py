@@ -9,45 +9,13 @@ from hypothesis import strategies as st
 import memfeed
 from memfeed.cli.pictures import (
     _file_names,
-    _pixels,
     _sheet_pixels,
-    may_hold_images,
     write_contact_sheet,
     write_pictures,
 )
 from memfeed.errors import SchemaError, TransformError
-from memfeed.schema.fields import Field
 
 Image = pytest.importorskip("PIL.Image")
-
-
-def field(dtype, shape, kind="fixed"):
-    return Field(path=("x",), name="x", stem="x", kind=kind, dtype=dtype, shape=shape)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape", "kind", "expected"),
-    [
-        ("uint8", (3, 4, 5), "fixed", True), ("uint8", (4, 5), "fixed", True), ("uint8", (2, 4, 5), "fixed", False),
-        ("uint8", (None, None, None), "list", True), ("uint8", (1, None, 4), "jagged", True),
-        ("uint8", (3,), "fixed", False),
-        ("float32", (3, 4, 5), "fixed", False), ("uint8", (), "str", False), ("uint8", (1, 3, 4, 5), "fixed", False),
-    ],
-)  # fmt: skip
-def test_fields_of_images(dtype, shape, kind, expected):
-    assert may_hold_images(field(dtype, shape, kind)) is expected
-
-
-@pytest.mark.parametrize(
-    ("value", "shape"),
-    [
-        (torch.zeros(3, 4, 5), (4, 5, 3)), (torch.zeros(1, 4, 5), (4, 5)), (torch.zeros(4, 5), (4, 5)), (None, None),
-        (torch.zeros(2, 4, 5), None), (torch.zeros(3, 0, 5), None), ("text", None),
-    ],
-)  # fmt: skip
-def test_pixels(value, shape):
-    found = _pixels(value)
-    assert (None if found is None else tuple(found.shape)) == shape
 
 
 @given(st.lists(st.text("ab_-2./é ", max_size=4), max_size=8))
@@ -83,6 +51,13 @@ def test_no_images(store, tmp_path):
     with pytest.raises(SchemaError, match="found no image-like field among label"):
         next(write_pictures(store.select("label"), [0], tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_fields_that_hold_no_image_after_all(tmp_path):
+    rows = [{"scores": torch.full((8, 8), 7.0)}]
+    store = memfeed.cache(rows, tmp_path / "s.mf", workers=0, progress=False)
+    with pytest.raises(SchemaError, match="found no image in these rows of scores"):
+        list(write_pictures(store, [0], tmp_path / "out"))
 
 
 def test_a_contact_sheet_has_a_line_for_each_row(store, tmp_path):

@@ -258,6 +258,22 @@ def test_an_error_is_raised_when_its_row_is_due(tmp_path, workers):
     assert not (tmp_path / "s.mf").exists()
 
 
+def test_rows_that_are_there_are_known_without_reading_the_dataset(tmp_path):
+    def sample(i):
+        if i == 2:
+            raise ValueError("row 2")
+        return {"x": i}
+
+    dataset = Logged(sample, N, tmp_path / "log")
+    store = fill(dataset, tmp_path / "s.mf", workers=0, on_error="skip")
+    _ = next(iter(Loader(store, 4)))
+    read = read_of(tmp_path / "log")
+    late = max(set(range(N)) - set(read))
+    with store._view.present_now(np.array([0, 2, late])) as there:
+        assert there.tolist() == [True, False, False]
+    assert read_of(tmp_path / "log") == read
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_skipped_row_is_masked_and_ranks_stay_in_step(tmp_path, workers):
     dataset = Logged(row, N, tmp_path / "log", bad_at(17, 18, 19))

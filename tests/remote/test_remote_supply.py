@@ -128,6 +128,20 @@ def test_rows_that_have_no_room_at_once_are_refused(local, origin, tmp_path):
         store.finish()
 
 
+@pytest.mark.parametrize("is_small", [True, False])
+def test_rows_that_are_there_are_known_without_fetching(local, origin, tmp_path, fetched, is_small):
+    size = int(SIZE * local.nbytes) if is_small else None
+    store = memfeed.open(origin, cache_dir=tmp_path / "cache", size=size)
+    _ = store[0]
+    fetched.clear()
+    supply = store._view.supply
+    with store._view.present_now(np.array([0, 1, 1999])) as there:
+        assert there.tolist() == [True, True, False]
+        assert bool(supply._kept) == is_small
+    assert not supply._kept
+    assert fetched == []
+
+
 def test_chunks_that_are_read_stay_until_the_reader_goes_on(local, origin, tmp_path):
     """Rows of all other chunks are read meanwhile, which need all of the room that is left."""
     store, size = open_small(origin, local, tmp_path / "cache")

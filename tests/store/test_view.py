@@ -86,6 +86,10 @@ class Supply:
         self.calls.append(("wait", rows.tolist()))
         return None if 1 not in rows else rows != 1
 
+    def ready(self, reader, rows):
+        self.calls.append(("ready", rows.tolist()))
+        return rows != 1
+
     def forget(self, reader):
         self.calls.append("forget")
 
@@ -104,6 +108,12 @@ def test_rows_that_are_not_there_yet(store):
     with pytest.raises(RowError, match="found row 1, for which the dataset raised"), view.present(np.array([0, 1])):
         pytest.fail("the row is not there")
     assert backing.supply.calls[-1] == "forget"
+    with view.present_now(np.array([0, 1, 2])) as there:
+        assert there.tolist() == [True, False, True]
+        assert backing.supply.calls[-1] == ("ready", [0, 1, 2])
+    assert backing.supply.calls[-1] == "forget"
+    with store._view.present_now(np.array([0, 5])) as there:
+        assert there.tolist() == [True, True]
     assert view.progress() == FillProgress(2, 3, 1)
     with pytest.raises(StoreError, match=r"found targets of a store that is being filled \(2 of 3 rows"):
         view.require_filled("targets")

@@ -1,16 +1,19 @@
 import io
 import os
+import subprocess
 import sys
 import threading
 import time
 import types
 
 import pytest
+import torch
 from tqdm.std import TqdmDefaultWriteLock
 
 import memfeed
 from memfeed.system import progress
 from memfeed.system.progress import Progress, is_shown
+from support import Made
 
 
 class Full(io.StringIO):
@@ -102,9 +105,12 @@ def must_draw_in_another_thread():
     assert not thread.is_alive()
 
 
-def test_a_bar_that_failed_stops_no_other_thread(monkeypatch):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_that_failed_stops_no_other_thread(monkeypatch, terminal):
     with monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", Full())
+        stream = Full()
+        patched.setattr(stream, "isatty", lambda: terminal)
+        patched.setattr(sys, "stderr", stream)
         draw()
     must_draw_in_another_thread()
 
@@ -138,6 +144,7 @@ def test_a_forked_child_draws_although_a_thread_of_its_parent_did():
 
 def test_the_clock_may_be_set_meanwhile(monkeypatch):
     stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", stream)
     with Progress("store", 4, unit=" rows", progress=True) as bar:
         monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -155,3 +162,128 @@ def test_a_fast_copy_draws_no_bar(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stderr", stream)
     store.to("cpu")
     assert stream.getvalue() == ""
+
+
+# --- files and pipes
+
+
+def new_pipe(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    return stream
+
+
+def tenths(text):
+    """Return the percentages of the lines of bars, which must be lines without codes for a terminal."""
+    assert text.isascii()
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "\r" not in text
+    assert text.endswith("\n")
+    return [int(line.split(":")[1].split("%")[0]) for line in text.splitlines() if "%" in line]
+
+
+def test_a_pipe_gets_a_line_for_each_tenth(monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    with Progress("store", 1000, unit=" rows", progress=True) as bar:
+        for _ in range(1000):
+            bar.advance(1, 2000)
+    assert tenths(pipe.getvalue()) == [*range(10, 101, 10)]
+    last = pipe.getvalue().splitlines()[-1]
+    assert last.startswith("store: 100% 1.00k/1.00k rows [00:00<00:00, ")
+    assert last.endswith(" rows/s, 2.0 MB]")
+
+
+def test_large_steps_give_fewer_lines_and_what_was_done_before_gives_none(monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    with Progress("store", 10, unit=" rows", progress=True, done=4) as bar:
+        bar.advance(1)
+        bar.advance(3)
+    assert tenths(pipe.getvalue()) == [50, 80]
+
+
+def test_the_end_is_said_once(monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    with pytest.raises(ValueError, match="stop"), Progress("store", 100, unit="B", progress=True) as bar:
+        bar.advance(34)
+        bar.advance(3)
+        raise ValueError("stop")
+    assert tenths(pipe.getvalue()) == [34, 37]
+
+
+def test_a_total_may_be_known_late(monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    with Progress("store", None, unit="B", progress=True) as bar:
+        for done in range(0, 101, 5):
+            bar.advance_to(done, 100)
+    assert tenths(pipe.getvalue()) == [*range(10, 101, 10)]
+
+
+def test_without_a_total_there_is_a_line_now_and_then(monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Progress("store", None, unit=" rows", progress=True) as bar:
+        for _ in range(100):
+            now[0] += 1.0
+            bar.advance(3)
+    assert pipe.getvalue().splitlines() == [
+        "store: 90.0 rows [00:30, 3.00 rows/s]",
+        "store: 180 rows [01:00, 3.00 rows/s]",
+        "store: 270 rows [01:30, 3.00 rows/s]",
+        "store: 300 rows [01:40, 3.00 rows/s]",
+    ]
+
+
+class Rows(Made):
+    def __init__(self, n=400):
+        super().__init__(lambda i: {"x": torch.full((200,), i), "y": i}, n)
+
+
+def test_every_bar_is_lines_in_a_pipe(tmp_path, monkeypatch):
+    """Caching, filling, appending, joining, recoding, verifying, repairing and copies to a device."""
+    pipe = new_pipe(monkeypatch)
+
+    def shown(title, action, *, many=True):
+        pipe.seek(0)
+        pipe.truncate()
+        action()
+        lines = [line for line in pipe.getvalue().splitlines() if line.startswith(f"{title}: ")]
+        found = tenths("".join(f"{line}\n" for line in lines))
+        assert "\r" not in pipe.getvalue()
+        assert found == sorted({*found})
+        assert found[-1] == 100
+        assert len(found) <= 12
+        assert len(found) > 2 or not many
+
+    path = tmp_path / "a.mf"
+    shown("a.mf", lambda: memfeed.cache(Rows(), path, workers=0, progress=True))
+    shown("b.mf", lambda: memfeed.cache(Rows(), tmp_path / "b.mf", workers=0, progress=True, lazily=True).finish(),
+          many=False)  # fmt: skip
+    shown("c.mf", lambda: memfeed.recode(path, tmp_path / "c.mf", {"x": "zstd"}, progress=True), many=False)
+    shown("d.mf", lambda: memfeed.concat([path, path], tmp_path / "d.mf", progress=True), many=False)
+    shown("a.mf", lambda: memfeed.open(path).verify(progress=True), many=False)
+    shown("a.mf", lambda: memfeed.repair(Rows(), path, progress=True), many=False)
+    shown("a.mf to cpu", lambda: memfeed.open(path).to("cpu", progress=True), many=False)
+    shown("a.mf", lambda: memfeed.append(path, Rows(), progress=True, workers=0), many=False)
+
+
+def test_push_and_pull_are_lines_in_a_pipe(tmp_path, monkeypatch):
+    pipe = new_pipe(monkeypatch)
+    pytest.importorskip("obstore")
+    store = memfeed.cache(Rows(), tmp_path / "a.mf", workers=0, progress=False)
+    address = f"file://{tmp_path}/far/a.mf"
+    memfeed.push(store, address, progress=True)
+    memfeed.pull(address, tmp_path / "b.mf", progress=True)
+    assert tenths(pipe.getvalue())[-1] == 100
+    assert {line.split(":")[0] for line in pipe.getvalue().splitlines() if "%" in line} == {"push a.mf", "pull a.mf"}
+
+
+def test_a_program_in_a_pipe_gets_lines(tmp_path):
+    code = (
+        "import memfeed, torch; "
+        f"memfeed.cache(torch.arange(4000.0).reshape(400, 10), {str(tmp_path / 'a.mf')!r}, progress=True, allow='copy')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stderr
+    assert "a.mf: 100% " in done.stderr

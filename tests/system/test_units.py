@@ -1,6 +1,6 @@
 import pytest
 
-from memfeed.system.units import format_bytes, format_seconds, parse_bytes
+from memfeed.system.units import format_bytes, format_seconds, format_short, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,10 @@ def test_sizes_are_read(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises((ValueError, OverflowError), match="size="):
         parse_bytes("size", text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (90, "1 min 30 s"), (0.0123, "12.3 ms"), (0.0000123, "12 µs"), (0, "0 µs")]
+)
+def test_short_times(seconds, text):
+    assert format_short(seconds) == text

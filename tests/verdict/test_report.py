@@ -1,34 +1,17 @@
 """The verdict as JSON, as a page and as a picture, and two verdicts beside each other."""
 
 import dataclasses
-import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
 from made_loops import HELPS, measured, verdict
 from PIL import Image
 
 import memfeed
+from html_pages import WIDTHS, needs_chromium, require_harmless, widest_part
 from memfeed.errors import LoaderError
 from memfeed.verdict.compare import compare
 from memfeed.verdict.results import Step
 from memfeed.verdict.verdict import load_verdict
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WIDTHS = (360, 800, 1400)
-
-
-class Tags(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.opened, self.attributes = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.opened.append(tag)
-        self.attributes += attributes
 
 
 def test_json_gives_the_verdict_back(tmp_path):
@@ -54,11 +37,7 @@ def test_the_page_is_one_file_without_scripts(tmp_path):
     one = verdict(HELPS, notes=("a note with <b>",), machine="a & b")
     one.save(tmp_path / "a.html")
     text = (tmp_path / "a.html").read_text()
-    tags = Tags(text)
-    assert not {"script", "link", "img", "iframe", "b"} & set(tags.opened)
-    assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("src", "href")]
-    assert "url(" not in text
-    assert "@import" not in text
+    require_harmless(text)
     for part in (
         one.headline(),
         "prefers-color-scheme:dark",
@@ -72,30 +51,14 @@ def test_the_page_is_one_file_without_scripts(tmp_path):
     assert "RandomResizedCrop" in shown
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_fits_a_screen(tmp_path, width):
     """No part of the page is wider than the screen, which is a frame here, because a window has a least width."""
     one = verdict(HELPS)
     steps = (*one.sample.steps, Step("A" * 60, 0.001, 0.1))
     dataclasses.replace(one, sample=dataclasses.replace(one.sample, steps=steps)).save(tmp_path / "a.html")
-    (tmp_path / "frame.html").write_text(
-        f'<iframe id="f" src="a.html" style="width:{width}px;height:900px;border:0"></iframe><p id="out"></p><script>'
-        'document.getElementById("f").onload = () => { const d = document.getElementById("f").contentDocument;'
-        "const widest = Math.max(d.documentElement.scrollWidth,"
-        '...[...d.querySelectorAll("*")].map(e => e.getBoundingClientRect().right));'
-        'document.getElementById("out").textContent = "widest=" + Math.ceil(widest) + " ink=" '
-        '+ getComputedStyle(d.querySelector(".mf")).color; };</script>'
-    )
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files",
-         f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=5000", "--window-size=1600,1200", "--dump-dom",
-         str(tmp_path / "frame.html")],
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
-    found = re.search(r"widest=(\d+) ink=rgb", done.stdout)
-    assert found, done.stdout[-500:] + done.stderr[-500:]
-    assert width / 2 < int(found[1]) <= width
+    assert width / 2 < widest_part(tmp_path / "a.html", width, tmp_path) <= width
 
 
 def test_the_picture_has_pixels(tmp_path):

@@ -83,6 +83,9 @@ def inspect(
         typer.Option(metavar="MODULE:TRANSFORM", help="Draw the images before and after this transform, in one PNG."),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, metavar="N", help="With --augment: the epochs to draw.")] = 5,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the same as an HTML page, with thumbnails of images.")
+    ] = None,
 ) -> None:
     """Show the fields of a store, their size on disk, and the first rows.
 
@@ -93,11 +96,11 @@ def inspect(
     from memfeed.remote.address import is_address
 
     if not is_address(store):
-        summarise(Path(store), rows, pictures, augment, epochs)
+        summarise(Path(store), rows, pictures, augment, epochs, html)
         return
     if pictures is not None or augment is not None:
         raise UsageError("found --pictures or --augment with an address; expected a store on this machine: pull it")
-    summarise_address(store)
+    summarise_address(store, html)
 
 
 def verify(
@@ -171,11 +174,11 @@ def demo(
     count: Annotated[int, typer.Option(min=1, metavar="N", help="Use at most N images.")] = 1000,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The PNG file to write.")] = Path("memfeed-demo.png"),
     workers: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Worker processes of DataLoader. Default: one per core.")
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes of both. Default: one per core.")
     ] = None,
     progress: ShowProgress = None,
 ) -> None:
-    """Train one epoch from DataLoader and one from memfeed; print the times and draw them."""
+    """Train five epochs from DataLoader and five from memfeed; print the times and draw them."""
     from memfeed.cli.demo import run
 
     run(images, count=count, out=out, workers=workers, progress=progress)

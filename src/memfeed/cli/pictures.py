@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError, TransformError
-from memfeed.schema.fields import Field
+from memfeed.store.images import may_hold_images, pixels
 from memfeed.store.store import Store
 from memfeed.system.extras import require
 from memfeed.transforms import Transform
@@ -22,11 +22,11 @@ LONG_SIDE = 256
 """Pixels. Larger images are scaled down to this."""
 
 
-def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterator[Path]:
+def write_pictures(store: Store, rows: Sequence[int], directory: Path) -> Iterator[Path]:
     """Write the images of these rows as ``FIELD-ROW.png``, and yield each path once the file is written.
 
-    Images are uint8 [1, h, w], [3, h, w], [4, h, w] or [h, w]. Raises SchemaError if no field holds images,
-    ModuleNotFoundError without Pillow.
+    Images are what `memfeed.store.images.pixels` says. Raises SchemaError if no field holds images, or none of these
+    rows; ModuleNotFoundError without Pillow.
     """
     require("vision", "PIL")
     from PIL import Image
@@ -34,39 +34,28 @@ def write_pictures(store: Store, rows: Iterable[int], directory: Path) -> Iterat
     indices = [index for index, field in enumerate(store.schema) if may_hold_images(field)]
     if not indices:
         raise SchemaError(
-            f"{store.path}: found no image-like field among {store.schema.names()}; "
-            "expected one of uint8 [c, h, w] with 1, 3 or 4 channels, or [h, w]: leave --pictures out"
+            f"{store.path}: found no image-like field among {store.schema.names()}; expected one of uint8, or of "
+            "floats in 0 to 1, [c, h, w] or [h, w, c] with 1, 3 or 4 channels, or [h, w]: leave --pictures out"
         )
     directory.mkdir(parents=True, exist_ok=True)
+    has_written = False
     names = _file_names([store.schema.fields[index].name for index in indices])
     for row in rows:
         for index, name in zip(indices, names, strict=True):
-            pixels = _pixels(store._view.columns[index].read_row(row))
-            if pixels is None:
+            found = pixels(store._view.columns[index].read_row(row))
+            if found is None:
                 continue
-            picture = Image.fromarray(pixels.numpy())
+            has_written = True
+            picture = Image.fromarray(found.numpy())
             picture.thumbnail((LONG_SIDE, LONG_SIDE))
             path = directory / f"{name}-{row}.png"
             picture.save(path)
             yield path
-
-
-def may_hold_images(field: Field) -> bool:
-    """Return True if the dtype and shape of a field are those of images."""
-    if field.dtype != "uint8" or field.kind not in ("fixed", "jagged", "list"):
-        return False
-    return len(field.shape) == 2 or (len(field.shape) == 3 and field.shape[0] in (None, 1, 3, 4))
-
-
-def _pixels(value: Any) -> torch.Tensor | None:
-    """Return [h, w] or [h, w, c] for Pillow; None if this row is no image."""
-    if not isinstance(value, torch.Tensor) or not value.numel():
-        return None
-    if value.ndim == 2:
-        return value
-    if len(value) not in (1, 3, 4):
-        return None
-    return value[0] if len(value) == 1 else value.permute(1, 2, 0).contiguous()
+    if not has_written and len(rows):
+        raise SchemaError(
+            f"{store.path}: found no image in these rows of {', '.join(names):.150}; expected uint8, or floats in 0 "
+            "to 1: leave --pictures out"
+        )
 
 
 def _file_names(fields: list[str]) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -15,29 +15,32 @@ from rich.text import Text
 
 import memfeed
 from memfeed.cli.error_lines import UsageError
-from memfeed.errors import StoreError, brief, listed
+from memfeed.errors import StoreError, listed
 from memfeed.remote.layout import read_manifest
-from memfeed.schema import values
 from memfeed.schema.coding import coding_text
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
+from memfeed.schema.value_text import summary
+from memfeed.store.manifest_lines import manifest_lines
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
-from memfeed.system.files import local_path
+from memfeed.system.files import local_path, write_file
 from memfeed.system.units import format_bytes, printable
+
+if TYPE_CHECKING:
+    from memfeed.system.html_parts import Html
 
 PIPE_WIDTH = 200
 """Characters per line of a table that is not printed to a terminal; rich would cut it to 80."""
-MOST_SKIPPED = 20
-CELL_WIDTH = 60
-LINE_WIDTH = 160
-MOST_KEYS = 20
+MOST_TARGETS = 20
 MOST_DECODED = 64  # rows of a compressed field, to measure how fast they are decoded
 DECODE_SECONDS = 0.2
 
 
-def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None, epochs: int) -> None:
+def summarise(
+    store: Path, rows: int, pictures: Path | None, augment: str | None, epochs: int, html: Path | None = None
+) -> None:
     """Print what a store holds; ``memfeed inspect --help`` explains the arguments."""
-    pictures = None if pictures is None else local_path(pictures)
+    pictures, html = (None if one is None else local_path(one) for one in (pictures, html))
     transform = None
     if augment is not None:
         from memfeed.cli.user_code import load_transform
@@ -49,10 +52,11 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
     console = _console()
     size = "no rows (a TensorDict of batch_size [])" if row_count is None else f"{row_count:,} rows"
     typer.echo(f"{printable(store)}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
-    if opened.skipped:
-        indices = ", ".join(map(str, opened.skipped[:MOST_SKIPPED]))
-        more = ", ..." if len(opened.skipped) > MOST_SKIPPED else ""
-        typer.echo(f"samples skipped: {len(opened.skipped):,}, dataset indices {indices}{more}")
+    if html is not None:
+        # before what a damaged column ends
+        from memfeed.store.store_html import parts
+
+        _write_page(html, store.name, parts(opened, rows))
     for line in _kept_lines(opened):
         typer.echo(printable(line))
     console.print(_fields_table(opened.schema, opened._view.field_bytes()))
@@ -75,22 +79,28 @@ def summarise(store: Path, rows: int, pictures: Path | None, augment: str | None
             typer.echo(printable(path))
 
 
-def summarise_address(address: str) -> None:
+def summarise_address(address: str, html: Path | None = None) -> None:
     """Print what the manifest of the store at an address says."""
     remote = read_manifest(address)
     manifest, schema = remote.manifest, remote.manifest.schema
     total = sum(manifest.files.values())
     typer.echo(f"{printable(remote.address)}: {manifest.rows:,} rows, {len(schema):,} fields, {format_bytes(total)}")
     typer.echo(f"digest: {remote.digest}")
-    if manifest.skipped:
-        typer.echo(f"samples skipped: {len(manifest.skipped):,}")
-    if manifest.attributes and manifest.attributes.classes:
-        classes = manifest.attributes.classes
-        typer.echo(printable(f"classes: {len(classes):,}: {listed(classes, LINE_WIDTH)}"))
-    for line in _metadata_lines(manifest.metadata or {}):
+    for line in manifest_lines(manifest):
         typer.echo(printable(line))
     sizes = [sum(manifest.files.get(name, 0) for name in column_files(field, 0)) for field in schema]
     _console().print(_fields_table(schema, sizes))
+    if html is not None:
+        from memfeed.store.store_html import manifest_parts
+
+        _write_page(local_path(html), remote.address.name, manifest_parts(remote.address, manifest, sizes))
+
+
+def _write_page(path: Path, name: str, parts: Iterable[Html]) -> None:
+    from memfeed.system.html_parts import page
+
+    write_file(path, page(f"memfeed: {name}", parts).encode())
+    typer.echo(printable(path))
 
 
 def _console() -> Console:
@@ -100,12 +110,10 @@ def _console() -> Console:
 
 def _kept_lines(store: Store) -> list[str]:
     """Return lines with what the store keeps beside its columns."""
-    lines = []
-    if hasattr(store, "classes"):
-        lines.append(f"classes: {len(store.classes):,}: {listed(store.classes, LINE_WIDTH)}")
+    lines = list(manifest_lines(store._view.manifest))
     if hasattr(store, "targets"):
-        lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_SKIPPED]))}")
-    return [*lines, *_metadata_lines(store.metadata)]
+        lines.append(f"targets: {len(store.targets):,}: {listed(list(store.targets[:MOST_TARGETS]))}")
+    return lines
 
 
 def _coded_lines(store: Store) -> list[str]:
@@ -136,12 +144,6 @@ def _coded_lines(store: Store) -> list[str]:
             )
         lines.append(line)
     return lines
-
-
-def _metadata_lines(metadata: dict[str, Any]) -> list[str]:
-    lines = [f"metadata {key}: {brief(value, LINE_WIDTH)}" for key, value in list(metadata.items())[:MOST_KEYS]]
-    more = len(metadata) - MOST_KEYS
-    return [*lines, f"metadata: {more:,} more keys"] if more > 0 else lines
 
 
 def _row_count(store: Store) -> int | None:
@@ -179,28 +181,3 @@ def _values_table(store: Store, rows: range | None) -> Table:
         found = [store.column(field.path)] if rows is None else [column.read_row(row) for row in rows]
         table.add_row(*map(Text, [printable(field.name), *map(summary, found)]))
     return table
-
-
-def summary(value: Any) -> str:
-    """Return a value in at most 60 characters: up to six numbers as they are, more by shape, range and mean."""
-    tensor = values.as_tensor(value)
-    if isinstance(value, bytes):
-        return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
-    if tensor is None:
-        try:
-            return _cut(printable(repr(value)))
-        except RecursionError:
-            return f"a deeply nested {type(value).__name__}"
-    shape = f"[{', '.join(map(str, tensor.shape))}]"
-    if tensor.numel() == 0 and tensor.ndim > 1:  # its list of lists could be long
-        return f"{shape} empty"
-    if tensor.numel() <= 6:
-        return _cut(repr(tensor.tolist()))
-    if tensor.is_complex() or tensor.dtype is torch.bool:
-        return shape if tensor.is_complex() else f"{shape} {int(tensor.sum()):,} true"
-    wide = tensor.double()
-    return f"{shape} {wide.min().item():.4g} to {wide.max().item():.4g}, mean {wide.mean().item():.4g}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 3] + "..."

@@ -106,8 +106,8 @@ def cache(
         allow: what is refused otherwise, one or several: "random" stores one draw of random samples, "copy" copies data
             that is memory-mapped on disk already.
         overwrite: replace an existing store. Its readers keep the columns they use; who opens it gets the new one.
-        progress: True shows a progress bar on stderr, None if that is a terminal or a notebook, False none. False also
-            leaves out the lines that say what is done, such as the budget.
+        progress: True shows a progress bar on stderr (in a file or a pipe a line each 10 %), None if that is a terminal
+            or a notebook, False none. False also leaves out the lines that say what is done, such as the budget.
         lazily: return at once a store that is filled while it is read, of a map-style dataset: the workers read the
             rows that a `Loader` needs next, then all others, and commit the store when the last row is there. Several
             processes of one machine may do so together at one path. ``docs/filling.md`` says what such a store can do.

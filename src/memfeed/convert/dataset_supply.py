@@ -255,9 +255,11 @@ class DatasetSupply(Service):
             )
         return int(present[0])
 
-    def has(self, row: int) -> bool:
-        """Return True if a row can be read."""
-        return int(self._states[row]) not in (ABSENT, SKIPPED)
+    def ready(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """See ``RowSupply``."""
+        states = self._states[rows]
+        found: npt.NDArray[np.bool_] = (states != ABSENT) & (states != SKIPPED)
+        return found
 
     def progress(self) -> FillProgress:
         """See ``RowSupply``."""

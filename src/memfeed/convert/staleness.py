@@ -215,8 +215,8 @@ def stored_value(store: Store, source_index: int, field_index: int) -> Any:
 
 def _is_present(store: Store, index: int) -> bool:
     """Return True if the row of a sample is there: in a store that is being filled it may not be."""
-    supply: Any = store._view.supply
-    return supply is None or bool(supply.has(index))
+    with store._view.present_now(np.array([index])) as present:
+        return bool(present[0])
 
 
 def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backing: Backing) -> None:

@@ -19,6 +19,7 @@ from memfeed.loading.position import Position
 from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers, parts_of
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
+from memfeed.loading.stats import Stats
 from memfeed.order.choice import Blocks
 from memfeed.order.shards import RankShards
 from memfeed.store.store import Store
@@ -126,7 +127,7 @@ class Epochs:
         self._samplers.forget_news()
         self.progress = None
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """See `Loader.stats`."""
         progress, store, reader = self.progress, self._reading.store, self.reader
         plan = reader.plan
@@ -138,28 +139,28 @@ class Epochs:
         samples, batches = (0, 0) if progress is None else (progress.samples, progress.batches)
         # the first batch of an epoch has no clock before it
         timed = samples * (batches - 1) / batches if batches > 1 else 0.0
-        return {
-            "epoch": None if progress is None else progress.epoch,
-            "batches": batches,
-            "samples": samples,
-            "seconds": seconds,
-            "samples_per_second": timed / seconds if seconds else 0.0,
-            "bytes": gathered,
-            "bytes_per_second": gathered * timed / samples / seconds if seconds and samples else 0.0,
-            "wait_share": progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
-            "columns": {
+        return Stats(
+            epoch=None if progress is None else progress.epoch,
+            batches=batches,
+            samples=samples,
+            seconds=seconds,
+            samples_per_second=timed / seconds if seconds else 0.0,
+            bytes=gathered,
+            bytes_per_second=gathered * timed / samples / seconds if seconds and samples else 0.0,
+            wait_share=progress.wait_seconds / seconds if progress is not None and seconds else 0.0,
+            columns={
                 column.field.name: column.kept_in if one.where == "mapped" else one.where
                 for column, one in zip(columns, placements, strict=True)
             },
-            "placement": {column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
-            "cold": reader.is_cold,
-            "plan": {
+            placement={column.field.name: one.why for column, one in zip(columns, placements, strict=True)},
+            cold=reader.is_cold,
+            plan={
                 "batches": str(self.policy),
                 "batches_per_gather": 0 if plan is None else plan.maker.at_once,
                 "read_ahead": "off" if not reader.is_cold else "on",
                 "threads": {} if plan is None else plan.threads.describe(),
             },
-        }
+        )
 
     # --- positions
 

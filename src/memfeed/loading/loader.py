@@ -23,6 +23,7 @@ from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.pickling import reduced
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, row_and_list_samplers
+from memfeed.loading.shown import loader_text
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.shards import LastRows
@@ -287,20 +288,12 @@ class Loader(DataLoader[T_co]):
         return rows // size if self.drop_last else -(-rows // size)
 
     def __repr__(self) -> str:
-        settings = self._effective_settings()
-        try:
-            count = f"{len(self):,}"
-        except (TypeError, ValueError):  # of a sampler without a length
-            count = "?"
-        rank, world_size = settings.ranks()
-        ranks = "" if world_size == 1 else f"rank {rank} of {world_size}, "
-        batches = "" if settings.by_length else f"batch_size={self.batch_size}, "
-        placement = self._epochs.reader.describe_placements() or repr(self.placement)
-        return (
-            f"Loader({len(self.store):,} rows, {batches}{self._epochs.order_name(settings)}, "
-            f"seed={self._clock.seed}, {ranks}{count} batches an epoch, "
-            f"device={self.device or 'cpu'}, placement={placement})"
-        )
+        return loader_text(self)
+
+    def _repr_html_(self) -> str:
+        from memfeed.loading.loader_html import loader_html  # a training shows no page
+
+        return loader_html(self)
 
     def stats(self) -> dict[str, Any]:
         """Return how the newest epoch goes, or went. JSON.
@@ -310,7 +303,8 @@ class Loader(DataLoader[T_co]):
         data; ``columns``, where each is kept ("device", "pinned", "mapped", "memory"), and ``placement``, why
         there; ``cold``, whether rows were missing in the page cache when the epoch began; ``plan``, how batches are
         made: when asked for or ahead in a thread, how many small batches by one gather, whether rows are read ahead,
-        and ``threads``: the ``most`` there may be, and how many gather and transform at present.
+        and ``threads``: the ``most`` there may be, and how many gather and transform at present. A notebook shows the
+        dict as bars and a table.
         """
         return self._epochs.stats()
 

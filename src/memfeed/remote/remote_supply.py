@@ -97,6 +97,20 @@ class RemoteSupply(Service):
                 self._await_rows(reader, rows)
         return None
 
+    def ready(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """See ``RowSupply``."""
+        if self._done.is_set():
+            return np.ones(len(rows), bool)
+        self.is_elsewhere()  # a forked child opens the cache again
+        return np.array([self._is_ready(reader, rows[at : at + 1].astype(np.int64)) for at in range(len(rows))], bool)
+
+    def _is_ready(self, reader: ReadRequest, row: Int64Array) -> bool:
+        if len(self._missing(reader, self._places.record_chunks(reader, row))):
+            return False
+        return not self._places.has_elements(reader) or not len(
+            self._missing(reader, self._places.element_chunks(reader, row))
+        )
+
     def _await_rows(self, reader: ReadRequest, rows: Int64Array) -> None:
         """Return once all these rows are there. In a small cache they then stay until the reader lets them go."""
         self._await(reader, self._places.record_chunks(reader, rows))

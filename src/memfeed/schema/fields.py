@@ -234,6 +234,11 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __len__(self) -> int:
         return len(self.fields)
 
+    def _repr_html_(self) -> str:
+        from memfeed.schema.schema_html import fragment_of  # a training shows no page
+
+        return fragment_of(self)
+
     @property
     def decoded(self) -> Schema:
         """The schema of samples and batches: of a store without coded columns this one."""

@@ -57,6 +57,9 @@ class RowSupply(Protocol):
         Raises what the dataset raised for one of them, or what keeps rows from being written.
         """
 
+    def ready(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Return which rows can be read now, bool [k]; those stay until ``reader`` is forgotten. Waits for nothing."""
+
     def require_room(self, mixed_rows: int) -> None:
         """Raise StoreError if an order that mixes so many rows needs more room than this supply has for rows."""
 

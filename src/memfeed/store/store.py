@@ -88,6 +88,12 @@ class Store(Facts):
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self._view,)
 
+    @fork_safe
+    def _repr_html_(self) -> str:
+        from memfeed.store.store_html import fragment_of  # a training shows no page
+
+        return fragment_of(self)
+
     # --- reading
 
     def _batch(self, ids: Int64Array) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memfeed.errors import RowError, StoreError
 from memfeed.schema.assemble import assembler
@@ -211,6 +212,18 @@ class View:
     def present(self, base_rows: Int64Array) -> contextlib.AbstractContextManager[None]:
         """Wait until rows are there; they stay within the block. Raises RowError for one that was skipped."""
         return _AT_ONCE if self.supply is None else self._supplied(self.supply, base_rows)
+
+    @contextlib.contextmanager
+    def present_now(self, base_rows: Int64Array) -> Iterator[npt.NDArray[np.bool_]]:
+        """Say which rows are there, bool [k], without waiting for any; those stay within the block."""
+        supply, reader = self.supply, self.reader()
+        if supply is None:
+            yield np.ones(len(base_rows), bool)
+            return
+        try:
+            yield supply.ready(reader, base_rows)
+        finally:
+            supply.forget(reader)
 
     @contextlib.contextmanager
     def _supplied(self, supply: RowSupply, base_rows: Int64Array) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """A progress bar: rows per second, bytes, time left. What happens to stderr never decides what happens to the work.
 
 Every argument ``progress=`` has the meaning of `is_shown`: None shows a bar where stderr is a terminal or a notebook,
-True shows it always, False never. Lines that say what is done, beside the bar, are printed unless it is False.
+True shows it always, False never. In a file or a pipe it is a line for each tenth that is done. Lines that say what is
+done, beside the bar, are printed unless it is False.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from memfeed.errors import brief
 from memfeed.system.units import format_bytes, printable
 
 SLOW_SECONDS = 2.0  # copies that take longer show a bar
+LINE_SECONDS = 30.0  # between two lines of a bar whose total is not known
 
 
 def is_shown(progress: bool | None) -> bool:
@@ -62,6 +64,55 @@ class _Bar(tqdm):
             super().clear(nolock=True)
 
 
+class _Lines:
+    """A bar for a file or a pipe: a line for each tenth; without a known total one for each `LINE_SECONDS`."""
+
+    _FORM = "{desc}: PERCENT% {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    _FORM_WITHOUT_TOTAL = "{desc}: {n_fmt}{unit} [{elapsed}, {rate_fmt}{postfix}]"
+
+    def __init__(self, *, desc: str, total: int | None, unit: str, initial: int, **of_bars: Any) -> None:
+        self._title, self.total, self._unit, self._initial, self._done = desc, total, unit, initial, initial
+        self._began = self._line_at = time.monotonic()
+        self._postfix, self._tenth, self._printed = "", self._tenths(), -1
+
+    def _tenths(self) -> int:
+        return 10 * self._done // self.total if self.total else 0
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        """Set what the next line ends with, as tqdm's method does."""
+        self._postfix = text
+
+    def update(self, count: int) -> None:
+        """Add units that are done."""
+        self._done += count
+        due = not self.total and time.monotonic() >= self._line_at + LINE_SECONDS
+        if due or self._tenths() > self._tenth:
+            self._print()
+
+    def close(self) -> None:
+        """Say how many units are done, unless the last line does."""
+        if self._printed != self._done:
+            self._print()
+
+    def _print(self) -> None:
+        self._tenth, self._line_at, self._printed = self._tenths(), time.monotonic(), self._done
+        form = self._FORM_WITHOUT_TOTAL
+        if self.total:  # tqdm would round up to 100 %
+            form = self._FORM.replace("PERCENT", f"{100 * self._done // self.total:3d}")
+        line = tqdm.format_meter(
+            self._done,
+            self.total,
+            self._line_at - self._began,
+            prefix=self._title,
+            unit=self._unit,
+            unit_scale=True,
+            initial=self._initial,
+            postfix=self._postfix,
+            bar_format=form,
+        )
+        _Bar.write(line, file=sys.stderr)
+
+
 # tqdm's lock is shared with forked processes: one that is killed while it draws would stop the others for ever
 _Bar.set_lock(TqdmDefaultWriteLock.th_lock)
 os.register_at_fork(after_in_child=lambda: _Bar.set_lock(threading.RLock()))  # a thread of the parent may hold it
@@ -87,13 +138,13 @@ class Progress:
         delay = 0 if progress else delay_seconds
         self._options = {"desc": printable(title), "total": total, "unit": unit, "initial": done, "delay": delay}
         self._shown, self._says, self._done = is_shown(progress), progress is not False, done
-        self._bar: tqdm[object] | None = None
+        self._bar: tqdm[object] | _Lines | None = None
         self.bytes = 0
 
     def __enter__(self) -> Progress:
         if self._shown:
             options = {**self._options, "unit_scale": True, "dynamic_ncols": True, "file": sys.stderr}
-            self._bar = _unless_stderr_fails(_Bar, **options)
+            self._bar = _unless_stderr_fails(_Bar if _is_seen() else _Lines, **options)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -44,3 +44,10 @@ def format_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def format_short(seconds: float) -> str:
+    """Format a short time: 0.0123 -> "12 ms"."""
+    if seconds >= 1:
+        return format_seconds(seconds)
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Literal, NamedTuple
 
-from memfeed.system.units import format_bytes, format_seconds
+from memfeed.system.units import format_bytes, format_short
 from memfeed.verdict.results import Loop, Spread, Turn, spread, times_as_fast
 
 Kind = Literal["helps", "does not help", "cannot tell"]
@@ -151,10 +151,3 @@ def _more_workers(found: Measured) -> str:
     if found.best is None:
         return "more cores for workers, or a faster dataset: see what a sample costs"
     return f"{found.best.name}: {times_as_fast(found.best, found.today, found.row_count)} as fast as today"
-
-
-def format_short(seconds: float) -> str:
-    """Format a short time: 0.0123 -> "12 ms"."""
-    if seconds >= 1:
-        return format_seconds(seconds)
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memfeed.system.extras import require
-from memfeed.verdict.judge import format_short
+from memfeed.system.units import format_short
 from memfeed.verdict.report import PARTS, seconds_of
 from memfeed.verdict.verdict import Verdict
 

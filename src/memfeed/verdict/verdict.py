@@ -12,8 +12,8 @@ import msgspec
 
 from memfeed.errors import LoaderError
 from memfeed.system.files import write_file
-from memfeed.system.units import format_bytes
-from memfeed.verdict.judge import Kind, format_short
+from memfeed.system.units import format_bytes, format_short
+from memfeed.verdict.judge import Kind
 from memfeed.verdict.results import Form, Loop, SampleCost, Spread
 
 FORMAT = 1

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
 from rich.table import Table
 
+from memfeed.system.files import write_file
 from memfeed.system.units import format_bytes, format_seconds
 
 FOOTNOTE = (
-    "Both epochs train the same model on the same images, with the same batch size and crops of 224 x 224. Without a "
-    "GPU, training uses half of the cores: with all of them DataLoader is slower, because its workers need some. All "
-    "files are in memory before the first epoch. The start of DataLoader's workers counts. Data wait is the time until "
-    "the next batch is on the device. Break-even is the first epoch at whose end conversion and training together took "
-    "less time than DataLoader."
+    "Measured once, on this machine. Both train the same model on the same images, with the same batch size and crops "
+    "of 224 x 224. Second 0 is before DataLoader(dataset) and before Loader(dataset, cache=...): the start of the "
+    "workers and the look at the pipeline count. In its first epoch memfeed reads the dataset with as many workers as "
+    "DataLoader, and fills the store. Without a GPU, training uses half of the cores: with all of them DataLoader is "
+    "slower, because its workers need some. All files are in memory before second 0. Data wait is the time until the "
+    "next batch is on the device."
 )
+Floats = npt.NDArray[np.float64]
+Line = tuple[Floats, Floats]
+"""Seconds, and samples trained on at each of them."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +43,54 @@ class EpochTiming:
         """Number of samples trained on."""
         return self.steps[-1][1]
 
+
+@dataclass(frozen=True)
+class Run:
+    """The epochs of one loader, one after another; the first begins before the loader is made."""
+
+    epochs: tuple[EpochTiming, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all epochs."""
+        return sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def first(self) -> Run:
+        """The first epoch alone."""
+        return Run(self.epochs[:1])
+
+    @property
+    def later(self) -> Run:
+        """The epochs after the first."""
+        return Run(self.epochs[1:])
+
     @property
     def rate(self) -> float:
         """Samples per second."""
-        return self.samples / self.seconds
+        return sum(epoch.samples for epoch in self.epochs) / self.seconds
 
     @property
     def wait_share(self) -> float:
-        """Share of the epoch, 0 to 1, in which training waited for data."""
-        return self.wait_seconds / self.seconds
+        """Share of the time, 0 to 1, in which training waited for data."""
+        return sum(epoch.wait_seconds for epoch in self.epochs) / self.seconds
+
+    def line(self) -> Line:
+        """Return the samples trained on over the seconds, from second 0."""
+        seconds, samples, begin, before = [0.0], [0.0], 0.0, 0
+        for epoch in self.epochs:
+            seconds += [begin + at for at, _ in epoch.steps[1:]]
+            samples += [before + count for _, count in epoch.steps[1:]]
+            begin, before = begin + epoch.seconds, before + epoch.samples
+        return np.array(seconds), np.array(samples)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Both epochs, the conversion between them, and the machine."""
+    """The epochs of both loaders, and the machine."""
 
-    dataloader: EpochTiming
-    memfeed: EpochTiming
-    cache_seconds: float
+    dataloader: Run
+    memfeed: Run
     store_bytes: int
     image_bytes: int
     batch_size: int
@@ -60,39 +98,60 @@ class Result:
     machine: str
 
     @property
-    def ratio(self) -> float:
-        """Samples per second with memfeed, as a multiple of those with DataLoader."""
-        return self.memfeed.rate / self.dataloader.rate
+    def epoch_count(self) -> int:
+        """How many epochs each loader gave."""
+        return len(self.memfeed.epochs)
 
     @property
-    def break_even_epochs(self) -> float | None:
-        """Epochs, with a fraction, after which the conversion has saved its own time. None if it never does."""
-        gain = self.dataloader.seconds - self.memfeed.seconds
-        return self.cache_seconds / gain if gain > 0 else None
-
-    @property
-    def break_even_epoch(self) -> int | None:
-        """The first n such that conversion and n epochs with memfeed take less time than n epochs with DataLoader."""
-        exact = self.break_even_epochs
-        return None if exact is None else math.floor(exact) + 1
+    def ahead(self) -> tuple[float, float] | None:
+        """The (seconds, samples) from which on memfeed is ahead; None if it is not when it has given all epochs."""
+        return last_crossing(self.dataloader.line(), self.memfeed.line(), self.memfeed.seconds)
 
     @property
     def title(self) -> str:
-        """The number of images, the settings and the machine, in one line."""
+        """The number of images and epochs, the settings and the machine, in one line."""
         workers = f"{self.workers} workers" if self.workers != 1 else "1 worker"
-        return f"{self.dataloader.samples:,} images, batches of {self.batch_size}, {workers}, {self.machine}"
+        images = self.dataloader.epochs[0].samples
+        return f"{images:,} images, {self.epoch_count} epochs, batches of {self.batch_size}, {workers}, {self.machine}"
 
     def table(self) -> Table:
-        """Return both epochs side by side."""
-        dataloader, memfeed, epoch = self.dataloader, self.memfeed, self.break_even_epoch
-        table = Table("one epoch", title=self.title, title_justify="left", title_style="bold")
+        """Return both loaders side by side."""
+        table = Table("time", title=self.title, title_justify="left", title_style="bold")
         for column in ("DataLoader", "memfeed", "ratio"):
             table.add_column(column, justify="right")
-        table.add_row("samples/s", f"{dataloader.rate:,.0f}", f"{memfeed.rate:,.0f}", f"[bold]{self.ratio:.1f}x[/]")
-        seconds = map(format_seconds, (dataloader.seconds, memfeed.seconds))
-        table.add_row("time of the epoch", *seconds, f"{1 / self.ratio:.2f}x")
-        table.add_row("data wait, share of the time", f"{dataloader.wait_share:.0%}", f"{memfeed.wait_share:.0%}", "")
-        table.add_row("bytes", format_bytes(self.image_bytes), format_bytes(self.store_bytes), "", end_section=True)
-        table.add_row("conversion, once", "", format_seconds(self.cache_seconds), "")
-        table.add_row("break-even", "", "never" if epoch is None else f"in epoch {epoch:,}", "")
+        parts = [
+            ("first epoch; memfeed fills the store", self.dataloader.first, self.memfeed.first, 1),
+            ("each later epoch", self.dataloader.later, self.memfeed.later, self.epoch_count - 1),
+            (f"all {self.epoch_count} epochs", self.dataloader, self.memfeed, 1),
+        ]
+        for name, one, other, epochs in parts:
+            seconds = [format_seconds(run.seconds / epochs) for run in (one, other)]
+            table.add_row(name, *seconds, f"[bold]{one.seconds / other.seconds:.1f}x[/]")
+        table.add_section()
+        for name, one, other, _ in parts[:2]:
+            shares = [f"{run.wait_share:.0%}" for run in (one, other)]
+            table.add_row(f"data wait, {name.partition(';')[0]}", *shares, "")
+        ahead = self.ahead
+        when = f"not in {self.epoch_count} epochs" if ahead is None else f"after {format_seconds(ahead[0])}"
+        table.add_row("memfeed is ahead", "", when, "")
+        table.add_row("bytes: files, store", format_bytes(self.image_bytes), format_bytes(self.store_bytes), "")
         return table
+
+    def save(self, path: Path) -> None:
+        """Write what was measured to a JSON file."""
+        write_file(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+
+def load_result(path: Path) -> Result:
+    """Return what `Result.save` wrote."""
+    return msgspec.json.decode(path.read_bytes(), type=Result)
+
+
+def last_crossing(one: Line, other: Line, end: float) -> tuple[float, float] | None:
+    """Return the last (seconds, samples) at which ``other`` is not ahead of ``one``; None if that is the end."""
+    times = np.linspace(0.0, end, 4001)
+    not_ahead = np.flatnonzero(np.interp(times, *other) <= np.interp(times, *one))
+    if not len(not_ahead) or not_ahead[-1] == len(times) - 1:
+        return None
+    seconds = float(times[not_ahead[-1]])
+    return seconds, float(np.interp(seconds, *one))

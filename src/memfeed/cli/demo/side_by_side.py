@@ -1,4 +1,4 @@
-"""The demo from start to end: images, an epoch with DataLoader, the conversion, an epoch with memfeed, the output."""
+"""The demo from start to end: images, epochs from DataLoader, the same epochs from memfeed, the output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, Subset
 import memfeed
 from memfeed.cli.demo.chart import save_chart
 from memfeed.cli.demo.photos import make_photos
-from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result
-from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
+from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result, Run, load_result
+from memfeed.convert.image_folder import image_folder
 from memfeed.system.extras import require
 from memfeed.system.files import local_path
 from memfeed.system.progress import Progress
-from memfeed.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip
 
 BATCH_SIZE = 32
+EPOCHS = 5
 RESIZE = 256
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
@@ -39,12 +39,14 @@ def run(
     progress: bool | None = None,
     console: Console | None = None,
 ) -> Result:
-    """Train both epochs, print the table of their times, and draw them to the PNG file ``out``.
+    """Train all epochs, print the table of their times, and draw them to the PNG file ``out``.
+
+    What was measured is written beside it, to a JSON file of the same name, from which the picture is drawn.
 
     Args:
         images: a tree of images, one directory per class; None generates ``count`` photos.
         count: the largest number of images to use.
-        workers: worker processes of DataLoader and of the conversion; None takes one per core.
+        workers: worker processes of both loaders; None takes one per core.
         console: prints the table; None prints it on stdout.
 
     Raises:
@@ -73,10 +75,12 @@ def run(
             result = _compare(images, count, store_path, _cores() if workers is None else workers, progress)
     finally:
         torch.set_num_threads(threads)
-    save_chart(result, out)
+    measured = out.with_suffix(".json")
+    result.save(measured)
+    save_chart(load_result(measured), out)
     console.print(result.table())
     console.print(FOOTNOTE, style="dim")
-    console.print(f"picture: {out}", soft_wrap=True)
+    console.print(f"picture: {out}, drawn from {measured}", soft_wrap=True)
     return result
 
 
@@ -86,33 +90,30 @@ def _compare(root: Path, count: int, store_path: Path, workers: int, progress: b
     generator = torch.Generator().manual_seed(SEED)
     indices = sorted(torch.randperm(len(folder), generator=generator)[:count].tolist())
     total, classes = len(indices), len(folder.classes)
-    # Reading every file once puts it in the page cache for both epochs.
+    # Reading every file once puts it in the page cache for both loaders.
     image_bytes = sum(len(Path(folder.samples[index][0]).read_bytes()) for index in indices)
     batch_size = min(BATCH_SIZE, max(1, total // 4))
     warm_up(batch_size, classes, device)
+    dataset = Subset(folder, indices)
 
-    batches = DataLoader(
-        Subset(folder, indices),
-        batch_size,
-        shuffle=True,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator().manual_seed(SEED),
-    )
-    dataloader = timed_epoch("DataLoader", batches, total, classes, device, progress=progress)
+    def plain() -> Any:
+        seeded = torch.Generator().manual_seed(SEED)
+        pins = device.type == "cuda"
+        return DataLoader(dataset, batch_size, shuffle=True, num_workers=workers, pin_memory=pins, generator=seeded)
 
-    started = time.perf_counter()
-    pixels = Subset(image_folder(root, to_pixels(f"{RESIZE}x{RESIZE}")), indices)
-    store = memfeed.cache(pixels, store_path, fields=FIELDS, workers=workers, progress=progress)
-    cache_seconds = time.perf_counter() - started
+    def fed() -> Any:
+        return memfeed.Loader(
+            dataset, batch_size, shuffle=True, num_workers=workers, seed=SEED, device=device, cache=store_path,
+            require="batched",
+        )  # fmt: skip
 
-    augment = Compose([RandomCrop(CROP), RandomHorizontalFlip(), Normalize(MEAN, STD)])
-    loader = memfeed.Loader(store, batch_size, shuffle=True, seed=SEED, device=device, transform=augment)
+    dataloader, _ = timed_run("DataLoader", plain, total, classes, device, progress=progress)
+    memfed, loader = timed_run("memfeed", fed, total, classes, device, progress=progress)
+    loader.store.finish()
     return Result(
         dataloader=dataloader,
-        memfeed=timed_epoch("memfeed", loader, total, classes, device, progress=progress),
-        cache_seconds=cache_seconds,
-        store_bytes=store.nbytes,
+        memfeed=memfed,
+        store_bytes=loader.store.nbytes,
         image_bytes=image_bytes,
         batch_size=batch_size,
         workers=workers,
@@ -121,7 +122,7 @@ def _compare(root: Path, count: int, store_path: Path, workers: int, progress: b
 
 
 def _torchvision_transform() -> Any:
-    """Return the usual transform of ImageFolder. It resizes as the store does, so both epochs see the same pixels."""
+    """Return the usual transform of ImageFolder: memfeed keeps what is before the first random step."""
     from torchvision import transforms
 
     return transforms.Compose(
@@ -166,41 +167,57 @@ def small_cnn(classes: int) -> nn.Module:
 def warm_up(batch_size: int, classes: int, device: torch.device) -> None:
     """Train two steps on zeros, so that libraries choose their kernels before an epoch is timed."""
     batch = (torch.zeros(batch_size, 3, CROP, CROP), torch.zeros(batch_size, dtype=torch.int64))
-    timed_epoch("", [batch, batch], 0, classes, device, progress=False)
+    timed_run("", lambda: [batch, batch], 0, classes, device, epochs=1, progress=False)
 
 
-def timed_epoch(
+def timed_run(
     name: str,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    make: Callable[[], Any],
     total: int,
     classes: int,
     device: torch.device,
     *,
+    epochs: int = EPOCHS,
     progress: bool | None,
-) -> EpochTiming:
-    """Train a new model on every batch once. ``name`` and ``total``, the number of samples, are for the progress bar.
+) -> tuple[Run, Any]:
+    """Train a new model for a few epochs of what ``make`` returns; return their times, and the loader.
 
-    The time to start the iterator counts too: DataLoader starts its workers there.
+    ``name`` and ``total``, the number of samples of an epoch, are for the progress bar. The first epoch begins before
+    the loader is made: the start of workers counts, and all else that a loader does before its first batch.
     """
     torch.manual_seed(SEED)
     model = small_cnn(classes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    timings, loader = list[EpochTiming](), None
+    with Progress(name, epochs * total, unit=" images", progress=progress) as bar:
+        for _ in range(epochs):
+            started = time.perf_counter()
+            loader = make() if loader is None else loader
+            timings.append(_timed_epoch(loader, started, model, optimizer, device, bar))
+    return Run(tuple(timings)), loader
 
+
+def _timed_epoch(
+    batches: Any,
+    started: float,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    bar: Progress,
+) -> EpochTiming:
     def seconds() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
-    with Progress(name, total, unit=" images", progress=progress) as bar:
-        started = time.perf_counter()
-        steps, wait_seconds = [(0.0, 0)], 0.0
-        for images, labels in batches:
-            images, labels = images.to(device), labels.to(device)
-            wait_seconds += seconds() - steps[-1][0]
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            steps.append((seconds(), steps[-1][1] + len(images)))
-            bar.advance(len(images))
+    steps, wait_seconds = [(0.0, 0)], 0.0
+    for images, labels in batches:
+        images, labels = images.to(device), labels.to(device)
+        wait_seconds += seconds() - steps[-1][0]
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        steps.append((seconds(), steps[-1][1] + len(images)))
+        bar.advance(len(images))
     return EpochTiming(tuple(steps), wait_seconds)

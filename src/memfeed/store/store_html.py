@@ -1,0 +1,177 @@
+"""A store as HTML: the bytes of its columns, its first rows, thumbnails of images.
+
+It reads a few rows at most and waits for none. What cannot be read is shown as the error that it raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from memfeed.schema.fields import Field
+from memfeed.schema.schema_html import MOST_FIELDS, count_text, field_name, labelled, more_fields
+from memfeed.schema.value_text import shape_text, summary
+from memfeed.store.column import Column
+from memfeed.store.images import thumbnail
+from memfeed.store.manifest import Manifest
+from memfeed.store.manifest_lines import manifest_lines
+from memfeed.store.store import Store
+from memfeed.store.view import View
+from memfeed.system.html_parts import SHADES, Html, bar_row, element, fragment, joined, table, text
+from memfeed.system.units import format_bytes
+
+ROWS = 3
+SIDE = 112
+"""Pixels of a thumbnail each way, at most."""
+MOST_THUMBNAILS = 24
+MOST_ROW_BYTES = 64 << 20
+"""Larger rows are not read."""
+ERROR_WIDTH = 300
+NOT_THERE = element("span", "not there yet", "pale")
+LEFT_OUT = element("span", "left out: the dataset raised", "pale")
+
+
+def fragment_of(store: Store) -> Html:
+    """Return the store for a notebook."""
+    return fragment(parts(store))
+
+
+def parts(store: Store, rows: int = ROWS) -> Iterator[Html]:
+    """Yield the parts of a page about the store, with its first ``rows``."""
+    view = store._view
+    has_rows = view.backing.row_count is not None
+    size = count_text(len(store), "row") if has_rows else "no rows"
+    yield element("h1", f"Store: {size}, {count_text(len(view.schema), 'field')}")
+    yield element("p", view.path, "pale")
+    yield from (element("p", line) for line in _lines(view))
+    stored = [_stored_field(view, number) for number in range(len(view.fields))]
+    sizes = or_error(view.field_bytes)
+    yield from _column_bars(stored, sizes)
+    yield from or_error(lambda: list(_first_rows(view, min(rows, len(store))) if has_rows else _values(view)), [])
+
+
+def manifest_parts(place: object, manifest: Manifest, sizes: Sequence[int]) -> Iterator[Html]:
+    """Yield the parts of a page about a store of which only the manifest is at hand."""
+    yield element("h1", f"Store: {count_text(manifest.rows, 'row')}, {count_text(len(manifest.schema), 'field')}")
+    yield element("p", place, "pale")
+    yield from (element("p", line) for line in manifest_lines(manifest))
+    yield from _column_bars(manifest.schema.fields, sizes)
+    yield element("p", "Its rows are not read from here: pull it, or open it with a cache directory.", "pale")
+
+
+def _column_bars(stored: Sequence[Field], sizes: Sequence[int] | Html) -> Iterator[Html]:
+    """Yield a bar for each column: its share of the bytes that all of them take."""
+    yield element("h2", "Bytes on disk")
+    if isinstance(sizes, Html):
+        yield element("p", sizes)
+        sizes = [0] * len(stored)
+    total = max(sum(sizes), 1)
+    for number, (field, size) in enumerate(zip(stored[:MOST_FIELDS], sizes, strict=False)):
+        bar = [(f"s{number % SHADES}", size / total)]
+        yield bar_row(labelled(field), bar, f"{format_bytes(size)}, {size / total:.1%}")
+    yield from more_fields(stored)
+    yield element("p", f"{format_bytes(sum(sizes))} in all", "pale")
+
+
+def or_error(make: Callable[[], Any], otherwise: Any = None) -> Any:
+    """Return what ``make`` returns; if it raises, the error as `Html`, within ``otherwise`` if that is a list."""
+    try:
+        return make()
+    except Exception as error:  # a page of a damaged store says what is damaged, beside what can be read
+        message = element("span", f"{type(error).__name__}: {str(error)[:ERROR_WIDTH]}", "error")
+        return message if otherwise is None else [*otherwise, element("p", message)]
+
+
+def _stored_field(view: View, number: int) -> Field:
+    """Return a field as its column stores it; as it is read, if the column cannot be opened."""
+    found = or_error(lambda: view.backing.column(view.fields[number]).stored.field)
+    return view.schema.fields[number] if isinstance(found, Html) else found
+
+
+def _lines(view: View) -> Iterator[str]:
+    """Yield what is known of the store beside its columns."""
+    if view.backing.description:
+        yield view.backing.description
+    if not view.has_all_rows:
+        yield f"a view of {count_text(view.base_length, 'row')}; the bytes are those of all of them"
+    if view.supply is not None:
+        found = view.progress()
+        yield f"being filled: {found.present:,} of {count_text(found.total, 'row')} are there"
+        if found.skipped:
+            yield f"{count_text(found.skipped, 'row')} left out, because the dataset raised"
+    yield from manifest_lines(view.manifest)
+
+
+# --- rows
+
+
+def _first_rows(view: View, count: int) -> Iterator[Html]:
+    """Yield the first rows side by side."""
+    if not count:
+        return
+    yield element("h2", "First rows")
+    base_rows, lines = view.base_rows(np.arange(count)), []
+    left_out = set(view.supply.skipped()) if view.supply is not None and view.backing.masks_rows else set()
+    cells = _Cells()
+    with view.present_now(base_rows) as present:
+        for field, index in zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False):
+            line = [
+                cells.of_row(view, index, row) if there else LEFT_OUT if row in left_out else NOT_THERE
+                for row, there in zip(base_rows.tolist(), present.tolist(), strict=True)
+            ]
+            lines.append((field_name(field), *line))
+    yield table(("field", *(f"row {row:,}" for row in range(count))), lines, "text")
+    yield from more_fields(view.schema.fields)
+
+
+def _values(view: View) -> Iterator[Html]:
+    """Yield the one value of each field of a store without rows, such as the weights of a model."""
+    yield element("h2", "Values")
+    cells = _Cells()
+    fields = zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False)
+    yield table(("field", "value"), [(field_name(one), cells.of_whole(view, index)) for one, index in fields], "text")
+    yield from more_fields(view.schema.fields)
+
+
+class _Cells:
+    """The values of a table: a few of them with a thumbnail."""
+
+    def __init__(self) -> None:
+        self._thumbnails_left = MOST_THUMBNAILS
+
+    def of_row(self, view: View, field_index: int, row: int) -> Html:
+        """Return a row of the base store, which is there."""
+        return or_error(lambda: self._of_row(view.backing.column(field_index), row))  # type: ignore[no-any-return]
+
+    def of_whole(self, view: View, field_index: int) -> Html:
+        """Return the value of a field without rows."""
+        return or_error(lambda: self._of_value(view.backing.column(field_index).whole))  # type: ignore[no-any-return]
+
+    def _of_row(self, column: Column, row: int) -> Html:
+        size = _row_bytes(column, row)
+        if size > MOST_ROW_BYTES:
+            return text(f"{column.field.describe()}: {format_bytes(size)}, not read here")
+        return self._of_value(column.view_row(row))
+
+    def _of_value(self, value: Any) -> Html:
+        if isinstance(value, torch.Tensor) and value.nbytes > MOST_ROW_BYTES:
+            return text(f"{shape_text(value)}: {format_bytes(value.nbytes)}, not read here")
+        found = thumbnail(value, SIDE) if self._thumbnails_left else None
+        if found is None:
+            return text(summary(value))
+        self._thumbnails_left -= 1
+        image = f'<img src="{found.uri}" width="{found.width}" height="{found.height}" alt="{shape_text(value)}">'
+        return joined([Html(image), element("span", shape_text(value), "pale small")])
+
+
+def _row_bytes(column: Column, row: int) -> int:
+    """Return the bytes of a row; 0 where they are not known before it is read."""
+    if column.field.kind == "fixed":
+        return column.field.row_bytes
+    try:
+        return int(column.locate(np.array([row])).lengths[0])
+    except NotImplementedError:
+        return 0
