@@ -134,7 +134,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/weight.py
 	$(BIN)/python benchmarks/rounding.py
-	$(BIN)/python benchmarks/compression.py
+	$(BIN)/python benchmarks/coded_rows.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/device.py
 	$(BIN)/python benchmarks/to_device.py
