@@ -227,7 +227,8 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
         where = " before it began"
         advice = (
             "It imports the program again, and its own error is above. A script needs if __name__ == '__main__': "
-            "before what it runs"
+            "before what it runs; the dataset of a notebook must be in a module, or call "
+            'torch.multiprocessing.set_start_method("fork") first'
         )
     elif code == INTERRUPTED:
         where, how, advice = "", "interrupted by SIGINT", "Run this again: the rows that were written are kept"
