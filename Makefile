@@ -152,6 +152,13 @@ test-oldest:
 	.venv-oldest/bin/python -m pip install --quiet 'torch==2.6.0' 'torchvision==0.21.0' 'tensordict==0.8.0' 'numpy<2.3' --editable '.[vision,plots,dev,remote]'
 	$(call run-tests,.venv-oldest/bin/python)
 
+# All tests on a Python for which not all libraries have wheels yet: tests of those without are skipped. For 3.14t, 3.15.
+.PHONY: test-wheels
+test-wheels:
+	$(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python tools/install_wheels.py
+	$(call run-tests,.venv-wheels/bin/python)
+
 # Add a machine to an elastic run of torchrun, and lose one: every row of an epoch counts once. Takes a minute or two.
 .PHONY: elastic
 elastic: $(INSTALLED)
@@ -197,4 +204,4 @@ bench-others: peers
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-suites
+	rm -rf $(VENV) .venv-oldest .venv-suites .venv-wheels
