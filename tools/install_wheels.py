@@ -1,7 +1,7 @@
 """Install memfeed and the libraries of its tests as far as they have wheels for this Python.
 
-For a new version of Python, and for builds without the GIL, where some libraries have none for months. Those are named;
-the tests that need them are skipped.
+For a new version of Python, and for builds without the GIL, where some libraries have none for months. Those are named.
+Most tests that need one of them are skipped; those of coded fields fail without lz4, zstandard and simplejpeg.
 
     python tools/install_wheels.py        # into the environment of this python
 """
