@@ -124,7 +124,8 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
         sender.close()  # only the worker has it now, so the pipe ends when the worker dies
     except Exception as error:
         method = machine.start_method()
-        if method != "fork" and (not isinstance(error, OSError) or isinstance(error, ConnectionError)):
+        is_told = method == "fork" or machine.imports_program()  # Python says there that a script needs a guard
+        if not is_told and (not isinstance(error, OSError) or isinstance(error, ConnectionError)):
             raise _not_sent(error, method) from error
         if not isinstance(error, OSError):
             raise

@@ -80,15 +80,18 @@ def start_method() -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
-def imports_program_of(pid: int) -> bool:
-    """Return True in a process that imports the program of process ``pid`` again, before it is a worker of that one.
+def imports_program() -> bool:
+    """Return True in a process that imports the program of another one, before it works for that one.
 
-    It may be the fork server, which does so first since Python 3.14, or a child of the fork server.
+    It may be the fork server, which does so first since Python 3.14.
     """
-    if not getattr(multiprocessing.current_process(), "_inheriting", False):
-        return False
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def imports_program_of(pid: int) -> bool:
+    """Return whether this process imports the program of process ``pid``: its parent, or that of the fork server."""
     parent = os.getppid()
-    return pid == parent or f"PPid:\t{pid}\n" in _read(f"/proc/{parent}/status")
+    return imports_program() and (pid == parent or f"PPid:\t{pid}\n" in _read(f"/proc/{parent}/status"))
 
 
 def _exit_after(parent: Any) -> None:
