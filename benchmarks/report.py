@@ -777,7 +777,7 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:,.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
 
 
-def compression(result: Result) -> str:
+def coded_rows(result: Result) -> str:
     about, parts = result["input"]["rows"], []
     for name, forms in result["codecs"].items():
         rows = [
@@ -919,7 +919,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "memoize": memoize,
     "transforms": transforms,
     "weight": weight,
-    "compression": compression,
+    "coded_rows": coded_rows,
     "forms": forms,
     "device-cuda": device,
     "kernels": kernels,

@@ -62,7 +62,7 @@ TOPICS = {
     "Documents and time": ["sequences", "windows"],
     "Writing and checking stores": ["columnar", "verify", "ray", "torture"],
     "Addresses and ranks": ["remote", "remote-faults", "fleet"],
-    "Functions and coded rows": ["memoize", "compression", "forms"],
+    "Functions and coded rows": ["memoize", "coded_rows", "forms"],
     "Devices": ["device-cuda", "device-cpu", "kernels", "to_device-cuda", "to_device"],
     "What an import takes": ["imports"],
 }

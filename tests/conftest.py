@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -16,6 +17,9 @@ PHOTOS = SHARED / "data" / "hymenoptera_data"
 def pytest_collection_modifyitems(items):
     mark_long_cases(items, Path(__file__).parent)
 
+
+if multiprocessing.get_all_start_methods()[0] != "fork":  # Python 3.14, macOS
+    multiprocessing.set_start_method("fork")  # most datasets of the tests are local to a test, and cannot be sent
 
 LOOPS._left = 1 << 62  # else a test would compile them if enough bytes were copied before it in the same process
 torch.set_num_threads(min(2, os.cpu_count() or 1))

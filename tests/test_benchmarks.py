@@ -61,7 +61,7 @@ FIGURES = {
     "augment": "images_per_second",
     "device": "gigabytes_per_second",
     "memoize": "works",
-    "compression": "codecs",
+    "coded_rows": "codecs",
     "forms": "images_per_second",
 }
 

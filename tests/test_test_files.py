@@ -1,5 +1,6 @@
 """Each module with rules of its own has a test file of its own, in the folder of its room and with its name."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,10 @@ def test_the_tests_with_a_short_form_are_there():
 def test_no_two_test_files_share_a_name():
     names = [path.name for path in TESTS.rglob("test_*.py")]
     assert sorted(names) == sorted({*names})
+
+
+def test_no_file_hides_a_module_of_python():
+    """A script's folder, and the folders of ``pythonpath``, come before the standard library."""
+    newer = {"annotationlib", "compression", "profiling"}  # since Python 3.14 and 3.15
+    files = [path for folder in ("benchmarks", "examples", "tests", "tools") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in files if path.stem in sys.stdlib_module_names | newer] == []

@@ -25,7 +25,6 @@ def test_a_full_pipe_does_not_block():
     assert 0 < len(requests.receive(0.0)) < 100_000
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_child_asks_and_sees_the_error_of_its_parent():
     requests = ChildRequests()
     child = os.fork()

@@ -106,7 +106,7 @@ class ServedStores(PartialStores):
         """A reader asks ahead, and waits for part after part. It gets the bytes, or the error of a unit."""
         service, reader = self.service(process), ReadRequest()
         parts, service.failing = [np.array(part) for part in asked], failing
-        held = set(self.model.holders)
+        held, failed = set(self.model.holders), set(service.queue.failed)
         for part in parts:
             service.want(reader, part)
         for part in parts:
@@ -125,7 +125,7 @@ class ServedStores(PartialStores):
         service.forget(reader)
         order = [unit for part in asked for unit in part]
         assert set(service.brought) <= set(order), "nobody asked for others"
-        if not held and not failing:
+        if not held and not failing and not failed & set(order):  # those are brought again when they are waited for
             first_uses = [unit for unit in dict.fromkeys(order) if unit in service.brought]
             assert service.brought == first_uses, "in the order of the reader"
 

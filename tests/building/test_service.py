@@ -222,7 +222,6 @@ def raised(action, text):
     return 2
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_served_by_its_parent_and_gets_its_errors(start):
     found = start({3: BuildError("found a bad sample"), 6: KeyError("surprise")})
     found.there = np.memmap(found.root / "there", bool, "w+", shape=COUNT)  # that both see

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+import memfeed
 from memfeed.building.build import Build
 from memfeed.errors import (
     BuildError,
@@ -188,22 +190,50 @@ def test_a_worker_that_cannot_import_the_program_says_what_a_script_needs(path, 
     dataset = Made(lambda i: torch.full((3,), i), 200)
     with pytest.raises(BuildError, match=r"a worker process died \(.*use fewer workers="):
         cache(dataset, path, workers=2)
-    monkeypatch.setattr(torch.multiprocessing, "get_start_method", lambda: "spawn")
+    monkeypatch.setattr("memfeed.system.machine.start_method", lambda: "spawn")
     with pytest.raises(BuildError, match=r"died before it began \(.* needs if __name__ == '__main__':"):
         cache(dataset, path, workers=2)
 
 
 @pytest.mark.long
-def test_a_script_without_a_guard_ends_where_processes_are_spawned(tmp_path):
+@pytest.mark.parametrize("use", ["Loader(data, 8, num_workers=1, cache=path)", "cache(data, path, workers=1)"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_guard_ends_where_processes_import_it(tmp_path, method, use):
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, memfeed\n"
-        "torch.multiprocessing.set_start_method('spawn', force=True)\n"
+        f"torch.multiprocessing.set_start_method({method!r}, force=True)\n"
         "data = torch.utils.data.Subset(torch.utils.data.StackDataset(torch.zeros(99, 3)), range(99))\n"
-        f"loader = memfeed.Loader(data, 8, num_workers=1, cache={str(tmp_path / 'a.mf')!r})\n"
-        "print(len(list(loader)))\n"
+        f"path = {str(tmp_path / 'a.mf')!r}\n"
+        f"print(len(list(memfeed.{use})))\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
-    assert "died before it began" in done.stderr
+    assert "expected that only the builder does" in done.stderr
+    assert "died before it began" in done.stderr or "no worker process could be started" in done.stderr
     assert "A script needs if __name__ == '__main__':" in done.stderr
+
+
+def test_no_worker_starts_unasked_where_it_would_import_the_program(path, monkeypatch, capsys):
+    monkeypatch.setattr("memfeed.system.machine.start_method", lambda: "forkserver")
+    monkeypatch.setattr("memfeed.convert.processes._start", lambda *_: pytest.fail("a worker was started"))
+
+    def slow(index):
+        time.sleep(0.01)
+        return torch.full((3,), index)
+
+    assert len(memfeed.cache(Made(slow, 150), path)) == 150
+    assert re.search(
+        r"workers=0 is used, because .*'forkserver'.* pass workers=\d+, in a script", capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_dataset_that_cannot_be_sent_says_what_to_do(path, method):
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        with pytest.raises(BuildError, match=rf"cannot be sent to a worker .*pickle.* with '{method}'.* workers=0"):
+            cache(Made(lambda index: index, 200), path, workers=1)
+    finally:
+        multiprocessing.set_start_method(before, force=True)

@@ -2,13 +2,11 @@
 
 import multiprocessing
 
-import pytest
 import torch
 
 from memfeed.errors import MemfeedError
 from support import Made, cache
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 ROWS, BAD = 60, 41
 
 

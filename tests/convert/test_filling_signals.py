@@ -22,6 +22,7 @@ PROGRAM = f"""
 import signal, sys, time, torch, memfeed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background programs ignore it
+torch.multiprocessing.set_start_method("fork")  # the dataset is no module's
 
 class Slow(torch.utils.data.Dataset):
     def __len__(self):
@@ -84,6 +85,7 @@ NOTEBOOK = """
 import os, signal, sys, torch, memfeed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+torch.multiprocessing.set_start_method("fork")  # the dataset is no module's
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):

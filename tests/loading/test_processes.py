@@ -23,7 +23,6 @@ from short_form import short_form
 from support import equal, wait_until
 
 # since Python 3.12 a fork beside a thread is warned of; that it works all the same is what is tested here
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 N, SIZE, SECONDS = 600, 64, 60
 

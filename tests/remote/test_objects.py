@@ -217,7 +217,6 @@ def _head(objects: Objects) -> str:
         return str(error)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_gets_an_error_and_no_hang(bucket):
     objects = Objects(f"{bucket}/x")
     objects.put("one", b"1")

@@ -108,7 +108,6 @@ def test_any_shape_and_dtype(wanted):
         tensor.zero_()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_has_its_own():
     pool = Pool()
     lease(pool)

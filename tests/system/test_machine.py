@@ -23,6 +23,22 @@ def test_a_control_group_limits_memory(monkeypatch):
     assert machine.memory_limit() == 8192
 
 
+def test_a_program_that_is_imported_again_knows_for_whom(monkeypatch):
+    assert not machine.imports_program_of(os.getppid())
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    assert machine.imports_program_of(os.getppid())
+    assert not machine.imports_program_of(os.getpid())
+    monkeypatch.setattr(machine, "_read", {f"/proc/{os.getppid()}/status": "Pid:\t7\nPPid:\t123\n"}.get)
+    assert machine.imports_program_of(123)
+    assert not machine.imports_program_of(12)
+
+
+def test_to_ask_for_the_start_method_chooses_none(monkeypatch):
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", None)
+    assert machine.start_method() == multiprocessing.get_all_start_methods()[0]
+    assert multiprocessing.get_start_method(allow_none=True) is None
+
+
 def test_a_boot_has_one_id():
     assert machine.boot_id() == machine.boot_id()
     assert machine.host_name()

@@ -122,7 +122,6 @@ def test_a_process_that_was_killed_while_it_drew_stops_no_other():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_draws_although_a_thread_of_its_parent_did():
     held, forked = threading.Event(), threading.Event()
 

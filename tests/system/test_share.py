@@ -183,7 +183,6 @@ def test_several_threads_share_at_the_same_time():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_helpers_of_its_own():
     with Threads(2).in_use():
         share(8, lambda begin, end: None)

@@ -25,7 +25,6 @@ def test_it_is_removed_at_once():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_remove_it():
     directory = TemporaryDirectory()
     pid = os.fork()

@@ -131,9 +131,15 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
         else:
             if fd is not None:
                 return fd
+            owner = _read_owner(root)
+            if owner is not None and machine.imports_program_of(owner.pid):  # which would wait for it
+                raise BuildError(
+                    f"{path}: found that a process which starts for the builder imports the program, and builds it "
+                    f"again; expected that only the builder does, as processes start with {machine.start_method()!r} "
+                    "here: put what the script runs below if __name__ == '__main__':"
+                )
             if not wait:
                 raise ClaimedError(f"{path}: found another process that builds it; expected none")
-            owner = _read_owner(root)
             if (root, threading.get_ident()) in _held:
                 raise BuildError(
                     f"{path}: found that this very thread is building it already (a Writer, a store that is being "

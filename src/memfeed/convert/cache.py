@@ -95,7 +95,8 @@ def cache(
             existing store, also with ``overwrite``; {} drops it.
         length: take the first so many samples of an iterable, which may be one without an end. Without it an iterable
             is read to its end; if it has a ``len``, it must yield as many samples.
-        workers: processes that read and write rows; None chooses. An iterable is read in one process unless a number
+        workers: processes that read and write rows; None chooses, and starts none where they would import the program
+            again (macOS, Python 3.14 and newer). An iterable is read in one process unless a number
             is given: then its ``__iter__`` must yield only the share of its worker, see
             ``torch.utils.data.get_worker_info``. "ray" lets tasks of Ray read and write the rows of a map-style
             dataset, on all machines of a cluster, one for each CPU, "ray:8" at most 8 at once: ``path`` must be on a

@@ -159,7 +159,7 @@ class Conversion:
         elif given.length is None or is_copied or options.on_ray:
             self.worker_count = 0
         else:
-            self.worker_count = default_workers(given.length, result.probed.seconds)
+            self.worker_count = default_workers(given.length, result.probed.seconds, options.says)
         if self.worker_count and is_daemon() and not options.on_ray:
             self.worker_count = 0
             if options.says:

@@ -20,6 +20,8 @@ from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.store import ragged
 from memfeed.store.checksums import ChunkHasher
+from memfeed.system import machine
+from memfeed.system.progress import write_line
 
 MOST_ROWS_OF_TABLES = 65_536
 BLOCK_BYTES = 256 << 20
@@ -129,9 +131,21 @@ def convert_tables(build: Build, columns: Sequence[Any], plan: WritePlan, on_rep
     writer.rows.close()
 
 
-def default_workers(row_count: int, seconds: float) -> int:
-    """Return 0 for a second of work or less, else one worker per core this process may use, at most 16."""
+def default_workers(row_count: int, seconds: float, says: bool) -> int:
+    """Return 0 for a second of work or less, else one worker per core this process may use, at most 16.
+
+    None is started where it would import the program again: a script may have no guard, and a notebook's classes
+    cannot be sent.
+    """
     if row_count * seconds < 1.0:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_WORKERS, row_count)
+    count, method = min(cores, MOST_WORKERS, row_count), machine.start_method()
+    if method == "fork":
+        return count
+    if says:
+        write_line(
+            f"memfeed: workers=0 is used, because processes start with {method!r} here and import the program again; "
+            f"for more speed pass workers={count}, in a script below if __name__ == '__main__':"
+        )
+    return 0

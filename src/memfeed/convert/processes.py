@@ -122,13 +122,32 @@ def _start(job: Job, index: int, worker_count: int, workers: list[_Worker]) -> N
         workers.append(_Worker(process, pipe, index))
         process.start()
         sender.close()  # only the worker has it now, so the pipe ends when the worker dies
-    except OSError as error:
+    except Exception as error:
+        method = machine.start_method()
+        is_told = method == "fork" or machine.imports_program()  # Python says there that a script needs a guard
+        if not is_told and (not isinstance(error, OSError) or isinstance(error, ConnectionError)):
+            raise _not_sent(error, method) from error
+        if not isinstance(error, OSError):
+            raise
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):  # a fork writes what they hold first
             raise BuildError(
                 f"found that stdout or stderr cannot be written ({error.strerror}), which a new worker process needs; "
                 "expected files on a disk with room: free some, or send the output elsewhere (2>/dev/null)"
             ) from error
         raise _not_started(error, index, worker_count) from error
+
+
+def _not_sent(error: Exception, method: str) -> BuildError:
+    if isinstance(error, (ConnectionError, EOFError)):  # the fork server has ended
+        return BuildError(
+            f"found that no worker process could be started: the program ended when {method!r} imported it again, and "
+            "its own error is above. A script needs if __name__ == '__main__': before what it runs"
+        )
+    return BuildError(
+        f"found that the dataset cannot be sent to a worker process ({type(error).__name__}: {error}); expected one "
+        f"that can be pickled, as processes start with {method!r} here: use no lambdas and no classes or functions "
+        'within functions, or call torch.multiprocessing.set_start_method("fork") first, or use workers=0'
+    )
 
 
 def _not_started(error: OSError, index: int, worker_count: int) -> BuildError:
@@ -204,11 +223,12 @@ def _death(job: Job, worker: _Worker) -> WorkerDied:
     code = process.exitcode or 0
     how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit status {code}"
     reading = job.watchdog.read_by(worker.number)
-    if job.watchdog.is_starting(worker.number) and torch.multiprocessing.get_start_method() != "fork":
+    if job.watchdog.is_starting(worker.number) and machine.start_method() != "fork":
         where = " before it began"
         advice = (
             "It imports the program again, and its own error is above. A script needs if __name__ == '__main__': "
-            "before what it runs"
+            "before what it runs; the dataset of a notebook must be in a module, or call "
+            'torch.multiprocessing.set_start_method("fork") first'
         )
     elif code == INTERRUPTED:
         where, how, advice = "", "interrupted by SIGINT", "Run this again: the rows that were written are kept"

@@ -29,6 +29,7 @@ from memfeed.store.format import resolve
 from memfeed.store.memo_format import is_memo
 from memfeed.store.store import Store
 from memfeed.store.view import View
+from memfeed.system import machine
 from memfeed.system.messages import say_once
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
         DataLoader.check_worker_number_rationality(SimpleNamespace(num_workers=worker_count))  # type: ignore[arg-type]
     if context is not None and starts_processes:
         method = getattr(context, "get_start_method", lambda: context)()
-        used = torch.multiprocessing.get_start_method()
+        used = machine.start_method()
         if method != used:
             say_once(
                 f"memfeed: multiprocessing_context={method!r} has no effect: the processes that fill the store start "

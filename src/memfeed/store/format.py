@@ -5,6 +5,7 @@ docs/format.md is the specification.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -214,7 +215,8 @@ def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
     given = files.local_path(path)
     try:
         found = given.resolve()
-        found.exists()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(found)  # since Python 3.13 neither resolve nor exists raises for a circle of links
         is_link = given.is_symlink()
     except (OSError, RuntimeError, ValueError) as error:  # of a circle of links, or a name that no file can have
         raise StoreError(f"{given}: found a path that cannot be followed ({error}); expected that of a store") from None

@@ -12,7 +12,7 @@ import operator
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,26 +77,24 @@ class Fresh:
         return torch.from_numpy(np.empty(size_bytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
-class _Memory(np.ndarray[Any, np.dtype[np.uint8]]):
-    """A buffer of a `Pool`, or a view of one that is lent: that one keeps the reference to the array of which it is the
-    base. NumPy drops the base of an array after it has called the references to the array.
-    """
+class _Lease(weakref.ref[Any]):
+    """A reference to an array that is lent, the memory of that array, and the ``extend`` that its callback calls."""
 
-    reference: _Reference
+    __slots__ = ("extend", "memory")
+    extend: Callable[[Iterable[npt.NDArray[np.uint8]]], None]
+    memory: npt.NDArray[np.uint8]
 
 
-class _Reference(weakref.ref[Any]):
-    """A reference to an array, with the ``append`` that its callback calls."""
-
-    __slots__ = ("append",)
-    append: Callable[[_Memory], None]
+_memory_of = operator.attrgetter("memory")
 
 
 class Pool:
     """Buffers for batches of one column. ``allocate`` never blocks and takes no lock.
 
-    A buffer comes back by one ``deque.append``, in a weak reference's callback. No Python code runs there: a lock would
-    deadlock when the garbage collector runs while it is held, and Ctrl-C in a callback is printed and lost.
+    The pool holds the leases: versions of NumPy differ in whether an array has let go of its base when the references
+    to it are called. The callback of a lease takes it out and gives its memory back, by one ``deque.extend``. No Python
+    code runs there: a lock would deadlock when the garbage collector runs while it is held, and Ctrl-C in a callback is
+    printed and lost.
 
     Args:
         most_idle: buffers that are kept while nobody uses them.
@@ -106,7 +104,8 @@ class Pool:
     def __init__(self, most_idle: int = MOST_IDLE, least_bytes: int = 0) -> None:
         self._most_idle, self._least_bytes = most_idle, least_bytes
         self._fork_count = _fork_count
-        self._idle: deque[_Memory] = deque(maxlen=most_idle)
+        self._idle: deque[npt.NDArray[np.uint8]] = deque(maxlen=most_idle)
+        self._lent: dict[int, _Lease] = {}
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose memory comes back when nothing shares it any more. See ``Allocator.allocate``."""
@@ -119,21 +118,22 @@ class Pool:
             # most often the buffer that came back last fits
             last = self._idle[-1].size
             is_fitting = last == size or size < last == self._least_bytes
-            buffer = self._idle.pop() if is_fitting else self._take_fitting(size)
+            memory = self._idle.pop() if is_fitting else self._take_fitting(size)
         except IndexError:
-            buffer = None
-        if buffer is None:  # ragged batches differ in size: a buffer serves sizes near its own
-            buffer = _Memory(max(size + size // 8 if self._idle else size, self._least_bytes), np.uint8)
+            memory = None
+        if memory is None:  # ragged batches differ in size: a buffer serves sizes near its own
+            memory = np.empty(max(size + size // 8 if self._idle else size, self._least_bytes), np.uint8)
         known = _NUMPY.get(dtype)
-        lent = buffer.view()
-        array: npt.NDArray[Any] = np.ndarray(size if known is None else shape, known or np.uint8, lent)
+        array: npt.NDArray[Any] = np.ndarray(size if known is None else shape, known or np.uint8, memory)
         # every tensor that shares the memory keeps the array alive; weakref.finalize takes three times as long
-        lent.reference = reference = _Reference(array, operator.methodcaller("append", buffer))
-        reference.append = self._idle.append
+        key = id(memory)
+        lease = _Lease(array, operator.methodcaller("extend", map(_memory_of, map(self._lent.pop, (key,)))))
+        lease.extend, lease.memory = self._idle.extend, memory
+        self._lent[key] = lease
         tensor = torch.from_numpy(array)
         return tensor if known is not None else tensor.view(dtype).view(tuple(shape))
 
-    def _take_fitting(self, size: int) -> _Memory | None:
+    def _take_fitting(self, size: int) -> npt.NDArray[np.uint8] | None:
         """Take an idle buffer of ``size`` to twice ``size`` bytes, or of the least size; return None if there is none.
 
         Buffers of other sizes stay, as the first to be dropped when there are too many. The last batch of an epoch is
@@ -141,10 +141,10 @@ class Pool:
         """
         for _ in range(len(self._idle)):
             try:
-                buffer = self._idle.pop()
+                memory = self._idle.pop()
             except IndexError:  # another thread took it
                 return None
-            if size <= buffer.size <= max(2 * size, self._least_bytes):
-                return buffer
-            self._idle.appendleft(buffer)
+            if size <= memory.size <= max(2 * size, self._least_bytes):
+                return memory
+            self._idle.appendleft(memory)
         return None

@@ -75,6 +75,25 @@ def is_daemon() -> bool:
     return bool(multiprocessing.current_process().daemon)
 
 
+def start_method() -> str:
+    """Return how `torch.multiprocessing` starts processes, and leave the choice to those who have made none."""
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+
+
+def imports_program() -> bool:
+    """Return True in a process that imports the program of another one, before it works for that one.
+
+    It may be the fork server, which does so first since Python 3.14.
+    """
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
+
+
+def imports_program_of(pid: int) -> bool:
+    """Return whether this process imports the program of process ``pid``: its parent, or that of the fork server."""
+    parent = os.getppid()
+    return imports_program() and (pid == parent or f"PPid:\t{pid}\n" in _read(f"/proc/{parent}/status"))
+
+
 def _exit_after(parent: Any) -> None:
     parent.join()
     os._exit(1)

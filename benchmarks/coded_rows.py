@@ -4,7 +4,7 @@ Photographs resized to 256 x 256, masks, tokens and floats. Rates are those of o
 threads to one is measured in turns. Libraries that are not installed are left out: `pip install imagecodecs torchcodec`
 adds two.
 
-    python benchmarks/compression.py
+    python benchmarks/coded_rows.py
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def libraries(images: list[np.ndarray], form: str, rounds: int) -> dict[str, Any
 
 
 def main() -> None:
-    options = parser("compression", __doc__).parse_args()
+    options = parser("coded_rows", __doc__).parse_args()
     count, rounds = (8, 3) if options.quick else (120, 15)
     torch.set_num_threads(1)
     rows = inputs(count)
