@@ -121,6 +121,7 @@ gallery: $(INSTALLED)
 docs: $(INSTALLED) gallery
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
+	$(BIN)/python docs/draw_site.py build/site build/pictures
 
 check: lint types contract test test-long
 

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 import memfeed
+from html_pages import needs_chromium
 from test_readme import ROOT
 
 pytestmark = pytest.mark.long
@@ -61,3 +62,20 @@ def test_the_first_page_is_the_readme(site):
     text = (site / "index.html").read_text()
     assert "Wrong tool if" in text
     assert "README</a>" not in text
+
+
+@needs_chromium
+def test_pictures_of_the_site_show_the_pages(site, tmp_path):
+    """Each picture has the width that was asked for, and more than one color; pages of other widths look different."""
+    Image = pytest.importorskip("PIL.Image")
+    script = [sys.executable, str(ROOT / "docs" / "draw_site.py"), str(site), str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert len(pictures) == 21
+    assert f"docs: 7 pages at 3 widths are in {tmp_path}" in done.stdout
+    for picture in pictures:
+        width = int(picture.stem.rpartition("-")[2])
+        with Image.open(picture) as image:
+            assert image.size == (max(width, 500), 1600)
+            assert len(set(image.convert("L").resize((width // 8, 200)).tobytes())) > 16
