@@ -847,7 +847,14 @@ def forms(result: Result) -> str:
         for title, names in (("Not installed", result["missing"]), ("Failed", list(result["failed"])))
         if names
     )
-    filled = table(["first epoch", ""], [[who, f"{t:.2f} s"] for who, t in result["first_epoch_seconds"].items()])
+    proofs = result.get("proof_seconds", {})
+    filled = table(
+        ["first epoch", "", "of which the proof of the cut, for any number of photographs"],
+        [
+            [who, f"{t:.2f} s", f"{proofs[who]:.2f} s" if who in proofs else ""]
+            for who, t in result["first_epoch_seconds"].items()
+        ],
+    )
     what = "Photographs of several sizes" if about["photographs"] else "Made images of one size"
     trained = result["training"]
     accuracies = table(
