@@ -294,7 +294,7 @@ class TestOutOfMemory:
 class TestBadInput:
     def test_a_word_that_is_no_place(self, sources):
         with pytest.raises(
-            LoaderError, match='found placement=\'gpu\'; expected "auto", "device", "pinned", "mapped" or'
+            LoaderError, match='found placement=\'gpu\'; expected "auto", "device", "pinned", "mapped", "sharded" or'
         ):
             Loader(sources["store"], placement="gpu")
 

@@ -189,7 +189,7 @@ def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
 
 def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> None:
     """Hash a list; of values of one type at once, of records column by column."""
-    types = set(map(type, values))
+    types = {list if one is tuple else one for one in map(type, values)}
     budget.take(len(values) / 50)
     hashed.update(f"[{len(values)}]".encode())
     kind = next(iter(types)) if len(types) == 1 else None
@@ -204,7 +204,7 @@ def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> N
         hashed.update("\n".join(map(repr, values)).encode())
     elif types and all(issubclass(one, str | os.PathLike) for one in types):
         _feed_text(hashed, list(map(os.fspath, values)), budget)
-    elif kind in (tuple, list) and len(sizes := set(map(len, values))) == 1 and 0 < min(sizes) <= WIDEST:
+    elif kind is list and len(sizes := set(map(len, values))) == 1 and 0 < min(sizes) <= WIDEST:
         for position in range(sizes.pop()):
             _feed_list(hashed, list(map(itemgetter(position), values)), budget, depth + 1)
     elif kind is dict and values[0] and all(one.keys() == values[0].keys() for one in values):

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from memfeed.building.copy_rows import copy_rows
 from memfeed.convert.forms import Forms, Shape, codecs_of, coded_schema, losses_of, observed_shapes
-from memfeed.errors import StoreError
+from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format
+from memfeed.store.column import Column
 from memfeed.store.dataset_attributes import Kept, Loss
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
@@ -91,10 +92,16 @@ def recoded_schema(store: Store, forms: Forms) -> Schema:
 
 
 def shapes_in(store: Store) -> list[Shape]:
-    """Return what `observed_shapes` does, of some rows of a store."""
+    """Return what `observed_shapes` does, of some rows of a store; of a damaged column as if it had no rows."""
     rows = _looked_at(store)
-    dims = [column.locate(rows).dims if column.layout == "ragged" else None for column in store._view.columns]
-    return observed_shapes(store.schema, dims)
+    return observed_shapes(store.schema, [_dims_of(column, rows) for column in store._view.columns])
+
+
+def _dims_of(column: Column, rows: Int64Array) -> Int64Array | None:
+    try:
+        return column.locate(rows).dims if column.layout == "ragged" else None
+    except CorruptStoreError:  # the caller may be about to repair it
+        return None
 
 
 def _looked_at(store: Store) -> Int64Array:

@@ -78,7 +78,7 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
     names = [field.name for field in store.schema]
     if options.fields is not None and not isinstance(options.fields, Mapping) and list(options.fields) != names:
         raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")
-    if store._view.manifest is not None:
+    if store._view.manifest is not None and options.forms.has_codecs:
         require_forms(store.path, store._view.manifest.schema, options.forms, shapes_in(store))
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:

@@ -13,7 +13,6 @@ from memfeed.loading.batch_order import BatchOrder, Tokens, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
 from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import LoaderCollate, user_collate
-from memfeed.loading.device_decode import check_decoded
 from memfeed.loading.drawn_seed import LoaderName, next_name
 from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
 from memfeed.loading.padding import padded_fields
@@ -372,7 +371,10 @@ def _placements(
 ) -> Sequence[PlacementRequest]:
     """Return where columns are asked to be. With "sharded" the order is cut into pieces, one for each rank."""
     requests = placement_requests(placement, store.schema, device)
-    check_decoded(store._view.columns, requests, device)
+    if "nvjpeg" in requests:
+        from memfeed.loading.device_decode import check_decoded  # few loaders decode on the device
+
+        check_decoded(store._view.columns, requests, device)
     if "sharded" not in requests:
         return requests
     is_at_address = bool(store._backing.chunk_rows)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from memfeed.loading.device_decode import DeviceDecoder
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.loading.host_labels import BatchLabels, HostLabels, KnownLabels
 from memfeed.loading.placement import Placement
@@ -20,6 +19,9 @@ from memfeed.loading.stages import Arrival, Draft, Stages
 from memfeed.random import Keys
 from memfeed.store.gather import Gather, split
 from memfeed.transfer.transfer import Lag, Transfer
+
+if TYPE_CHECKING:
+    from memfeed.loading.device_decode import DeviceDecoder
 
 
 class BatchGroup(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfeed.errors import CorruptStoreError, LoaderError
+from memfeed.loading.placement import Placement
 from memfeed.schema.codec import Int64Array
 from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.column import Column
@@ -48,6 +49,16 @@ def _arranged(image: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "hwc":
         return image.permute(1, 2, 0).contiguous()
     return image[0] if layout == "hw" else image
+
+
+def decoders_of(placement: Placement, device: torch.device) -> dict[int, DeviceDecoder]:
+    """Return the decoders of the columns that are decoded on ``device``, by field index."""
+    pairs = zip(placement.columns, placement.placements, strict=True)
+    return {
+        index: DeviceDecoder(column, device)
+        for index, (column, one) in enumerate(pairs)
+        if one.where == "nvjpeg" and isinstance(column, CodedColumn)
+    }
 
 
 def check_decoded(columns: Sequence[Column], requests: Sequence[str], device: torch.device | None) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import default_convert
@@ -13,7 +13,6 @@ from torch.utils.data import default_convert
 from memfeed.loading.arrays import converter
 from memfeed.loading.batch_groups import BatchMaker
 from memfeed.loading.bind import Bound, bind, is_keyed
-from memfeed.loading.device_decode import DeviceDecoder
 from memfeed.loading.host_labels import host_labels
 from memfeed.loading.one_row import OneRow
 from memfeed.loading.padding import masked_assembler
@@ -24,7 +23,6 @@ from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
-from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.column import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Store
@@ -32,6 +30,9 @@ from memfeed.system.buffers import Pool
 from memfeed.system.share import Threads
 from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
+
+if TYPE_CHECKING:
+    from memfeed.loading.device_decode import DeviceDecoder
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
@@ -96,11 +97,11 @@ def make_plan(
     else:
         placement = Placement(placements, store._view.columns, {}, {})
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
-    decoders = {
-        index: DeviceDecoder(column, streams.device)
-        for index, (column, one) in enumerate(zip(placement.columns, placements, strict=True))
-        if one.where == "nvjpeg" and streams is not None and isinstance(column, CodedColumn)
-    }
+    decoders: Mapping[int, DeviceDecoder] = {}
+    if streams is not None and any(one.where == "nvjpeg" for one in placements):
+        from memfeed.loading.device_decode import decoders_of  # few loaders decode on the device
+
+        decoders = decoders_of(placement, streams.device)
     on_device = {*placement.tables, *decoders}
     pad = {one.field_index: one.value for one in settings.padded}
     row_bytes = [
