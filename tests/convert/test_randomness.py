@@ -235,3 +235,19 @@ class RarelyDrawn(Made):
 def test_a_generator_of_the_dataset_is_watched_in_every_sample(path, workers, make_late):
     with pytest.raises(RandomDataError, match="reading sample 777 twice gave different values in field x"):
         cache(RarelyDrawn(make_late), path, workers=workers)
+
+
+def test_a_generator_of_the_dataset_that_draws_without_effect_is_no_reason(path):
+    """As that of albumentations, which draws before each step, also before those that always run."""
+
+    class Always(torch.utils.data.Dataset):
+        def __init__(self):
+            self.rng = random.Random(0)
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, i):
+            return torch.tensor(i if self.rng.random() < 1 else -1)
+
+    assert [int(one) for one in cache(Always(), path)] == list(range(40))

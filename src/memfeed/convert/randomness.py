@@ -18,7 +18,7 @@ from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Path, display
 from memfeed.schema.infer import infer
 from memfeed.splitting.draws import drawing_line
-from memfeed.splitting.generators import Generators
+from memfeed.splitting.generators import GLOBAL, Generators
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
@@ -35,9 +35,11 @@ def read_checked(
 ) -> Any:
     """Return a copy of ``read()``, which reads sample `index`. Raise RandomDataError if the sample is random.
 
-    It is random if its values differ when it is read again under another seed, or if reading it drew from one of the
-    ``generators`` that it had not seeded itself: a rare flip would be kept as it happened to be. It is read again once
-    if `repeat`, and four times if it drew. ``watched`` knows if the dataset's data has changed.
+    It is random if its values differ when it is read again under another seed, or if reading it drew from a global
+    generator that it had not seeded itself: a rare flip would be kept as it happened to be. Draws from its own
+    generators alone are no reason: albumentations draws before steps that always run. It is read again once if
+    `repeat`, and four times if it drew from any of the ``generators``. ``watched`` knows if the dataset's data has
+    changed.
     """
     with _restored(generators):
         before = generators.seed(index, 0)
@@ -53,7 +55,7 @@ def read_checked(
                 raise _own(dataset, _differs(index, differs.path), watched.changed_by_reading() if watched else [])
             # a dataset that seeds a generator itself leaves it in one state, whatever the seed was before
             again = generators.save()
-            if generators.moved(begin, again) & generators.moved(end, again):
+            if generators.moved(begin, again) & generators.moved(end, again) & GLOBAL:
                 raise _draws(dataset, index, generators)
     return sample
 
@@ -154,7 +156,7 @@ class Draws:
                         raise _random(self._dataset, _differs(index, path) + _ASKS * (asks and not drew))
             else:
                 last = generators.save()
-                if drew & generators.moved(begin, last) & generators.moved(end, last):
+                if drew & generators.moved(begin, last) & generators.moved(end, last) & GLOBAL:
                     raise _draws(self._dataset, index, generators)
         self._seconds_left -= time.monotonic() - started
 

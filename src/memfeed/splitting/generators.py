@@ -25,6 +25,10 @@ _MOST_ITEMS = 256  # of one list or dict
 _MOST_OBJECTS = 50_000
 
 
+GLOBAL = frozenset(range(3))
+"""The indices of the global generators of torch, NumPy and Python."""
+
+
 class _Kind(NamedTuple):
     save: Callable[[Any], State]
     restore: Callable[[Any, State], None]
