@@ -58,6 +58,7 @@ def epoch(loader):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # for the comparison of masks: torch's threads wait for each other on busy cores
     augment = T.Compose([T.RandomHorizontalFlip(on=["image", "mask"]), T.RandomCrop(112, on=["image", "mask"])])
     loader = memfeed.Loader(Shapes(), BATCH, shuffle=True, cache="shapes.mf", transform=augment)
     epoch(loader)  # reads the files, and fills the store
