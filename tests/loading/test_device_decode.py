@@ -181,6 +181,18 @@ def test_what_the_device_refuses_names_field_and_rows(path, monkeypatch):
         decoder(np.array([4, 2]))
 
 
+def test_memory_that_runs_out_is_no_damage(path, monkeypatch):
+    """The loader then lets columns make room, as for any other batch."""
+
+    def fail(files, device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(nvjpeg, "decoder", lambda: fail)
+    decoder = DeviceDecoder(stored(path)._view.columns[0], torch.device("cpu"))
+    with pytest.raises(torch.OutOfMemoryError):
+        decoder(np.array([4, 2]))
+
+
 def test_a_store_that_is_filled_may_ask_for_it(path):
     """The CPU decodes while it is filled: the loader is made, and says so."""
     data = Made(SAMPLES["one size"], 40)

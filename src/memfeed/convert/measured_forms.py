@@ -38,7 +38,7 @@ MakeStore = Callable[[Any, Path, ConvertOptions], Store]
 
 
 class MeasuredForm(NamedTuple):
-    """What a store takes in one form.
+    """The bytes, the speed and the loss of a store in one form.
 
     ``row_bytes`` are the bytes of a row on the disk, ``rows_a_second`` how many rows one core reads in batches from the
     page cache. ``mean_error`` and ``largest_error`` compare the pixels of lossy columns with those before they were

@@ -370,11 +370,7 @@ def _placements(
     by_length: bool,
 ) -> Sequence[PlacementRequest]:
     """Return where columns are asked to be. With "sharded" the order is cut into pieces, one for each rank."""
-    requests = placement_requests(placement, store.schema, device)
-    if "nvjpeg" in requests:
-        from memfeed.loading.device_decode import check_decoded  # few loaders decode on the device
-
-        check_decoded(store._view.columns, requests, device)
+    requests = placement_requests(placement, store._view.columns, store.schema, device)
     if "sharded" not in requests:
         return requests
     is_at_address = bool(store._backing.chunk_rows)

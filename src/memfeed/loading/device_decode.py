@@ -13,6 +13,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.column import Column
 from memfeed.transfer import nvjpeg
+from memfeed.transfer.page_locked import is_out_of_memory
 
 
 class DeviceDecoder:
@@ -31,11 +32,13 @@ class DeviceDecoder:
         field = self._column.field
         blobs = self._column.blobs(ids)
         try:
-            images = [_arranged(image, self._layout) for image in nvjpeg.decode(blobs, self._device)] if blobs else []
+            images = [_arranged(image, self._layout) for image in nvjpeg.decode(blobs, self._device)]
         except RuntimeError as error:
+            if is_out_of_memory(error):  # columns may make room
+                raise
             raise CorruptStoreError(
                 f"field {field.name}: nvJPEG refuses the rows {ids[:8].tolist()} ({error}); expected JPEG images, and "
-                'torchvision with nvJPEG: run verify(), or read them with placement="mapped"'
+                'torchcodec or torchvision with nvJPEG: run verify(), or read them with placement="mapped"'
             ) from error
         if field.kind != "fixed":
             return images

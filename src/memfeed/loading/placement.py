@@ -67,7 +67,9 @@ class FreeMemory:
         return cls(*streams.memory_info(), machine.memory_limit(), streams.device_count())
 
 
-def placement_requests(placement: Any, schema: Schema, device: torch.device | None) -> list[PlacementRequest]:
+def placement_requests(
+    placement: Any, columns: Sequence[Column], schema: Schema, device: torch.device | None
+) -> list[PlacementRequest]:
     """Return the placement that is requested for each field.
 
     Raises LoaderError for a request that cannot be met, FieldError for a field that is not there.
@@ -90,6 +92,10 @@ def placement_requests(placement: Any, schema: Schema, device: torch.device | No
                     "whose rows have one shape: leave this one mapped"
                 )
             requests[field_index] = where
+    if "nvjpeg" in requests:
+        from memfeed.loading.device_decode import check_decoded  # few loaders decode on the device
+
+        check_decoded(columns, requests, device)
     if "sharded" not in requests:
         return requests
     if not {where for _, where in pairs} <= {"sharded", "mapped"}:

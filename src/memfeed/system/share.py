@@ -72,11 +72,8 @@ class Threads:
         if rows < 2 * least or not openmp.can_limit():
             function(0, rows)
             return
-        if is_heavy:
-            _run(rows, function, least, self._most, by_torch=False, parts=HEAVY_PARTS)
-            return
-        if self._fixed is not None or self._most == 1:
-            _run(rows, function, least, self._most, by_torch)
+        if is_heavy or self._fixed is not None or self._most == 1:
+            _run(rows, function, least, self._most, by_torch, HEAVY_PARTS if is_heavy else PARTS)
             return
         by_torch = by_torch and torch.get_num_threads() > 1
         choice = self.choice(kind, by_torch)
