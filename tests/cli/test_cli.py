@@ -535,3 +535,15 @@ def test_verify_needs_checksums(tmp_path: Path, capsys: pytest.CaptureFixture[st
     TensorDict({"a": torch.arange(6)}, [6]).memmap(tmp_path / "rows")
     assert main(["verify", "rows"]) == 2
     assert "which has no checksums" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    """As head, which ends while the command still writes."""
+    memfeed.cache(torch.arange(1000), tmp_path / "s.mf", progress=False)
+    command = [sys.executable, "-m", "memfeed", "inspect", str(tmp_path / "s.mf")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

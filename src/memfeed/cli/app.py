@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (KeyboardInterrupt, typer.Abort):
             status = 130
         except BaseException as error:  # a dataset may raise SystemExit, or a class of its own
+            if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+                return 1  # from rich: who reads the output, such as head, has seen enough
             print_error(error, debug=options.debug)
             status = 2
     if status == 130:
