@@ -58,7 +58,9 @@ def run(path, monkeypatch, *arguments):
 
 
 def test_every_part_runs_on_a_device(tmp_path, monkeypatch):
-    result = run(tmp_path / "device-cuda.json", monkeypatch)
+    # the others need stores of JPEG rows, which the simulation has not: tests/test_benchmarks.py runs them on the CPU
+    parts = ",".join(part for part in benchmark.PARTS if part not in ("decoding", "photo_epochs"))
+    result = run(tmp_path / "device-cuda.json", monkeypatch, "--parts", parts)
     assert result["failed"] == {}
     assert result["input"]["device"] == "a simulated GPU"
     assert {"pinned", "mapped", "device", "bare gather over the bus"} <= {*result["gigabytes_per_second"]["images 32"]}
@@ -93,4 +95,4 @@ def test_a_full_run_is_as_large_as_it_says():
     assert epochs >= 64
     assert sizes.augmented >= (4096, 50)
     # the turns of all parts, with as much again for what they prepare
-    assert 2 * sizes.seconds * (len(benchmark.PARTS) + 1) <= 10 * 60
+    assert 2 * sizes.seconds * (len(benchmark.PARTS) + 2) <= 10 * 60

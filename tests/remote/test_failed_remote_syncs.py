@@ -302,7 +302,10 @@ def test_chunks_are_found_to_remove_with_one_sync(local, remote, base):
     directory.sync()
     with Faults() as counted:
         fill(directory, local)
-    assert [one.path for one in counted.operations if one.kind == "sync" and one.path.endswith("presence")][1:] == []
+    # another test's directory may be collected meanwhile, which syncs its own presence
+    own = str(directory.root)
+    synced = [one.path for one in counted.operations if one.kind == "sync" and one.path.endswith("presence")]
+    assert len([path for path in synced if path.startswith(own)]) <= 1
     assert set(directory.units.states.tolist()) & {WRITTEN}
     assert HELD not in directory.units.states
     leave(directory)
