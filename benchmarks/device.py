@@ -675,12 +675,14 @@ def main() -> None:
     made = parser("device-cuda" if torch.cuda.is_available() else "device-cpu", __doc__)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--rounds", type=int, help="turns of each contender, if there is time")
+    made.add_argument("--seconds", type=float, help="that the turns of one part take at most")
     made.add_argument("--parts", default="", help=f"some of {','.join(PARTS)}")
     made.add_argument("--minutes", type=float, default=7.0, help="no part begins later")
     options = made.parse_args()
     device = torch.device(options.device)
     sizes = sizes_of(device, quick=options.quick)
-    run = Run(options, device, sizes if options.rounds is None else sizes._replace(rounds=options.rounds))
+    changed = {name: value for name in ("rounds", "seconds") if (value := getattr(options, name)) is not None}
+    run = Run(options, device, sizes._replace(**changed))
     print(f"{os.cpu_count()} cores, {device}")
     end = time.perf_counter() + 60 * options.minutes
     for name, part in chosen(options.parts):

@@ -164,6 +164,7 @@ def test_a_graph_is_fed_from_a_loader():
     assert torch.stack(found).tolist() == [int(x.sum(dtype=torch.int64)) for x, _ in Loader(data, 8)]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_an_epoch_synchronises_nowhere(placement):
     loader = Loader(images(), 8, shuffle=True, seed=0, device="cuda", placement=placement)

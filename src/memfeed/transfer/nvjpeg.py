@@ -32,7 +32,12 @@ def decode(blobs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Te
     Raises:
         RuntimeError: the library was built without nvJPEG, or a file is damaged.
     """
-    return decoder()(list(blobs), device) if len(blobs) else []
+    if not len(blobs):
+        return []
+    if device.type == "cuda":
+        # nvJPEG writes on a stream of its own, into memory that was freed while this stream may still read it
+        torch.cuda.current_stream(device).synchronize()
+    return decoder()(list(blobs), device)
 
 
 @cache
