@@ -20,8 +20,10 @@ import numpy as np
 import torch
 
 from memfeed.system.libc import LIBC
+from memfeed.system.threads import end_at_exit
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+EXIT_SECONDS = 5.0  # that a program which ends waits for the device
 
 
 class _Retired(NamedTuple):
@@ -32,9 +34,10 @@ class _Retired(NamedTuple):
     stream: torch.cuda.Stream
 
 
-_retired: queue.SimpleQueue[_Retired] = queue.SimpleQueue()  # its put may be called by the garbage collector
+_retired: queue.SimpleQueue[_Retired | None] = queue.SimpleQueue()  # its put may be called by the garbage collector
 _waiting: set[int] = set()
 _thread: threading.Thread | None = None
+_at_exit: _Exit | None = None
 _start_lock = threading.Lock()
 
 
@@ -90,23 +93,40 @@ def _runtime() -> Any:
 
 def _retire(retired: _Retired, pid: int) -> None:
     """Hand memory over. Runs wherever the last reference is dropped: it must not block, nor call CUDA."""
-    if os.getpid() == pid:  # a forked child has neither the pages nor CUDA
+    has_ended = _thread is not None and not _thread.is_alive()  # then the end of the process gives it back
+    if os.getpid() == pid and not has_ended:  # a forked child has neither the pages nor CUDA
         _waiting.add(retired.address)
         _retired.put(retired)
 
 
+class _Exit:
+    """Ends the thread before the interpreter ends: within CUDA it would abort the process."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._thread = thread
+
+    def release(self) -> None:
+        """See `ThreadedWork`."""
+        _retired.put(None)
+
+    def join(self) -> None:
+        """See `ThreadedWork`."""
+        self._thread.join(EXIT_SECONDS)
+
+
 def _start_thread() -> None:
-    global _thread
+    global _thread, _at_exit
     with _start_lock:
         if _thread is None:
             _thread = threading.Thread(target=_give_back_all, name="memfeed page-locked memory", daemon=True)
             _thread.start()
+            _at_exit = _Exit(_thread)
+            end_at_exit(_at_exit)
 
 
 def _give_back_all() -> None:
     _leave_captures_alone()
-    while True:
-        retired = _retired.get()
+    while (retired := _retired.get()) is not None:
         with suppress(RuntimeError):  # of a broken device, which says so at its next use
             _give_back(retired)
         _waiting.discard(retired.address)

@@ -20,8 +20,9 @@ from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.value_changes import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
-COLUMNS = 32  # values side by side in a tile of one program; of usual images a line is a multiple of it
-TILE_VALUES = 4096  # per tile
+# The tile of one program: values side by side, and values in all. The fastest on an H200 for crops of 224 x 224: short
+# lines read few bytes of each piece of memory that the GPU fetches, and long ones leave threads idle at their end.
+TILES = {False: (256, 4096), True: (512, 2048)}  # by whether the output is channels_last
 MAX_SPAN = 2**31  # elements from the first to the last of an image: the kernel counts them with 32 bits
 
 COPIED = (
@@ -171,9 +172,10 @@ def launch(
     if not output.numel():
         return output
     last = memory_format is torch.channels_last
-    rows = min(TILE_VALUES // COLUMNS, triton.next_power_of_2(window.height))
     line, planes = (window.width * c, 1) if last else (window.width, c)
-    tiles = triton.cdiv(line, COLUMNS) * triton.cdiv(window.height, rows) * planes
+    columns = min(TILES[last][0], triton.next_power_of_2(line))
+    rows = min(TILES[last][1] // columns, triton.next_power_of_2(window.height))
+    tiles = triton.cdiv(line, columns) * triton.cdiv(window.height, rows) * planes
     with torch.cuda.device_of(image):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         _kernel[(n * tiles,)](
             image,
@@ -187,7 +189,7 @@ def launch(
             window.width,
             c=c,
             rows=rows,
-            columns=COLUMNS,
+            columns=columns,
             padded=not window.lies_within(h, w),
             cast=affine is not None,
             # float16 and bfloat16 hold every integer of 8 bits
