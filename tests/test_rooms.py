@@ -1,11 +1,18 @@
 """docs/rooms.svg shows the imports as they are, and a circle of imports is an error."""
 
+import ast
 import runpy
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+SOURCE = Path(__file__).parents[1] / "src"
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+"""The name of each module -> its file."""
 ROOMS = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "draw_rooms.py"))
 
 
@@ -35,3 +42,28 @@ def test_two_rooms_in_one_place_are_an_error(monkeypatch):
     monkeypatch.setitem(ROOMS["draw"].__globals__, "RIGHT", set())
     with pytest.raises(ValueError, match="found two rooms of one layer in one column"):
         ROOMS["draw"](rooms, ROOMS["find_arrows"](rooms))
+
+
+def test_no_files_import_each_other():
+    """Imports inside functions count too: a reader has to understand both files at once."""
+    imports = {module: imported_modules(path, module) for module, path in MODULES.items()}
+    remaining = dict(imports)
+    while remaining:  # take away what imports nothing that is left
+        free = [module for module, found in remaining.items() if not (found & remaining.keys()) - {module}]
+        if not free:
+            break
+        for module in free:
+            del remaining[module]
+    assert not remaining, f"these files import each other: {sorted(remaining)}"
+
+
+def imported_modules(path, module):
+    """Return the modules of memfeed that a file imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            parts = {name.name: f"{node.module}.{name.name}" for name in node.names}
+            found |= {part if part in MODULES else node.module for part in parts.values()}
+    return (found & MODULES.keys()) - {module, "memfeed"}

@@ -5,7 +5,7 @@ import torch
 from html_pages import HOSTILE, require_harmless
 from memfeed.schema.fields import Field
 from memfeed.schema.infer import infer
-from memfeed.schema.schema_html import MOST_FIELDS, count_text, field_name, labelled
+from memfeed.schema.schema_html import MOST_FIELDS, count_text, fragment_of, short_name
 
 
 def test_the_fields_of_a_schema():
@@ -31,9 +31,11 @@ def test_of_many_fields_the_first_are_shown():
 
 def test_a_coded_field_says_how():
     field = Field(path=("x",), name="x" * 500, stem="x", kind="fixed", dtype="uint8", shape=(3, 4, 5))
-    shown = require_harmless(labelled(field.coded("jpeg", {"quality": 95, "layout": "chw"})))
-    assert "uint8 [3, 4, 5], jpeg quality=95" in shown
-    assert len(field_name(field)) == 120
+    coded = field.coded("jpeg", {"quality": 95, "layout": "chw"})
+    shown = require_harmless(fragment_of([(coded.name, coded.decoded.describe(), coded.form_text)]))
+    assert "uint8 [3, 4, 5]" in shown
+    assert "jpeg quality=95" in shown
+    assert len(short_name(field.name)) == 120
 
 
 def test_counts():

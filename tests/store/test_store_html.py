@@ -215,7 +215,7 @@ def test_a_few_rows_are_read_and_a_few_thumbnails_are_made(tmp_path, monkeypatch
     assert sorted(read) == sorted([*range(ROWS)] * fields)
     assert html.count("<img ") <= 5
     read.clear()
-    require_harmless(page("x", parts(store, 7)))
+    require_harmless(page("x", parts(store._view, 7)))
     assert {*read} == {*range(7)}
 
 
@@ -266,9 +266,9 @@ def test_a_row_that_was_left_out_says_so(tmp_path):
 def test_the_page_fits_a_screen(tmp_path, width):
     samples = [{**photo(i), "n" * 200: i, "words": "w" * 300} for i in range(3)]
     store = cache(Made(samples), tmp_path / "s.mf", workers=0, metadata={"k" * 100: "v" * 300})
-    (tmp_path / "a.html").write_text(page("x", parts(store)))
+    (tmp_path / "a.html").write_text(page("x", parts(store._view)))
     assert width / 2 < widest_part(tmp_path / "a.html", width, tmp_path) <= width
 
 
 def test_a_fragment_is_for_a_notebook(store):
-    assert "<html" not in fragment_of(store)
+    assert "<html" not in fragment_of(store._view)

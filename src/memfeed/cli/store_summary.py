@@ -17,7 +17,6 @@ import memfeed
 from memfeed.cli.error_lines import UsageError
 from memfeed.errors import StoreError, listed
 from memfeed.remote.layout import read_manifest
-from memfeed.schema.coding import coding_text
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
 from memfeed.schema.value_text import summary
 from memfeed.store.manifest_lines import manifest_lines
@@ -56,7 +55,7 @@ def summarise(
         # before what a damaged column ends
         from memfeed.store.store_html import parts
 
-        _write_page(html, store.name, parts(opened, rows))
+        _write_page(html, store.name, parts(opened._view, rows))
     for line in _kept_lines(opened):
         typer.echo(printable(line))
     console.print(_fields_table(opened.schema, opened._view.field_bytes()))
@@ -131,7 +130,7 @@ def _coded_lines(store: Store) -> list[str]:
             count += 1
         rate = count / (time.perf_counter() - started)
         decoded = column.mean_row_bytes * len(store)
-        name, coding = column.field.name, coding_text(column.stored.field.coding)
+        name, coding = column.field.name, column.stored.field.form_text
         line = (
             f"{name}: {coding}, 1/{decoded / max(column.nbytes, 1):.1f} of "
             f"{format_bytes(decoded)}, {rate:,.0f} rows/s decoded by one core"

@@ -14,8 +14,8 @@ from memfeed.codecs.codec import CODECS, Codec, parse_codec
 from memfeed.codecs.image_error import ErrorSum
 from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.coding import RAW, array_dtype, codec_of_field, coding_text
-from memfeed.schema.fields import Field, Path, Schema
+from memfeed.schema.coding import array_dtype, codec_of_field
+from memfeed.schema.fields import RAW, Field, Path, Schema
 from memfeed.schema.names import find_field
 from memfeed.store.dataset_attributes import Keep, Loss
 from memfeed.store.manifest import Manifest
@@ -213,7 +213,7 @@ def common_shapes(schema: Schema, rows: Sequence[Sequence[Any]]) -> list[Shape]:
 
 def codings_of(schema: Schema) -> dict[Path, str]:
     """Return the coding of each field of a store, as text."""
-    return {field.path: coding_text(field.coding) for field in schema}
+    return {field.path: field.form_text for field in schema}
 
 
 def asked_codings(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = None) -> dict[Path, str]:

@@ -20,7 +20,7 @@ from memfeed.convert.options import ConvertOptions
 from memfeed.convert.recode import recode, recoded_schema
 from memfeed.errors import BuildError, MemfeedError, SpaceError
 from memfeed.random import Keys
-from memfeed.schema.coding import RAW
+from memfeed.schema.fields import RAW
 from memfeed.store.store import Store
 from memfeed.system.share import Threads
 from memfeed.system.units import format_bytes

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from memfeed.errors import CorruptStoreError, LoaderError
-from memfeed.loading.placement import Placement
 from memfeed.schema.codec import Int64Array
 from memfeed.store.coded_columns import CodedColumn
 from memfeed.store.column import Column
@@ -54,13 +53,12 @@ def _arranged(image: torch.Tensor, layout: str) -> torch.Tensor:
     return image[0] if layout == "hw" else image
 
 
-def decoders_of(placement: Placement, device: torch.device) -> dict[int, DeviceDecoder]:
+def decoders_of(columns: Sequence[Column], places: Sequence[str], device: torch.device) -> dict[int, DeviceDecoder]:
     """Return the decoders of the columns that are decoded on ``device``, by field index."""
-    pairs = zip(placement.columns, placement.placements, strict=True)
     return {
         index: DeviceDecoder(column, device)
-        for index, (column, one) in enumerate(pairs)
-        if one.where == "nvjpeg" and isinstance(column, CodedColumn)
+        for index, (column, where) in enumerate(zip(columns, places, strict=True))
+        if where == "nvjpeg" and isinstance(column, CodedColumn)
     }
 
 

@@ -35,7 +35,7 @@ def _parts(loader: Any) -> Iterator[Html]:
     stats = loader.stats()
     if stats["epoch"] is not None:
         yield from stats_parts(stats)
-    yield from parts(loader.store)
+    yield from parts(loader.store._view)
 
 
 def _settings(loader: Any) -> Iterator[tuple[str, object]]:

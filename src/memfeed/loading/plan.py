@@ -101,7 +101,7 @@ def make_plan(
     if streams is not None and any(one.where == "nvjpeg" for one in placements):
         from memfeed.loading.device_decode import decoders_of  # few loaders decode on the device
 
-        decoders = decoders_of(placement, streams.device)
+        decoders = decoders_of(placement.columns, [one.where for one in placement.placements], streams.device)
     on_device = {*placement.tables, *decoders}
     pad = {one.field_index: one.value for one in settings.padded}
     row_bytes = [

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import torch
 
 from memfeed.codecs.codec import Codec, codec_of
-from memfeed.schema.fields import Coding, Field
+from memfeed.schema.fields import Field
 
 _AS_INTEGERS: dict[str, Any] = {"bfloat16": np.uint16}
 """The dtypes of arrays for those of torch that NumPy does not have; the bytes are the same. float8 is uint8."""
 
-RAW = "raw"  # the form of a field that is not coded
 ROW_BYTES = 1 << 32  # a decoded row has fewer
 
 
@@ -51,11 +50,3 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
         tensor = tensor.view(torch.uint8)
     array: npt.NDArray[Any] = tensor.numpy()
     return array
-
-
-def coding_text(coding: Coding | None) -> str:
-    """Return a coding as people read it: ``jpeg quality=95 subsampling=4:4:4``, or "raw"."""
-    if coding is None:
-        return RAW
-    known = [f"{name}={value}" for name, value in coding.parameters.items() if name != "layout"]
-    return " ".join([coding.codec, *known])

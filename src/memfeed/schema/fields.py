@@ -45,6 +45,9 @@ NodeKind = Literal[
 DEEPEST = 64
 """The largest depth of nested containers."""
 
+RAW = "raw"
+"""The form of a field that is not coded."""
+
 HEAP_OF_BYTES: frozenset[str] = frozenset({"str", "bytes", "json", "coded"})
 
 _DTYPE_NAMES = [
@@ -77,6 +80,10 @@ class Coding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: str
     shape: tuple[int | None, ...]
 
+    def __str__(self) -> str:
+        known = [f"{name}={value}" for name, value in self.parameters.items() if name != "layout"]
+        return " ".join([self.codec, *known])
+
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One leaf of a sample, and the column that stores it.
@@ -104,6 +111,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             return self
         coding = self.coding
         return msgspec.structs.replace(self, kind=coding.kind, dtype=coding.dtype, shape=coding.shape, coding=None)
+
+    @property
+    def form_text(self) -> str:
+        """How the rows are stored, as people read it: ``jpeg quality=95 subsampling=4:4:4``, or "raw"."""
+        return RAW if self.coding is None else str(self.coding)
 
     def coded(self, codec: str, parameters: dict[str, int | str]) -> Field:
         """Return the stored form of this decoded field: rows of bytes that this codec compressed."""
@@ -237,7 +249,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _repr_html_(self) -> str:
         from memfeed.schema.schema_html import fragment_of  # a training shows no page
 
-        return fragment_of(self)
+        return fragment_of([(one.name, one.decoded.describe(), one.form_text) for one in self.fields])
 
     @property
     def decoded(self) -> Schema:

@@ -92,7 +92,7 @@ class Store(Facts):
     def _repr_html_(self) -> str:
         from memfeed.store.store_html import fragment_of  # a training shows no page
 
-        return fragment_of(self)
+        return fragment_of(self._view)
 
     # --- reading
 

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from memfeed.schema.fields import Field
-from memfeed.schema.schema_html import MOST_FIELDS, count_text, field_name, labelled, more_fields
+from memfeed.schema.schema_html import MOST_FIELDS, count_text, more_fields, short_name
 from memfeed.schema.value_text import shape_text, summary
 from memfeed.store.column import Column
 from memfeed.store.images import thumbnail
 from memfeed.store.manifest import Manifest
 from memfeed.store.manifest_lines import manifest_lines
-from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.html_parts import SHADES, Html, bar_row, element, fragment, joined, table, text
 from memfeed.system.units import format_bytes
@@ -34,23 +33,22 @@ NOT_THERE = element("span", "not there yet", "pale")
 LEFT_OUT = element("span", "left out: the dataset raised", "pale")
 
 
-def fragment_of(store: Store) -> Html:
-    """Return the store for a notebook."""
-    return fragment(parts(store))
+def fragment_of(view: View) -> Html:
+    """Return a store for a notebook."""
+    return fragment(parts(view))
 
 
-def parts(store: Store, rows: int = ROWS) -> Iterator[Html]:
-    """Yield the parts of a page about the store, with its first ``rows``."""
-    view = store._view
+def parts(view: View, rows: int = ROWS) -> Iterator[Html]:
+    """Yield the parts of a page about a store, with its first ``rows``."""
     has_rows = view.backing.row_count is not None
-    size = count_text(len(store), "row") if has_rows else "no rows"
+    size = count_text(len(view), "row") if has_rows else "no rows"
     yield element("h1", f"Store: {size}, {count_text(len(view.schema), 'field')}")
     yield element("p", view.path, "pale")
     yield from (element("p", line) for line in _lines(view))
     stored = [_stored_field(view, number) for number in range(len(view.fields))]
     sizes = or_error(view.field_bytes)
     yield from _column_bars(stored, sizes)
-    yield from or_error(lambda: list(_first_rows(view, min(rows, len(store))) if has_rows else _values(view)), [])
+    yield from or_error(lambda: list(_first_rows(view, min(rows, len(view))) if has_rows else _values(view)), [])
 
 
 def manifest_parts(place: object, manifest: Manifest, sizes: Sequence[int]) -> Iterator[Html]:
@@ -71,9 +69,16 @@ def _column_bars(stored: Sequence[Field], sizes: Sequence[int] | Html) -> Iterat
     total = max(sum(sizes), 1)
     for number, (field, size) in enumerate(zip(stored[:MOST_FIELDS], sizes, strict=False)):
         bar = [(f"s{number % SHADES}", size / total)]
-        yield bar_row(labelled(field), bar, f"{format_bytes(size)}, {size / total:.1%}")
-    yield from more_fields(stored)
+        yield bar_row(_labelled(field), bar, f"{format_bytes(size)}, {size / total:.1%}")
+    yield from more_fields(len(stored))
     yield element("p", f"{format_bytes(sum(sizes))} in all", "pale")
+
+
+def _labelled(stored: Field) -> Html:
+    """Return the name of a field, and below it what its values are and how they are stored."""
+    form = "" if stored.coding is None else f", {stored.form_text}"
+    below = element("span", f"{stored.decoded.describe()}{form}", "pale small")
+    return joined([text(short_name(stored.name)), below])
 
 
 def or_error(make: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -122,9 +127,9 @@ def _first_rows(view: View, count: int) -> Iterator[Html]:
                 cells.of_row(view, index, row) if there else LEFT_OUT if row in left_out else NOT_THERE
                 for row, there in zip(base_rows.tolist(), present.tolist(), strict=True)
             ]
-            lines.append((field_name(field), *line))
+            lines.append((short_name(field.name), *line))
     yield table(("field", *(f"row {row:,}" for row in range(count))), lines, "text")
-    yield from more_fields(view.schema.fields)
+    yield from more_fields(len(view.schema))
 
 
 def _values(view: View) -> Iterator[Html]:
@@ -132,8 +137,10 @@ def _values(view: View) -> Iterator[Html]:
     yield element("h2", "Values")
     cells = _Cells()
     fields = zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False)
-    yield table(("field", "value"), [(field_name(one), cells.of_whole(view, index)) for one, index in fields], "text")
-    yield from more_fields(view.schema.fields)
+    yield table(
+        ("field", "value"), [(short_name(one.name), cells.of_whole(view, index)) for one, index in fields], "text"
+    )
+    yield from more_fields(len(view.schema))
 
 
 class _Cells:

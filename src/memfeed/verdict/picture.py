@@ -9,15 +9,14 @@ from typing import Any
 from memfeed.system.extras import require
 from memfeed.system.units import format_short
 from memfeed.verdict.report import PARTS, seconds_of
-from memfeed.verdict.verdict import Verdict
 
 COLOURS = ("#d1495b", "#8a6fc9", "#3d7ea6")
 INK, PALE_INK = "#1c2230", "#5b647a"
 _STYLE = {"font.size": 11, "text.color": INK, "xtick.color": INK, "ytick.color": INK, "axes.titlelocation": "left"}
 
 
-def save_picture(verdict: Verdict, path: Path) -> None:
-    """Draw the verdict to a PNG file. Needs no display, and leaves matplotlib's settings as they were."""
+def save_picture(verdict: Any, path: Path) -> None:
+    """Draw a `Verdict` to a PNG file. Needs no display, and leaves matplotlib's settings as they were."""
     require("plots", "matplotlib")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,7 +46,7 @@ def save_picture(verdict: Verdict, path: Path) -> None:
         canvas.print_png(path)
 
 
-def _draw_loops(axes: Any, verdict: Verdict) -> None:
+def _draw_loops(axes: Any, verdict: Any) -> None:
     size = verdict.batch_size
     _draw_bars(axes, f"A batch of {size}", [loop.name for loop in verdict.loops])
     for height, loop in enumerate(verdict.loops):

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from memfeed.system import html_parts
 from memfeed.system.html_parts import SHADES, Html, bar_row, element, joined, key, table
 from memfeed.system.units import format_bytes, format_short
 from memfeed.verdict.results import Form, Loop, SampleCost
-from memfeed.verdict.verdict import Verdict
 
 PARTS = (("waiting", "waiting for data"), ("transfer", "transfer"), ("computing", "computing"))
 
 
-def page(verdict: Verdict, *, is_whole: bool = True) -> str:
-    """Return the page; with ``is_whole=False`` only what belongs into another one, such as a notebook."""
+def page(verdict: Any, *, is_whole: bool = True) -> str:
+    """Return the page of a `Verdict`; with ``is_whole=False`` what belongs into another one, such as a notebook."""
     parts = list(_parts(verdict))
     return html_parts.page(f"memfeed: {verdict.kind}", parts) if is_whole else html_parts.fragment(parts)
 
 
-def _parts(verdict: Verdict) -> Iterable[Html]:
+def _parts(verdict: Any) -> Iterable[Html]:
     yield element("h1", verdict.headline(), verdict.kind.replace(" ", "-"))
     if verdict.instead:
         yield element("p", f"Next: {verdict.instead}.")
@@ -43,7 +43,7 @@ def _parts(verdict: Verdict) -> Iterable[Html]:
     )
 
 
-def _loops(verdict: Verdict) -> Iterable[Html]:
+def _loops(verdict: Any) -> Iterable[Html]:
     size = verdict.batch_size
     longest = max(loop.middle("seconds_a_row") for loop in verdict.loops)
     yield element("p", joined(key(part, text) for part, text in PARTS))
