@@ -43,9 +43,10 @@ def machine_line(result: dict[str, Any]) -> str:
     """Describe the machine in one line."""
     m = result["machine"]
     gpu = f"{m['gpu']}, " if "gpu" in m else ""
+    memfeed = f"memfeed {m['memfeed']}, " if m["memfeed"] else ""  # none where it was imported from a clone
     return (
         f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, {gpu}Python {m['python']}, "
-        f"torch {m['torch']}, memfeed {m['memfeed']}, {m['date']}, load average at the end {m['load_average'][0]:.1f}"
+        f"torch {m['torch']}, {memfeed}{m['date']}, load average at the end {m['load_average'][0]:.1f}"
     )
 
 

@@ -63,7 +63,14 @@ TOPICS = {
     "Writing and checking stores": ["columnar", "verify", "ray", "torture"],
     "Addresses and ranks": ["remote", "remote-faults", "fleet"],
     "Functions and coded rows": ["memoize", "coded_rows", "forms"],
-    "Devices": ["device-cuda", "device-cpu", "kernels", "to_device-cuda", "to_device"],
+    "Devices": [
+        "device-cuda",
+        "device-cuda-photographs",
+        "device-cpu",
+        "kernels",
+        "to_device-cuda",
+        "to_device",
+    ],
     "What an import takes": ["imports"],
 }
 """Topic -> the results of its sections, in the order of the details."""
@@ -108,7 +115,7 @@ def first_page(results: dict[str, Result], titles: dict[str, str]) -> str:
 
 *{machines}*
 
-Where the target is ≥, a larger ratio is better. The details give the measured cause of each missed target.
+Where the target is ≥, a larger ratio is better. The details give the cause of each missed target, if it was measured.
 {quick if any(result["quick"] for result in results.values()) else ""}
 {chr(10).join(lines)}
 

@@ -184,6 +184,22 @@ def test_the_first_page_is_the_one_of_the_results_and_short():
     assert len(page.split()) < 900
 
 
+def test_the_sections_of_a_gpu_say_what_was_measured_there():
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("device-*.json")}
+    placements = SECTIONS["device-cuda"](results["device-cuda"])
+    assert placements.startswith("## From each placement, on a GPU\n")
+    assert "| 2048 photographs: jpeg:90, decoded by the CPU | 253 ms | 8,079 |" in placements
+    assert "| the caller's CPU time a step: with transforms | 137 us |  |" in placements
+    assert "differ from those of libjpeg-turbo by 0.89 grey levels on average, and by 82 at most" in placements
+    assert "0.053% of the time" in placements
+    photographs = SECTIONS["device-cuda-photographs"](results["device-cuda-photographs"])
+    assert "| memfeed, jpeg:90, nvJPEG | 1.06 s | 3,866 |" in photographs
+    assert "| DataLoader | 3.95 s | 1,037 |" in photographs
+    on_the_cpu = SECTIONS["device-cpu"](results["device-cpu"])
+    assert "There was no GPU" in on_the_cpu
+    assert "nvJPEG" not in on_the_cpu
+
+
 def test_each_section_has_one_topic():
     assert sorted(name for names in TOPICS.values() for name in names) == sorted(SECTIONS)
 

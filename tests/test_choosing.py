@@ -5,7 +5,7 @@ import re
 from test_readme import ROOT
 
 LINK = re.compile(r"\[[^\]]+\]\(benchmarks_details\.md#([\w-]+)\)")
-DESCRIPTIONS = re.compile(r"`[^`]*`|int64|\d+ x \d+|(?:196|3) KB|268 MB|version \d\.\d\.\d")
+DESCRIPTIONS = re.compile(r"`[^`]*`|int64|H200|ResNet-18|\d+ x \d+|(?:196|3) KB|268 MB|version \d\.\d\.\d")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 

@@ -142,7 +142,7 @@ class Loader(DataLoader[T_co]):
         follow_batch, exclude_keys: of graphs, as PyTorch Geometric's DataLoader has them: attributes for which the
             batch also says the graph of each entry, and attributes that are left out.
 
-    Batches are gathered by as many threads as are measured to be worthwhile, at most `torch.get_num_threads()`.
+    Batches are gathered by as many threads as are measured to be worthwhile, at most `torch.get_num_threads()` and 8.
 
     Raises:
         LoaderError: arguments that do not fit together, or a source of another kind. For a dataset also what
