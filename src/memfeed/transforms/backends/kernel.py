@@ -20,8 +20,8 @@ from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.value_changes import Affine, Scaled
 from memfeed.transforms.params.window import Window
 
-# The tile of one program: values side by side, and values in all. The fastest on an H200 for crops of 224 x 224: short
-# lines read few bytes of each piece of memory that the GPU fetches, and long ones leave threads idle at their end.
+# The tile of one program: values side by side, and values in all. The fastest of those that were tried on an H200, for
+# crops of 224 x 224: docs/notes/transforms.md.
 TILES = {False: (256, 4096), True: (512, 2048)}  # by whether the output is channels_last
 MAX_SPAN = 2**31  # elements from the first to the last of an image: the kernel counts them with 32 bits
 
