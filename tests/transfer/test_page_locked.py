@@ -63,3 +63,6 @@ def test_the_thread_gives_back_what_it_has_and_ends_before_the_interpreter(monke
     assert not pages._thread.is_alive()
     pages._retire(pages._Retired(3, 4096, None), os.getpid())  # the end of the process gives it back
     assert pages._retired.empty()
+    pages._start_thread()  # a thread of the user that still runs at the end may make a loader
+    assert pages._thread.is_alive()
+    threads.end_all()

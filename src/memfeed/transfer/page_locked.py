@@ -117,7 +117,7 @@ class _Exit:
 def _start_thread() -> None:
     global _thread, _at_exit
     with _start_lock:
-        if _thread is None:
+        if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_give_back_all, name="memfeed page-locked memory", daemon=True)
             _thread.start()
             _at_exit = _Exit(_thread)
