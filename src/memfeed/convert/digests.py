@@ -253,6 +253,8 @@ def _feed_column(hashed: Any, column: Any, budget: _Budget, depth: int) -> None:
 def _as_bytes(tensor: torch.Tensor) -> Any:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         raise TypeError("no memory of this process")
+    if type(tensor) is torch.Tensor and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
+        return bytes_of(tensor)
     plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
     return bytes_of(plain)
 

