@@ -14,45 +14,71 @@ def short_form(values: Iterable[Any], short: int = 1) -> list[Any]:
 
 
 EACH = {
-    "convert/test_same_bytes.py": {"test_a_conversion_that_was_killed_writes_the_same_bytes": 4},
+    "cli/test_bench_command.py": {"test_a_program_is_measured_and_written_to_files": 2},
+    "cli/test_demo.py": {"test_without_an_extra_it_says_how_to_get_it": 2},
+    "convert/test_append.py": {"test_a_store_that_was_open_and_not_read_keeps_its_rows": 2},
+    "convert/test_filling.py": {"test_a_filled_store_is_the_one_that_cache_writes": 2},
+    "convert/test_same_bytes.py": {
+        "test_a_conversion_that_was_killed_writes_the_same_bytes": 8,
+        "test_samples_that_are_left_out_leave_no_gaps": 2,
+    },
     "convert/test_samples_equal.py": {"test_every_kind_at_once": 3},
     "examples/test_examples.py": {"test_an_example_ends_well": 2},
+    "loading/test_collate.py": {"test_each_epoch_has_other_crops": 3},
     "loading/test_collate_of_finished_samples.py": {
         "test_batches_are_those_of_a_dataloader": 3,
         "test_samples_have_the_form_of_the_dataset": 3,
     },
-    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 3},
+    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 6},
+    "loading/test_loader_of_datasets.py": {"test_an_iterator_that_lives_when_the_program_ends_says_nothing": 2},
     "loading/test_loader_on_simulated_cuda.py": {
-        "test_the_same_batches": 3,
         "test_a_slow_model_and_few_staging_buffers_see_every_batch_whole": 3,
         "test_memory_is_not_used_again_before_its_copy_is_done": 3,
+        "test_several_threads_send_at_once": 4,
+        "test_the_same_batches": 3,
+        "test_transforms_on_the_device_give_what_they_give_on_the_cpu": 3,
     },
+    "loading/test_packed_epochs.py": {"test_every_epoch_has_every_token_once_in_other_blocks": 2},
     "loading/test_placement.py": {"test_the_same_batches": 3},
+    "loading/test_ranks.py": {"test_ranks_of_torch_distributed_read_what_one_would": 2},
+    "memoizing/test_memoize.py": {"test_workers_of_a_dataloader_share_results": 2},
+    "remote/test_failed_remote_syncs.py": {
+        "test_chunks_are_not_there_if_a_process_was_killed_after_their_sync_failed": 4
+    },
     "remote/test_growth.py": {"test_it_may_fail_at_any_write": 2},
+    "remote/test_opening.py": {"test_workers_of_a_dataloader": 3},
+    "remote/test_push_pull.py": {"test_after_a_kill_the_same_call_finishes": 2},
+    "remote/test_remote_faults.py": {"test_pushing_and_pulling_through_faults": 3, "test_reading_through_faults": 4},
     "splitting/test_filled_splits.py": {
-        "test_epochs_and_store_are_those_of_a_conversion": 3,
+        "test_epochs_and_store_are_those_of_a_conversion": 6,
         "test_one_line_stores_images_in_the_form_that_keep_names": 3,
     },
-    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 3},
+    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 6},
+    "splitting/test_judge.py": {"test_wrong_loaders_are_called_wrong": 3},
     "splitting/test_recipes.py": {
         "test_parameters_have_the_distribution_of_the_original": 3,
         "test_what_is_stored_and_what_is_batched": 3,
     },
     "splitting/test_refusals.py": {"test_an_array_made_of_a_result_is_followed": 3},
     "splitting/test_resizes_and_crops.py": {"test_crops_that_pad_show_every_place_as_often": 3},
+    "splitting/test_split.py": {"test_the_choice_of_a_store_is_that_of_later_calls": 2},
     "splitting/test_warps_and_colours.py": {
+        "test_one_angle_gives_the_values_of_torchvision": 2,
         "test_parameters_have_the_distribution_of_the_original": 5,
         "test_warps_have_counterparts": 4,
-        "test_one_angle_gives_the_values_of_torchvision": 2,
     },
-    "torture/test_failed_syncs.py": {"test_what_a_failed_sync_loses_is_written_again": 3},
+    "system/test_signals.py": {"test_a_writer_syncs_what_it_has": 2},
+    "test_shared_arguments.py": {"test_progress_shows_a_bar_as_it_says": 4},
+    "torture/test_failed_syncs.py": {"test_what_a_failed_sync_loses_is_written_again": 8},
     "torture/test_faults.py": {
-        "test_any_write_may_fail": 2,
-        "test_power_may_fail_at_any_moment": 2,
+        "test_any_write_may_fail": 4,
         "test_no_file_stays_open": 2,
+        "test_power_may_fail_at_any_moment": 4,
     },
     "torture/test_small_disks.py": {"test_a_nearly_full_disk_is_enough": 2},
+    "torture/test_torture.py": {"test_short_torture": 3},
     "transforms/test_counts_on_simulated_cuda.py": {"test_nothing_waits": 2},
+    "transforms/test_gallery.py": {"test_a_picture_shows_what_the_transform_does": 4},
     "transforms/test_resample_batch.py": {"test_launches_do_not_depend_on_the_batch": 3},
 }
 """By file and test: `make test` runs the first of so many cases, and so on. `make test-long` runs all others.
@@ -60,9 +86,40 @@ EACH = {
 A function may be in several classes of its file: these cases are counted together.
 """
 
+LONG = {
+    "convert/test_budget.py": ["test_processes_that_begin_together_take_one_form"],
+    "convert/test_filling_signals.py": ["test_no_row_is_lost_and_no_process_is_left"],
+    "loading/test_changing_policy.py": ["test_every_pass_has_its_rows"],
+    "loading/test_differences.py": ["test_a_cell_is_equal_or_the_page_says_how_it_differs"],
+    "loading/test_drawn_seed.py": [
+        "test_loaders_differ",
+        "test_ranks_read_one_order",
+        "test_samplers_of_ranks_draw_one_order",
+    ],
+    "loading/test_own_rows.py": ["test_a_chunk_of_each_rank_is_not_divided_after_a_store_that_all_have"],
+    "memoizing/test_memoize.py": ["test_the_command_line_shows_and_verifies_results"],
+    "memoizing/test_shared_results.py": [
+        "test_four_processes_compute_each_key_once",
+        "test_results_are_dropped_while_processes_are_killed",
+    ],
+    "remote/test_growth.py": ["test_it_may_fail_at_any_write"],
+    "test_inputs_page.py": ["test_the_page_is_up_to_date"],
+    "transforms/test_kernel.py": ["test_they_compile_for_three_architectures"],
+    "verdict/test_bench.py": [
+        "test_data_that_is_read_once",
+        "test_random_samples_say_what_is_kept_in_their_place",
+        "test_what_does_not_fit_in_memory_is_measured_cold",
+        "test_without_a_step_it_cannot_tell",
+        "test_workers_that_fail_are_not_measured",
+    ],
+}
+"""By file: the tests that take longest, of several processes, failing disks and benchmarks. `make test-long` runs them; in
+`make test` others of their files show the same rules in a short form.
+"""
+
 
 def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
-    """Give the mark ``long`` to the cases that ``EACH`` leaves to ``make test-long``."""
+    """Give the mark ``long`` to the tests in ``LONG``, and to the cases that ``EACH`` leaves to ``make test-long``."""
     seen: Counter[tuple[str, str]] = Counter()
     for item in items:
         if item.get_closest_marker("long") is not None:
@@ -70,6 +127,6 @@ def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
         name = item.name.partition("[")[0]
         file = item.path.relative_to(root).as_posix()
         each = EACH.get(file, {}).get(name, 1)
-        if seen[file, name] % each:
+        if name in LONG.get(file, []) or seen[file, name] % each:
             item.add_marker(pytest.mark.long)
         seen[file, name] += 1

@@ -16,13 +16,18 @@ MODULES = {
 ROOMS = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "draw_rooms.py"))
 
 
-def test_the_picture_is_up_to_date():
+@pytest.fixture(scope="module")
+def found():
     rooms = ROOMS["find_rooms"]()
-    assert ROOMS["PICTURE"].read_text() == ROOMS["draw"](rooms, ROOMS["find_arrows"](rooms)), "run `make rooms`"
+    return rooms, ROOMS["find_arrows"](rooms)
 
 
-def test_a_use_of_a_public_name_is_an_arrow_to_its_room():
-    arrows = ROOMS["find_arrows"](ROOMS["find_rooms"]())
+def test_the_picture_is_up_to_date(found):
+    assert ROOMS["PICTURE"].read_text() == ROOMS["draw"](*found), "run `make rooms`"
+
+
+def test_a_use_of_a_public_name_is_an_arrow_to_its_room(found):
+    _, arrows = found
     assert arrows["testing", "loading"] > 1  # memfeed.Loader
     assert arrows["convert", "building"] > 1
 
@@ -37,11 +42,10 @@ def test_an_arrow_is_direct_if_no_other_path_leads_there():
     assert ROOMS["direct_arrows"](arrows) == {("a", "b"), ("b", "c"), ("a", "d")}
 
 
-def test_two_rooms_in_one_place_are_an_error(monkeypatch):
-    rooms = ROOMS["find_rooms"]()
+def test_two_rooms_in_one_place_are_an_error(found, monkeypatch):
     monkeypatch.setitem(ROOMS["draw"].__globals__, "RIGHT", set())
     with pytest.raises(ValueError, match="found two rooms of one layer in one column"):
-        ROOMS["draw"](rooms, ROOMS["find_arrows"](rooms))
+        ROOMS["draw"](*found)
 
 
 def test_no_files_import_each_other():

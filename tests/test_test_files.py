@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from short_form import EACH
+from short_form import EACH, LONG
 
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "memfeed", ROOT / "tests"
@@ -81,7 +81,7 @@ def test_the_tables_name_what_is_there():
 
 
 def test_the_tests_with_a_short_form_are_there():
-    for file, names in EACH.items():
+    for file, names in [*EACH.items(), *LONG.items()]:
         text = (TESTS / file).read_text()
         text += "".join(path.read_text() for path in (SOURCE / "testing").glob("*.py"))
         assert all(f"def {name}(" in text or file.endswith("simulated_cuda.py") for name in names), file

@@ -165,7 +165,7 @@ class Fetching:
                     continue
             except MemfeedError as error:  # the disk refused a lock, or to give room back
                 self.directory.units.release(chunk)
-                self.queue.give_back(unit, now, {chunk: error})
+                self._fail(chunk, now, error)
                 continue
             self.directory.units.release(chunk)
             if chunk in urgent:
@@ -177,16 +177,22 @@ class Fetching:
 
     def _wait_for_room(self, chunk: int, now: float) -> None:
         """Look again soon for room for a chunk that a reader waits for. It fails if there is none for long."""
-        error: dict[int, MemfeedError] = {}
         if now - self._without_room.setdefault(chunk, now) > ROOM_SECONDS:
             del self._without_room[chunk]
             size = format_bytes(self.directory.settings.size or 0)
-            error[chunk] = StoreError(
+            error = StoreError(
                 f"{self.directory.root}: found a cache of {size} that is all in use by readers that wait for more "
                 f"rows, for {ROOM_SECONDS:.0f} s; expected room for the rows of each: a larger size=, or fewer loaders "
                 "and processes at a time"
             )
-        self.queue.give_back(np.array([chunk]), now + ELSEWHERE_SECONDS, error)
+            self._fail(chunk, now + ELSEWHERE_SECONDS, error)
+            return
+        self.queue.give_back(np.array([chunk]), now + ELSEWHERE_SECONDS)
+
+    def _fail(self, chunk: int, now: float, error: MemfeedError) -> None:
+        """Let those who wait for a chunk see why it does not come. The caller has ``changed``."""
+        self.queue.give_back(np.array([chunk]), now, {chunk: error})
+        self.changed.notify_all()
 
     def _fetch(self, fetched: ByteRange) -> None:
         chunks = [self.directory.table.at(fetched.chunk + at) for at in range(fetched.size)]
