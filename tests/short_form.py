@@ -113,8 +113,9 @@ LONG = {
         "test_workers_that_fail_are_not_measured",
     ],
 }
-"""By file: the tests that take longest, of several processes, failing disks and benchmarks. `make test-long` runs them; in
-`make test` others of their files show the same rules in a short form.
+"""By file: the tests that take longest, of several processes, failing disks and benchmarks. `make test-long` runs them.
+
+In `make test` others of their files show the same rules in a short form.
 """
 
 
