@@ -13,7 +13,8 @@ import pytest
 
 from measure import RESULTS
 from missed import reasons
-from report import SECTIONS, targets
+from report import SECTIONS
+from report_tables import targets
 from summary import DETAILS, RATIOS, TOPICS, first_page, ratios
 from support import skip_without_disk
 
