@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def decoding(run: Run) -> None:
     """
     from torchvision.io import ImageReadMode, decode_jpeg
 
+    warnings.filterwarnings("ignore", ".*TorchCodec")  # in whose favour torchvision gives up its decoder
     device, count = run.device, run.sizes.photographs
     images = photographs(count)
     batch = min(64, count // 2)

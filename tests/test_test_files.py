@@ -10,6 +10,7 @@ from short_form import EACH, LONG
 ROOT = Path(__file__).parents[1]
 SOURCE, TESTS = ROOT / "src" / "memfeed", ROOT / "tests"
 
+MOST_LINES = 400
 WITHOUT_RULES = {
     "__main__.py": "starts the command line",
     "cli/app.py": "options of the command line: tests/cli/test_cli.py runs it",
@@ -97,3 +98,10 @@ def test_no_file_hides_a_module_of_python():
     newer = {"annotationlib", "compression", "profiling"}  # since Python 3.14 and 3.15
     files = [path for folder in ("benchmarks", "examples", "tests", "tools") for path in (ROOT / folder).rglob("*.py")]
     assert [path for path in files if path.stem in sys.stdlib_module_names | newer] == []
+
+
+def test_no_file_is_longer_than_a_reader_keeps_in_mind():
+    folders = ("src", "benchmarks", "tools", "docs", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
