@@ -237,7 +237,8 @@ class TestCaptures:
         graph.replay()
         return static.tolist()
 
-    def test_a_running_loader_breaks_a_capture_and_the_error_says_how_to_capture(self):
+    def test_a_running_loader_breaks_a_capture_and_the_error_says_how_to_capture(self, monkeypatch):
+        monkeypatch.setattr("memfeed.loading.plan.COPY_BYTES", 1)  # a copy for each batch: it runs for seconds
         with simulated() as machine, pytest.raises((LoaderError, RuntimeError)) as caught:
             data = images(4000)
             loader = Loader(data, 1, device="cuda", placement="mapped", prefetch_factor=10_000)
