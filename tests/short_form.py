@@ -111,6 +111,7 @@ LONG = {
         "test_each_row_of_the_page_is_found",
     ],
     "loading/test_drawn_seed.py": [
+        "test_a_loader_that_rank_0_does_not_read_is_an_error",
         "test_loaders_differ",
         "test_rank_0_may_read_alone",
         "test_ranks_read_one_order",
