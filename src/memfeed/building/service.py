@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from memfeed.building.children import ChildRequests
-from memfeed.building.unit_queue import UnitQueue
+from memfeed.building.unit_queue import NONE, UnitQueue
 from memfeed.errors import BuildError, MemfeedError, StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.store.backing import Backing
@@ -195,25 +195,33 @@ class Service(ABC):
             with self.changed:
                 self.queue.wait(reader, rows)
 
-    def ask(self, units: Int64Array) -> None:
-        """Let units be brought before all others."""
+    def ask(self, units: Int64Array, asked: Int64Array = NONE) -> None:
+        """Let units be brought before all others. Those that failed are tried again, without those ``asked`` before."""
         if self.is_elsewhere():
             self._children.ask(units)
             return
         with self.changed:
             if self.retries:
-                self.queue.retry(units)
+                self.queue.retry(units[~np.isin(units, asked)])
             self.queue.prioritise(units)
             self.start()
             self._feed()
 
-    def bring(self, units: Int64Array, missing: Callable[[Int64Array], Int64Array] | None = None) -> None:
-        """Return once none of ``units`` is missing: absent, unless ``missing`` says other. Raise what keeps it so."""
+    def bring(
+        self,
+        units: Int64Array,
+        missing: Callable[[Int64Array], Int64Array] | None = None,
+        asked: Int64Array = NONE,
+    ) -> None:
+        """Return once none of ``units`` is missing: absent, unless ``missing`` says other. Raise what keeps it so.
+
+        What failed since the caller ``asked`` for some of them is raised, and not tried again.
+        """
         missing = missing or self.absent
         if not len(units := missing(units)):
             return
         errors, due = self._children.error_count(), time.monotonic() + ASK_SECONDS
-        self.ask(units)
+        self.ask(units, asked)
         while len(units := missing(units)):
             if is_due := time.monotonic() >= due:
                 due += ASK_SECONDS

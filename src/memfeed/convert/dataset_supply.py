@@ -198,10 +198,15 @@ class DatasetSupply(Service):
         is_present = self._states[rows] != SKIPPED
         return None if is_present.all() else is_present
 
-    def bring(self, units: Int64Array, missing: Callable[[Int64Array], Int64Array] | None = None) -> None:
+    def bring(
+        self,
+        units: Int64Array,
+        missing: Callable[[Int64Array], Int64Array] | None = None,
+        asked: Int64Array = NONE,
+    ) -> None:
         """Return once no row of ``units`` is absent."""
         if not self.in_caller:
-            super().bring(units, missing)
+            super().bring(units, missing, asked)
             return
         while len(units := self.absent(units)):
             self._raise_for(units)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.service import Service
-from memfeed.building.unit_queue import UnitQueue
+from memfeed.building.unit_queue import NONE, UnitQueue
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.remote.caches import Remote, bounded
 from memfeed.remote.directory import CacheDirectory
@@ -94,7 +94,7 @@ class RemoteSupply(Service):
             self._let_go(reader)  # a reader that waits for room must not take the room that another one waits for
             self.ask(missing)
             with self.directory.waiting():
-                self._await_rows(reader, rows)
+                self._await_rows(reader, rows, missing)
         return None
 
     def ready(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_]:
@@ -111,16 +111,19 @@ class RemoteSupply(Service):
             self._missing(reader, self._places.element_chunks(reader, row))
         )
 
-    def _await_rows(self, reader: ReadRequest, rows: Int64Array) -> None:
-        """Return once all these rows are there. In a small cache they then stay until the reader lets them go."""
-        self._await(reader, self._places.record_chunks(reader, rows))
-        if self._places.has_elements(reader):
-            self._await(reader, self._places.element_chunks(reader, rows))
+    def _await_rows(self, reader: ReadRequest, rows: Int64Array, asked: Int64Array = NONE) -> None:
+        """Return once all these rows are there. In a small cache they then stay until the reader lets them go.
 
-    def _await(self, reader: ReadRequest, chunks: Int64Array) -> None:
+        The chunks ``asked`` for before are not tried again if they have failed since.
+        """
+        self._await(reader, self._places.record_chunks(reader, rows), asked)
+        if self._places.has_elements(reader):
+            self._await(reader, self._places.element_chunks(reader, rows), asked)
+
+    def _await(self, reader: ReadRequest, chunks: Int64Array, asked: Int64Array) -> None:
         missing = self._missing(reader, chunks)
         self._require_room_at_once(reader, missing)
-        self.bring(missing, lambda left: self._missing(reader, left))
+        self.bring(missing, lambda left: self._missing(reader, left), asked)
 
     def _missing(self, reader: ReadRequest, chunks: Int64Array) -> Int64Array:
         """Return those of ``chunks`` that are not there, or that this reader could not keep."""
