@@ -19,7 +19,8 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(call run-tests,$(BIN)/python)
 
-# The tests that take longest: examples that run a trainer in several processes, and benchmarks in their short form.
+# The tests that take longest: examples that run a trainer in several processes, benchmarks in their short form, and what
+# tests/short_form.py leaves out of make test.
 test-long: $(INSTALLED)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m long --numprocesses 2 --dist loadfile
 
@@ -69,7 +70,7 @@ soak: $(INSTALLED)
 FAULTS ?= 1000
 .PHONY: remote-faults test-s3rver
 remote-faults: $(INSTALLED)
-	MEMFEED_REMOTE_FAULTS=$(FAULTS) MEMFEED_REMOTE_FAULTS_JSON=benchmarks/results/remote-faults.json $(BIN)/python -m pytest tests/remote/test_remote_faults.py
+	MEMFEED_REMOTE_FAULTS=$(FAULTS) MEMFEED_REMOTE_FAULTS_JSON=benchmarks/results/remote-faults.json $(BIN)/python -m pytest -m "long or not long" tests/remote/test_remote_faults.py
 
 # The tests of stores at an address against a second S3 server, of npm.
 test-s3rver: $(INSTALLED)
