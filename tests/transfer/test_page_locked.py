@@ -10,6 +10,7 @@ import pytest
 
 from memfeed.system import threads
 from memfeed.transfer import page_locked as pages
+from support import wait_until
 
 DONTFORK, HUGEPAGE = getattr(mmap, "MADV_DONTFORK", None), getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -63,6 +64,10 @@ def test_the_thread_gives_back_what_it_has_and_ends_before_the_interpreter(monke
     assert not pages._thread.is_alive()
     pages._retire(pages._Retired(3, 4096, None), os.getpid())  # the end of the process gives it back
     assert pages._retired.empty()
+    threads.end_all()
+    threads.end_all()
     pages._start_thread()  # a thread of the user that still runs at the end may make a loader
+    pages._retire(pages._Retired(4, 4096, None), os.getpid())
+    wait_until(lambda: given_back == [1, 2, 4])
     assert pages._thread.is_alive()
     threads.end_all()

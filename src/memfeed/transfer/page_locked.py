@@ -34,7 +34,8 @@ class _Retired(NamedTuple):
     stream: torch.cuda.Stream
 
 
-_retired: queue.SimpleQueue[_Retired | None] = queue.SimpleQueue()  # its put may be called by the garbage collector
+# memory, or a thread that is to end; its put may be called by the garbage collector
+_retired: queue.SimpleQueue[_Retired | threading.Thread] = queue.SimpleQueue()
 _waiting: set[int] = set()
 _thread: threading.Thread | None = None
 _at_exit: _Exit | None = None
@@ -107,7 +108,7 @@ class _Exit:
 
     def release(self) -> None:
         """See `ThreadedWork`."""
-        _retired.put(None)
+        _retired.put(self._thread)
 
     def join(self) -> None:
         """See `ThreadedWork`."""
@@ -126,7 +127,9 @@ def _start_thread() -> None:
 
 def _give_back_all() -> None:
     _leave_captures_alone()
-    while (retired := _retired.get()) is not None:
+    while (retired := _retired.get()) is not threading.current_thread():
+        if isinstance(retired, threading.Thread):  # it has ended already
+            continue
         with suppress(RuntimeError):  # of a broken device, which says so at its next use
             _give_back(retired)
         _waiting.discard(retired.address)
