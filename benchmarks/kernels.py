@@ -74,6 +74,8 @@ def main() -> None:
                 "stores": {one: count for one, count in names.items() if one.startswith("STG")},
                 "stores_of_ptx": dict(Counter(re.findall(r"st\.global[\w.:]*", made.asm["ptx"]))),
             }
+            part = found[name]["instructions_a_value"] / before
+            checks.append(Check(f"{name}: instructions a value, of those before", part, 0.67, False))
             wide = found[name]["stores"].get("STG.E.128", 0) / max(sum(found[name]["stores"].values()), 1)
             checks.append(Check(f"{name}: stores of 16 bytes, of all stores", wide, 1.0, True))
     columns = ("instructions_a_value_before", "instructions_a_value", "stores")

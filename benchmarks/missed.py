@@ -69,6 +69,13 @@ REASONS = {
             "the two cores that DataLoader has for the first alone (CPU time, docs/notes/filling.md)"
         ),
     },
+    "kernels": {
+        f"sm_{sm}, channels last: instructions a value, of those before": (
+            "the tile of 512 columns and 2,048 values was taken because it is the fastest on an H200: 1.14 ms, the "
+            "one with fewer instructions took 1.65 (by hand, docs/notes/transforms.md)"
+        )
+        for sm in (80, 90, 100)
+    },
     "memoize": {
         "photographs of 12 megapixels: hits/s, of np.load": (
             "a hit reads 36 MB by one system call into new memory. Alone, that takes 4.3 ms, the bare copy 4.6; with "

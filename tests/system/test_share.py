@@ -156,7 +156,7 @@ def test_nothing_is_kept_alive():
     class Buffer:
         pass
 
-    for _ in range(5):
+    for _ in range(20):
         buffer = Buffer()
         gone = weakref.ref(buffer)
         with Threads(3).in_use():

@@ -377,5 +377,5 @@ def test_the_thread_that_gives_memory_back_leaves_captures_alone(monkeypatch):
         patch.setattr(page_locked.ctypes, "CDLL", lambda name: Driver())
         patch.setattr(page_locked, "_retired", Queue())
         with pytest.raises(EOFError):
-            page_locked._give_back_all()
+            page_locked._GivingBack().run()
     assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED

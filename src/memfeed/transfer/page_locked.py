@@ -37,8 +37,7 @@ class _Retired(NamedTuple):
 # memory, or a thread that is to end; its put may be called by the garbage collector
 _retired: queue.SimpleQueue[_Retired | threading.Thread] = queue.SimpleQueue()
 _waiting: set[int] = set()
-_thread: threading.Thread | None = None
-_at_exit: _Exit | None = None
+_thread: _GivingBack | None = None
 _start_lock = threading.Lock()
 
 
@@ -100,40 +99,39 @@ def _retire(retired: _Retired, pid: int) -> None:
         _retired.put(retired)
 
 
-class _Exit:
-    """Ends the thread before the interpreter ends: within CUDA it would abort the process."""
+class _GivingBack(threading.Thread):
+    """Gives memory back, and ends before the interpreter does: within CUDA it would abort the process."""
 
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
+    def __init__(self) -> None:
+        super().__init__(name="memfeed page-locked memory", daemon=True)
+
+    def run(self) -> None:
+        """Give memory back until ``release``."""
+        _leave_captures_alone()
+        while (retired := _retired.get()) is not self:
+            if isinstance(retired, threading.Thread):  # it has ended already
+                continue
+            with suppress(RuntimeError):  # of a broken device, which says so at its next use
+                _give_back(retired)
+            _waiting.discard(retired.address)
+            del retired
 
     def release(self) -> None:
         """See `ThreadedWork`."""
-        _retired.put(self._thread)
+        _retired.put(self)
 
-    def join(self) -> None:
+    def join(self, timeout: float | None = EXIT_SECONDS) -> None:
         """See `ThreadedWork`."""
-        self._thread.join(EXIT_SECONDS)
+        super().join(timeout)
 
 
 def _start_thread() -> None:
-    global _thread, _at_exit
+    global _thread
     with _start_lock:
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_give_back_all, name="memfeed page-locked memory", daemon=True)
+            _thread = _GivingBack()
             _thread.start()
-            _at_exit = _Exit(_thread)
-            end_at_exit(_at_exit)
-
-
-def _give_back_all() -> None:
-    _leave_captures_alone()
-    while (retired := _retired.get()) is not threading.current_thread():
-        if isinstance(retired, threading.Thread):  # it has ended already
-            continue
-        with suppress(RuntimeError):  # of a broken device, which says so at its next use
-            _give_back(retired)
-        _waiting.discard(retired.address)
-        del retired
+            end_at_exit(_thread)
 
 
 def _give_back(retired: _Retired) -> None:
