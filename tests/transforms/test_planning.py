@@ -193,3 +193,15 @@ def test_a_batch_in_huge_pages(layout):
     assert got.nbytes > 4 << 20
     assert got.is_contiguous(memory_format=layout)
     assert torch.equal(got, transform.reference(images, keys(64)))
+
+
+@pytest.mark.parametrize(("count", "is_heavy"), [(2, False), (14, True)])
+def test_a_transform_that_takes_milliseconds_takes_all_threads(count, is_heavy, monkeypatch):
+    """Their number is not measured then: a comparison let one thread win where two took half the time."""
+    parts = []
+    monkeypatch.setattr(
+        "memfeed.transforms.backends.cpu.share",
+        lambda rows, fill, **options: (fill(0, rows), parts.append((rows, options["is_heavy"]))),
+    )
+    augment(224).apply(photos(count, 3, 224, 224), keys(count))  # [3, 224, 224] of float32 are 0.6 MiB
+    assert parts == [(count, is_heavy)]

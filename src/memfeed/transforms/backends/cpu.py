@@ -30,6 +30,7 @@ from memfeed.transforms.params.window import Window
 OURS = {Erased, Gray, Jitter, Resampled, Scaled, VolumeWindow, Warped, Window}
 PART_BYTES = 256 << 10  # of the output, at least, that a thread takes at a time
 CACHED_BYTES = 512 << 10  # of the output that is normalised at once: what the cache of a core still has
+HEAVY_BYTES = 8 << 20  # of the output: they take a few milliseconds
 _lent = Pool(2)  # for calls by hand, images and masks: new memory costs its page faults, a quarter of the time
 
 
@@ -81,7 +82,7 @@ def _share(count: int, fill: RowsFunction, changes: Sequence[Imagewise], size: i
     if any(type(part) not in OURS for part in parts):  # a user's code may rely on one thread
         fill(0, count)
         return
-    share(count, fill, least=max(1, PART_BYTES * count // max(size, 1)), work=size)
+    share(count, fill, least=max(1, PART_BYTES * count // max(size, 1)), work=size, is_heavy=size >= HEAVY_BYTES)
 
 
 def _fill(
