@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -365,3 +366,27 @@ def test_digests_of_sets_of_numbers_are_those_that_stores_have():
     assert hash_value({3, 1, 2}) == hash_value([1, 2, 3])
     pairs = {(3, 4), (1, 2), (5, 6)}
     assert hash_value(pairs) == hash_value(list(pairs)), "their order is the same in every process"
+
+
+def test_tensors_of_a_list_are_hashed_as_each_of_them_is():
+    whole = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+    values = [
+        whole,
+        whole.mT,
+        whole[:, ::2],
+        whole[0, 0, :1],
+        whole[:0],
+        torch.tensor(3),
+        whole.clone().requires_grad_(),
+        whole.bfloat16(),
+        whole.bool(),
+        torch.view_as_complex(whole[..., :2].contiguous()).conj(),
+        torch._neg_view(whole),
+    ]
+    one, other = xxhash.xxh3_64(), xxhash.xxh3_64()
+    budgets = [digests._Budget(), digests._Budget()]
+    digests._feed_tensors(one, values, budgets[0], 0)
+    for value in values:
+        digests._feed(other, value, budgets[1], 1)
+    assert one.hexdigest() == other.hexdigest()
+    assert (budgets[0].values, budgets[0].bytes) == (budgets[1].values, budgets[1].bytes)

@@ -51,13 +51,3 @@ class ErrorSum:
             return ImageError(0.0, 0, math.inf)
         psnr = 10 * math.log10(PEAK**2 * self._count / self._squares)
         return ImageError(self._sum / self._count, self._largest, psnr)
-
-
-def measure_error(original: Array, decoded: Array) -> ImageError:
-    """Return the mean error, the largest error and the PSNR of one image, or of several in one array: see `ImageError`.
-
-    Raises ValueError unless both are uint8 of one shape.
-    """
-    errors = ErrorSum()
-    errors.add(original, decoded)
-    return errors.error()

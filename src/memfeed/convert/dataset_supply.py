@@ -275,10 +275,6 @@ class DatasetSupply(Service):
     def _is_complete(self) -> bool:
         return not (self._states == ABSENT).any()
 
-    def _absent(self, rows: Int64Array) -> Int64Array:
-        found: Int64Array = rows[self._states[rows] == ABSENT]
-        return found
-
     def skipped(self) -> tuple[int, ...]:
         """See ``RowSupply``."""
         return tuple(np.flatnonzero(self._states == SKIPPED).tolist())
