@@ -187,7 +187,9 @@ def tensors_equal(one: torch.Tensor, other: torch.Tensor, rounding: float = 0.0)
     if one.dtype is torch.bool:  # some libraries write 255 for True
         one, other = (part.contiguous().view(torch.uint8) != 0 for part in (one, other))
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
-        return torch.equal(one, other)  # of any strides: images are often channels last, slow to copy
+        # of any strides: images are often channels last, slow to copy. torch would divide them among threads, which
+        # wait for each other on busy cores
+        return np.array_equal(one.numpy(), other.numpy())
     same_bytes = np.array_equal(bytes_of(one), bytes_of(other))
     if same_bytes or not rounding:
         return same_bytes
