@@ -70,6 +70,9 @@ def test_classes():
     [
         ("data", "found 'data'; expected module:name, for example my_data:make_train"),
         ("a/b.py:make", "for example a.b:make for a/b.py"),
+        ("./b.py:make", "for example b:make for b.py"),
+        ("b.py", "for example b:make_train for b.py"),
+        ("../b.py:make", "for example my_data:make_train for my_data.py"),
         (f"{M}:", "expected module:name"),
         (":data", "expected module:name"),
         (f"{M}:a b", "expected module:name"),

@@ -617,6 +617,33 @@ def test_stores_that_differ_are_not_concatenated(path, change, message):
     assert sorted(os.listdir(path.parent)) == ["a.mf", "b.mf"]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        ((torch.uint8, (3, 16, 16), "zstd"), (torch.uint8, (3, 16, 16), "lz4"), r"as lz4, expected .* as zstd"),
+        ((torch.uint8, (3, 16, 16), "jpeg"), (torch.uint8, (16, 16, 3), "jpeg"), r"found uint8 \[16, 16, 3\] as jpeg"),
+        ((torch.int32, (64,), "zstd"), (torch.float32, (64,), "zstd"), r"found float32 \[64\] as zstd, expected int32"),
+        (
+            (torch.int32, (64,), "zstd"),
+            (torch.int32, (8, 8), "zstd"),
+            r"found int32 \[8, 8\] as zstd, expected int32 \[64",
+        ),
+        ((torch.int32, (64,), "zstd:1"), (torch.int32, (64,), "zstd:9"), None),
+    ],
+)
+def test_coded_rows_are_joined_only_if_one_codec_reads_them(tmp_path, one, other, difference):
+    stores = [
+        memfeed.cache([{"x": torch.ones(shape, dtype=dtype)}] * 4, tmp_path / str(i), forms={"x": form}, progress=False)
+        for i, (dtype, shape, form) in enumerate((one, other))
+    ]
+    if difference is None:
+        assert torch.equal(memfeed.concat(stores, tmp_path / "c", progress=False)[7]["x"], torch.ones(64).int())
+        return
+    with pytest.raises(SchemaError, match=rf"field x: .*{difference}.*memfeed\.recode"):
+        memfeed.concat(stores, tmp_path / "c", progress=False)
+    assert not (tmp_path / "c").exists()
+
+
 def test_concat_of_what_may_be_none_and_what_is_not(path):
     one = cache(Made(["a", "b"]), path)
     other = cache(Made(["c", None]), path.with_name("b.mf"))

@@ -15,6 +15,7 @@ from memfeed.convert.measured_forms import MeasuredForm, fastest_within
 from memfeed.errors import SpaceError
 from memfeed.schema.compare import equal
 from memfeed.system import files
+from memfeed.system.units import format_bytes
 
 
 class Smooth:
@@ -66,6 +67,15 @@ def test_lossy_forms_are_taken_only_if_they_are_allowed(tmp_path, capsys):
     assert store.nbytes < small
     assert "pixels differ by" in capsys.readouterr().err
     assert cached(tmp_path / "s.mf", budget=small) == store  # a store that exists is only opened
+
+
+def test_a_store_beyond_the_budget_stays_as_it_is_and_a_line_says_so(tmp_path, capsys):
+    cached(tmp_path / "s.mf")
+    capsys.readouterr()
+    store = cached(tmp_path / "s.mf", budget="1KB")
+    assert f"has {format_bytes(store.nbytes)}, more than the budget of 1.0 KB, and stays" in capsys.readouterr().err
+    cached(tmp_path / "s.mf", budget="1GB")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_form_that_is_given_by_hand_stays(tmp_path):

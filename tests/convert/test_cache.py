@@ -200,6 +200,43 @@ def test_what_is_not_ours_is_left_alone(path):
     assert all((path.with_name(name) / "mine").exists() for name in ("a.mf.old", "a.mf.bak"))
 
 
+def replacing(how, path):
+    if how == "overwrite":
+        cache(torch.arange(6), path, overwrite=True)
+    elif how == "append":
+        memfeed.append(path, torch.arange(6), progress=False)
+    else:
+        column = path / "value.memmap"
+        column.chmod(0o644)
+        column.write_bytes(b"x" + column.read_bytes()[1:])
+        memfeed.repair(torch.arange(5), path, progress=False)
+
+
+@pytest.mark.parametrize("how", ["overwrite", "append", "repair"])
+@pytest.mark.parametrize("name", ["notes.txt", "runs/one/model.pt", "meta/value.memmap"])
+def test_files_of_others_in_a_store_are_not_removed(path, how, name):
+    """A directory that takes the place of the old one does not have them."""
+    cache(torch.arange(5), path)
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).write_text("mine")
+    (path / ".DS_Store").write_text("")
+    with pytest.raises(StoreError, match=rf"found {name}, which is no file of the store, .*: move it"):
+        replacing(how, path)
+    assert (path / name).read_text() == "mine"
+    (path / name).unlink()
+    replacing(how, path)
+    assert not (path / ".DS_Store").exists()
+
+
+def test_no_store_is_made_inside_another(path):
+    cache(torch.arange(5), path)
+    for inner in (path / "inner.mf", path / "a" / "b.mf"):
+        with pytest.raises(StoreError, match=rf"path inside the store {path}, .* such as {path.with_name(inner.name)}"):
+            cache(torch.arange(3), inner)
+        with pytest.raises(StoreError, match="inside the store"), memfeed.Writer(inner) as writer:
+            writer.append(1)
+
+
 @pytest.mark.parametrize("name", ["b.mf.build", "b.mf.build.old", ".build"])
 def test_no_store_is_made_where_builds_are(tmp_path, name):
     """The store beside it would take it for a leftover."""

@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import datetime
+import decimal
+import enum
 import logging
 import random
 import subprocess
@@ -97,6 +100,50 @@ def test_one_changed_label_of_a_thousand_is_always_seen(make, position):
     dataset.labels = changed
     after = texts(dataset)
     assert before["labels"] != after["labels"]
+
+
+class Split(enum.Enum):
+    TRAIN, TEST = 1, 2
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 2
+
+
+class Number(float):
+    pass
+
+
+@pytest.mark.parametrize("many", [list, lambda values: [*values, 3], lambda values: [Example(one) for one in values]])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Split.TRAIN, Split.TEST),
+        (Level.LOW, Level.HIGH),
+        (Number(1), Number(2)),
+        (range(3), range(4)),
+        (slice(3), slice(4)),
+        (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (datetime.datetime(2020, 1, 1, 3), datetime.datetime(2020, 1, 1, 4)),
+        (datetime.timedelta(1), datetime.timedelta(2)),
+        (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    ],
+)
+def test_values_of_the_standard_library_count(one, other, many):
+    same = [one] * 500
+    before = texts(Of(500, x=many(same)))
+    assert texts(Of(500, x=many(list(same)))) == before
+    same[77] = other
+    assert texts(Of(500, x=many(same))) != before
+
+
+def test_the_attributes_of_objects_in_an_array_count():
+    def make(label):
+        array = np.empty(300, object)
+        array[:] = [Example(label if i == 77 else i) for i in range(300)]
+        return texts(Of(300, ex=array))
+
+    assert make(1)["ex[*].label"] == make(1)["ex[*].label"] != make(2)["ex[*].label"]
 
 
 @pytest.mark.parametrize("at", [0, 700, 999])

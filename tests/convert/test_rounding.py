@@ -6,6 +6,7 @@ import torch
 
 import memfeed
 from memfeed.convert import budget
+from memfeed.convert.rounding import Rounded
 from memfeed.errors import SchemaError
 
 
@@ -42,6 +43,14 @@ def test_values_beyond_float16_are_refused(path):
     with pytest.raises(SchemaError, match=r"100000 in sample 0.*choose forms={float: torch.bfloat16}"):
         memfeed.cache(Floats(100_000.0), path, forms={float: torch.float16}, workers=0, progress=False)
     memfeed.cache(Floats(100_000.0), path, forms={float: torch.bfloat16}, workers=0, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_error_advises_only_what_helps(dtype):
+    rows = Rounded([torch.tensor([float("nan"), -1e300, float("inf")], dtype=torch.float64)], dtype)
+    most = "65,504" if dtype is torch.float16 else r"3\.3895e\+38"
+    with pytest.raises(SchemaError, match=rf"1e\+300 in sample 0, .* at most {most}: leave forms={{float: ...}} out"):
+        rows[0]
 
 
 @pytest.mark.parametrize(

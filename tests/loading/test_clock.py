@@ -1,6 +1,10 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 
+from memfeed import Loader
 from memfeed.errors import LoaderError
 from memfeed.loading.clock import EpochClock
 
@@ -32,6 +36,21 @@ def test_a_framework_that_counts_in_its_own_way_keeps_the_position(capsys):
         clock.set_sampler_epoch(counted + 1)
         assert clock.start(1) == (4, None)
     assert "3 is added" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("epoch", [3, np.int64(3), torch.tensor(3)])
+def test_an_epoch_of_numpy_or_torch_is_an_int(epoch):
+    loader = Loader(torch.arange(5), 2, shuffle=True, seed=0)
+    loader.set_epoch(epoch)
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 3
+    loader.sampler.set_epoch(epoch)
+    assert type(loader.sampler.epoch) is int
+
+
+@pytest.mark.parametrize("epoch", [1.5, "1", None, torch.tensor(1.5), -1])
+def test_what_is_no_epoch_is_refused_at_once(epoch):
+    with pytest.raises(LoaderError, match=r"expected 0 to 2\*\*63 - 1, an int"):
+        Loader(torch.arange(5), 2).set_epoch(epoch)
 
 
 def test_the_epoch_after_one_that_is_finished_is_whole():

@@ -173,6 +173,32 @@ def test_moves_beyond_the_epoch_are_refused_and_change_nothing():
     assert next(running).tolist() == list(range(10, 20))
 
 
+@pytest.mark.parametrize("last", ["repeat", "pad", "drop"])
+def test_the_sampler_decides_where_its_epoch_ends(last):
+    def skipped(batches, first):
+        loader = Loader(ROWS, 4, sampler=list(range(9)), last=last)
+        running = iter(loader)
+        for _ in range(first):
+            next(running)
+        loader.skip(batches)
+        return list(running), loader
+
+    whole = 2 if last == "drop" else 3
+    assert len(skipped(1, 0)[0]) == whole - 1  # before the first batch
+    for first in range(whole):
+        rest, loader = skipped(whole - first, first)
+        assert rest == []
+        again = Loader(ROWS, 4, sampler=list(range(9)), last=last)
+        again.load_state_dict(loader.state_dict())
+        assert len(list(again)) == whole  # the next epoch
+        with pytest.raises(LoaderError, match=r"the sampler \(list\) draws 9 rows; expected .*: skip fewer batches"):
+            skipped(whole + 1 - first, first)
+    with pytest.raises(LoaderError, match=r"the sampler \(list\) draws 2 batches; expected at least 3"):
+        loader = Loader(ROWS, batch_sampler=[[0, 1], [2]])
+        loader.skip(3)
+        list(loader)
+
+
 def test_a_move_without_its_iterator_says_so():
     loader = Loader(ROWS, 10)
     for _ in loader:

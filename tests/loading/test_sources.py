@@ -102,6 +102,20 @@ def test_stores_that_differ_are_refused(three, tmp_path):
         Loader([(other, 0.5), (other, 0.5)], 2, sampler=[1])
 
 
+@pytest.mark.parametrize("other", [["cat", "dog"], ["dog", "cat"], ["cat", "dog", "emu"], None])
+def test_labels_that_mean_other_classes_are_told(tmp_path, capsys, other):
+    stores = []
+    for name, classes in (("a", ["cat", "dog"]), ("b", other)):
+        dataset = Made([(torch.ones(2), i % 2) for i in range(6)])
+        if classes:
+            dataset.classes = classes
+        stores.append(memfeed.cache(dataset, tmp_path / name, progress=False))
+    capsys.readouterr()
+    assert len(list(Loader(stores, 4))) == 3
+    is_told = "b has other classes, or in another order, than" in capsys.readouterr().err
+    assert is_told == (other not in (None, ["cat", "dog"]))
+
+
 def test_stores_whose_rows_may_be_none_and_others(tmp_path):
     samples = [("a", torch.zeros(1, 2)), (None, None)], [("b", torch.ones(2, 1)), ("c", torch.ones(3, 2))]
     none, some = (memfeed.cache(Made(given), tmp_path / f"{i}.mf", progress=False) for i, given in enumerate(samples))

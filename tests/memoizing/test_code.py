@@ -6,14 +6,18 @@ import functools
 import importlib.util
 import itertools
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from memfeed.errors import SchemaError
-from memfeed.memoizing.code import hash_function
+from memfeed.memoizing.code import hash_and_reads, hash_function
 
 HEAD = """
 import collections, dataclasses, datetime, functools, logging, re, typing, numpy as np, torch
@@ -99,6 +103,51 @@ def test_it_changes_with(load, name):
     one, other = PAIRS[name]
     assert hash_function(load(one)) == hash_function(load(one))
     assert hash_function(load(other)) != hash_function(load(one))
+
+
+def test_functions_of_one_line_differ(load):
+    f = load("f = [(lambda x: x * 2), (lambda x: x * 3), (lambda y: lambda x: x)(1), (lambda y: lambda x: -x)(1)]")
+    assert len(set(map(hash_function, f))) == 4
+
+
+def test_it_is_that_of_the_running_code_if_the_file_was_edited_meanwhile(load):
+    """Workers that are forked later hash the function again."""
+    f = load("def f(x): return x")
+    before = hash_function(f)
+    Path(f.__code__.co_filename).write_text(HEAD + "def f(x): return x + 1")
+    assert hash_function(f) == before != hash_function(load("def f(x): return x + 1"))
+
+
+def test_it_is_the_same_in_every_process(load):
+    f = load("def f(x): return x in {'a', 'b', 'c', 'd'} or (lambda: x in {('e', 'f'), ('g', 'h')})()")
+    program = (
+        "import importlib.util, sys; from memfeed.memoizing.code import hash_function; "
+        "spec = importlib.util.spec_from_file_location('user_module', sys.argv[1]); "
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module); "
+        "print(hash_function(module.f))"
+    )
+    for seed in "12":
+        done = subprocess.run(
+            [sys.executable, "-c", program, f.__code__.co_filename],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.strip() == hash_function(f)
+
+
+def test_variables_that_name_something_else(load):
+    text = "N, M = 1, 1\ndef g(x): return x + N\n"
+    f = load(text + "def f(x):\n    global M\n    M += 1\n    return g(x)")
+    reads = hash_and_reads(f)[1]
+    assert not reads.are_changed()
+    f(1)
+    assert not reads.are_changed(), "what it counts itself"
+    f.__globals__["N"] = 2
+    assert reads.are_changed()
+    f = load("def make(n):\n    def f(x): return x + n\n    return f\nf = make(1)")
+    reads = hash_and_reads(f)[1]
+    assert not reads.are_changed()
+    f.__closure__[0].cell_contents = 2
+    assert reads.are_changed()
 
 
 def test_a_logger_and_libraries_count_for_nothing(load):

@@ -92,6 +92,15 @@ def test_files_count_with_size_and_time(tmp_path, monkeypatch):
     assert Keys(plain, "f", "d").of(("a.txt",), {}).files == {str(path): [2, 1]}
 
 
+def test_directories_count_with_their_time(tmp_path):
+    """A slice that is added to a series is seen. A word alone, such as "train", may mean something else."""
+    (tmp_path / "one").write_bytes(b"1")
+    texts = [Keys(plain, "f", "d").of((path, 1), {}).text for path in (str(tmp_path), tmp_path)]
+    os.utime(tmp_path, ns=(1, 1))
+    again = [Keys(plain, "f", "d").of((path, 1), {}).text for path in (str(tmp_path), tmp_path)]
+    assert len({*texts, *again}) == 4
+
+
 @pytest.mark.parametrize("text", ["", "a\0b", "x" * 5000, "/no/such/file", ".", "/dev/null"])
 def test_text_that_is_no_file(text):
     files = {}

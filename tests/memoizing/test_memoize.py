@@ -249,6 +249,34 @@ def test_an_argument_that_no_key_can_hold_is_refused(tmp_path, value):
         load(value)
 
 
+def test_a_variable_that_is_assigned_again_counts(tmp_path, monkeypatch):
+    """In a notebook the function is not made again."""
+    monkeypatch.setitem(globals(), "FACTOR", 2)
+    kept = memfeed.memoize(times_factor, tmp_path / "r.mf")
+    assert [kept(3), kept(3)] == [6, 6]
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    assert kept(3) == 15
+    monkeypatch.setitem(globals(), "FACTOR", 2)
+    assert kept(3) == 6
+    assert kept.report().hits == 2
+
+
+FACTOR = 2
+
+
+def times_factor(x):
+    return x * FACTOR
+
+
+def test_a_function_that_changes_its_arguments_is_refused(tmp_path):
+    def put(values):
+        values.append(1)
+        return len(values)
+
+    with pytest.raises(SchemaError, match=r"put: found that it changes its arguments, .*: copy them in the function"):
+        memfeed.memoize(put, tmp_path / "r.mf")([1])
+
+
 def test_a_changed_file_is_read_again(tmp_path):
     file = tmp_path / "a.txt"
     load = memfeed.memoize(lambda path: Path(path).read_text(), tmp_path / "r.mf")

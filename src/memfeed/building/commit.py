@@ -261,6 +261,7 @@ def publish(root: Path, path: Path, *, overwrite: bool) -> None:
     old = old_path(path)
     if overwrite and path.exists():
         trust.require_own_directory(path)
+        format.require_nothing_else(path)
         files.remove_tree(path / WORK_DIRECTORY)  # of an interrupted replacement: it would look like the newer
         files.remove_tree(old)
         files.sync_directory(path)

@@ -42,7 +42,8 @@ def merged_schema(parts: Sequence[Part]) -> Schema:
         return common_schema([(part.path, part.manifest.schema) for part in parts])
     except SchemaError as error:
         raise SchemaError(
-            f"{error}. Write one of them again with memfeed.cache (forms= and fields= choose how a field is stored)"
+            f"{error}. Write one of them again with memfeed.cache (forms= and fields= choose how a field is stored), "
+            "or with memfeed.recode if only the codecs differ"
         ) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,7 +52,9 @@ def _find(text: str) -> Any:
     module, colon, name = text.partition(":")
     is_file = module.endswith(".py")
     if is_file or not (colon and name and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])):
-        example = text.replace(".py:", ":").replace("/", ".") if ".py:" in text else "my_data:make_train"
+        path = os.path.relpath(module) if os.path.isabs(module) else os.path.normpath(module)
+        is_below = is_file and all(part.isidentifier() for part in path[:-3].split(os.sep))
+        example = f"{path[:-3].replace(os.sep, '.')}:{name or 'make_train'}" if is_below else "my_data:make_train"
         file = f"{example.partition(':')[0].replace('.', '/')}.py"
         raise UsageError(f"found {text!r}; expected module:name, for example {example} for {file}")
     here = str(Path.cwd())

@@ -83,6 +83,7 @@ def append(
     place = target.with_name(target.name + SUFFIX)
     with claim_recovered(target) as root:
         _require_no_build(root)
+        format.require_nothing_else(target)
         old = _whole(target)  # another process may have replaced it meanwhile
         if old._view.recipe and not split:
             raise StoreError(

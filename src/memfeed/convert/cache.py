@@ -31,6 +31,7 @@ from memfeed.store.store import Store
 from memfeed.system.files import local_path
 from memfeed.system.progress import write_line
 from memfeed.system.temporary import TemporaryDirectory
+from memfeed.system.units import format_bytes
 from memfeed.tables.table_column import is_a
 
 
@@ -230,6 +231,11 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
                 'samples are measured: choose a form by hand, as forms="zstd"'
             )
         options = within_budget(dataset, target, options, cache_one)
+    elif options.budget is not None and stored is not None and stored.nbytes > 1.05 * options.budget and options.says:
+        write_line(
+            f"memfeed: {target} has {format_bytes(stored.nbytes)}, more than the budget of "
+            f"{format_bytes(options.budget)}, and stays as it is: memfeed recode writes a smaller one"
+        )
     made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
     if None not in (options.keep, made_with) and options.keep != made_with:
         raise StaleStoreError(

@@ -72,6 +72,7 @@ def open_or_convert(
             f"{target}: found something that is no memfeed store; expected a store, because overwrite=True replaces "
             "nothing else: choose another path, or remove it yourself"
         )
+    format.require_nothing_else(target)
     files.make_directory(target.parent)
     with sigterm_unwinds() as sigterm, removed_on_error(owner), claim_recovered(target):
         # another process may have made the store while this one waited for the claim

@@ -23,6 +23,7 @@ from memfeed.convert.plain_data import (
     Column,
     Kind,
     Leaf,
+    content_of,
     is_arrow,
     is_column,
     is_record,
@@ -176,6 +177,9 @@ def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
         _feed_array(hashed, value, budget, depth)
     elif is_column(value):
         _feed_column(hashed, value, budget, depth)
+    elif (content := content_of(value)) is not None:
+        hashed.update(kind.__name__.encode())
+        _feed_list(hashed, content, budget, depth)
     elif budget.reads_records and id(value) not in budget.seen and is_record(value):
         budget.seen.add(id(value))
         for name in names_of([value]):
@@ -213,6 +217,9 @@ def _feed_list(hashed: Any, values: list[Any], budget: _Budget, depth: int) -> N
             _feed_list(hashed, list(map(itemgetter(key), values)), budget, depth + 1)
     elif kind is torch.Tensor and depth < DEEPEST:
         _feed_tensors(hashed, values, budget, depth)
+    elif kind is not None and content_of(values[0]) is not None:
+        hashed.update(kind.__name__.encode())
+        _feed_list(hashed, list(map(content_of, values)), budget, depth + 1)
     elif kind is not None and not budget.reads_records and is_record(values[0]):
         hashed.update(b"?" * len(values))
     else:

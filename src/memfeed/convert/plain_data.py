@@ -12,6 +12,10 @@ import types
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from datetime import date, timedelta
+from datetime import time as clock
+from decimal import Decimal
+from enum import Enum
 from multiprocessing.sharedctypes import SynchronizedBase
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
@@ -33,7 +37,8 @@ DEEPEST_RECORD = 3  # of a record, in a record, in a list
 
 Kind = Literal["data", "setting", "place", "times", "records"]
 
-_PLAIN = (str, bytes, bytearray, os.PathLike, list, tuple, dict, set, frozenset, np.generic)
+_VALUES = (int, float, complex, Enum, range, slice, date, timedelta, clock, Decimal)  # also of derived classes
+_PLAIN = (str, bytes, bytearray, os.PathLike, list, tuple, dict, set, frozenset, np.generic, *_VALUES)
 _TOOLS = (Dataset, Store, torch.nn.Module, random.Random, types.ModuleType, io.IOBase, logging.Logger, logging.Handler)
 
 
@@ -107,6 +112,8 @@ class _Walk:
                 yield Leaf(f"{path}[{name!r}]", column, "data", folders)
         elif is_array(value):
             yield Leaf(path, value, "data", folders)
+            if isinstance(value, np.ndarray) and value.dtype == object:
+                yield from _of_records(value.ravel().tolist(), path, folders)
         elif isinstance(value, list | tuple | dict | set | frozenset | bytes | bytearray | array | deque):
             value = np.array(value) if isinstance(value, array) else list(value) if isinstance(value, deque) else value
             with contextlib.suppress(Exception):  # of a class of the user's that cannot be read now
@@ -143,9 +150,7 @@ class _Walk:
             if is_data or not objects:
                 yield Leaf(path, value, "data" if is_data else "setting", folders)
             if is_data and isinstance(value, list | tuple | dict):
-                with contextlib.suppress(Exception):  # of records that are not alike, or cannot be read now
-                    columns = _columns_of_records(value)
-                    yield from [Leaf(f"{path}[*]{name}", column, "records", folders) for name, column in columns]
+                yield from _of_records(value, path, folders)
 
 
 def is_owner(value: Any, path: str = "") -> bool:
@@ -223,10 +228,29 @@ def is_record(value: Any) -> bool:
     return bool(attributes_of(value))
 
 
+def content_of(value: Any) -> Any:
+    """Return what a range, a date, a member of an Enum and the like hold, as plain data; None for other values."""
+    if isinstance(value, Enum):
+        return [value.name, value.value]
+    if isinstance(value, range | slice):
+        return [value.start, value.stop, value.step]
+    if isinstance(value, date | timedelta | clock | Decimal):
+        return [str(value)]
+    is_derived = type(value) not in (bool, int, float, complex)
+    kind = next((one for one in (int, float, complex) if is_derived and isinstance(value, one)), None)
+    return None if kind is None or isinstance(value, np.generic) else [kind(value)]
+
+
 def names_of(records: Iterable[Any]) -> list[str]:
     """Return the names of the attributes of records. A hash that one keeps of itself is another in each process."""
     names = dict.fromkeys(name for one in records for name, _ in attributes_of(one))
     return [name for name in names if not (name[:1] == "_" and "hash" in name)][:WIDEST]
+
+
+def _of_records(value: Any, path: str, folders: tuple[str, ...]) -> Iterator[Leaf]:
+    with contextlib.suppress(Exception):  # of records that are not alike, or cannot be read now
+        columns = _columns_of_records(value)
+        yield from [Leaf(f"{path}[*]{name}", column, "records", folders) for name, column in columns]
 
 
 def _columns_of_records(value: Any) -> list[tuple[str, Column]]:

@@ -52,6 +52,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
             if not damaged:
                 bar.say(f"memfeed: {target}: no row is damaged")
                 return None
+            format.require_nothing_else(target)
             result = compare_store(store, given, options, is_damaged=True)
             known = dict(zip(result.probed.indices, result.probed.samples, strict=True))
             flattener, watchdog = Flattener(result.inferred.structure), Watchdog(0)

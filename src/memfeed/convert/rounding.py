@@ -42,9 +42,12 @@ class Rounded:
         if tensor is None or tensor.dtype not in (torch.float32, torch.float64):
             return leaf
         rounded = (leaf if isinstance(leaf, torch.Tensor) else tensor).to(self.dtype)  # a tv_tensor keeps its class
-        if bool((rounded.isinf() & ~tensor.isinf()).any()):
+        if bool((too_large := rounded.isinf() & ~tensor.isinf()).any()):
+            value = tensor[too_large].abs().max()
+            holds_more = not value.to(torch.bfloat16).isinf()
             raise SchemaError(
-                f"found the value {tensor.abs().max().item():g} in sample {index}, beyond what {self.dtype} holds; "
-                "expected at most 65,504: choose forms={float: torch.bfloat16}"
+                f"found the value {value.item():g} in sample {index}, beyond what {self.dtype} holds; expected at most "
+                f"{torch.finfo(self.dtype).max:,.5g}: "
+                + ("choose forms={float: torch.bfloat16}" if holds_more else "leave forms={float: ...} out")
             )
         return rounded

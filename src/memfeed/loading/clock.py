@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 
 import torch
@@ -43,10 +44,15 @@ class EpochClock:
     def set_epoch(self, epoch: int) -> None:
         """Start the next pass at the beginning of ``epoch``. A position loaded for the same epoch is kept.
 
-        Raises LoaderError for a negative number, and for one that needs more than 63 bits.
+        Raises LoaderError for what is no int, for a negative number, and for one that needs more than 63 bits.
         """
-        if not 0 <= epoch < 1 << 63:
-            raise LoaderError(f"found epoch {brief(epoch)}; expected 0 to 2**63 - 1")
+        try:
+            number = operator.index(epoch)  # of NumPy and torch too, and a state has ints
+        except TypeError:
+            number = -1
+        if not 0 <= number < 1 << 63:
+            raise LoaderError(f"found epoch {brief(epoch)}; expected 0 to 2**63 - 1, an int")
+        epoch = number
         if self._resume is None or self._resume[0] != epoch:
             self._resume = None
         self._next = self.epoch = epoch

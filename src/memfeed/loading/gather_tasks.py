@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -156,7 +157,9 @@ def tasks_of_sampler(
         begin = SamplerPosition(0, generators.states(), "")
         drawing, row_count = iter(sampler), 0
     else:
-        drawing, row_count = _redrawn(sampler, size, begin, generators, hasher)
+        states = begin.generators or generators.states()  # none are known where batches are skipped before the first
+        drawing, row_count = _redrawn(sampler, size, last, begin, generators, hasher)
+        begin = begin._replace(generators=states)
     at = begin.row
     while (batch := _draw(drawing, size)) is not None:
         drawn, lengths = batch
@@ -177,10 +180,15 @@ def tasks_of_sampler(
 
 
 def _redrawn(
-    sampler: Iterable[Any], size: int | None, begin: SamplerPosition, generators: SamplerGenerators, hasher: Any
+    sampler: Iterable[Any],
+    size: int | None,
+    last: LastBatch,
+    begin: SamplerPosition,
+    generators: SamplerGenerators,
+    hasher: Any,
 ) -> tuple[Iterator[Any], int]:
     """Draw again what was drawn before ``begin``. Return the sampler's iterator there, and the rows it gave."""
-    with generators.in_states(begin.generators):
+    with generators.in_states(begin.generators) if begin.generators else nullcontext():
         drawing = iter(sampler)
         seen = row_count = 0
         while seen < begin.row:
@@ -191,6 +199,15 @@ def _redrawn(
             hasher.update(drawn.tobytes())
             seen += 1 if size is None else len(drawn)
             row_count += len(drawn)
+    if seen < begin.row and not begin.drawn_hash:  # batches were skipped, or rows that each rank draws are not hashed
+        most = 0 if size is None or last == "drop" else size - 1  # the last batch may be smaller
+        if begin.row > seen + most:
+            raise LoaderError(
+                f"found that the sampler ({type(sampler).__name__}) draws {seen} {'rows' if size else 'batches'}; "
+                f"expected at least {begin.row - most}, to go on after the position: skip fewer batches, or pass the "
+                "sampler of the saved state"
+            )
+        return drawing, row_count
     if seen != begin.row or (begin.drawn_hash and hasher.hexdigest() != begin.drawn_hash):
         raise LoaderError(
             f"found that the sampler ({type(sampler).__name__}) draws other rows than before when started again; "

@@ -343,6 +343,12 @@ def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
         raise LoaderError(f"{error}. A loader reads stores of one schema: select() the fields they share") from None
     for store in stores[1:]:
         _require_equal_windows(first, store)
+        mine, theirs = (getattr(one, "classes", None) for one in (first, store))
+        if None not in (mine, theirs) and mine != theirs:
+            say_once(
+                f"memfeed: {store.path} has other classes, or in another order, than {first.path}: one label may "
+                "mean two of them; make all stores with the same list of classes"
+            )
     views = [store._view for store in stores]
     backing = _joined_backing(schema, views)
     # views of whole stores need no list of rows

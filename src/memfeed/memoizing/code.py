@@ -1,11 +1,11 @@
-"""Hash what the result of a function depends on beside its arguments: its source, and the values that it reads."""
+"""Hash what the result of a function depends on beside its arguments: its code, and the values that it reads."""
 
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
 import hashlib
-import inspect
 import logging
 import os
 import re
@@ -36,21 +36,50 @@ _DEEPEST = 20
 DIGITS = 16
 
 
+class Reads:
+    """The variables that functions read, and the objects that these named when they were hashed."""
+
+    def __init__(self) -> None:
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+
+    def add(self, where: dict[str, Any] | types.CellType, name: str, value: Any, code: types.CodeType) -> None:
+        """Add a variable, unless the function sets it itself."""
+        if name in _set_by(code):
+            return
+        if isinstance(where, dict):
+            self._globals.append((where, name, value))
+        else:
+            self._cells.append((where, value))
+
+    def are_changed(self) -> bool:
+        """Return True if a variable names another object now, as a global does that was assigned again."""
+        for names, name, value in self._globals:
+            if names.get(name, self) is not value:
+                return True
+        return any(cell.cell_contents is not value for cell, value in self._cells)
+
+
 def hash_function(function: Any, version: object = None) -> str:
     """Return a hash of a function, in hexadecimal.
 
-    With ``version`` it is one of its name and of ``version``. Without, it is one of its source and of what the source
-    names: defaults, values of enclosing functions, and globals; the functions and classes among these that do not come
-    from a library are hashed in the same way. Libraries are not.
+    With ``version`` it is one of its name and of ``version``. Without, it is one of its code and of what that names:
+    defaults, values of enclosing functions, and globals; the functions and classes among these that do not come from a
+    library are hashed in the same way. Libraries are not.
 
     Raises SchemaError for a value whose state is not known.
     """
+    return hash_and_reads(function, version)[0]
+
+
+def hash_and_reads(function: Any, version: object = None) -> tuple[str, Reads]:
+    """Return the hash of a function, and the variables that it is one of."""
     hashed = _Hash(getattr(function, "__qualname__", type(function).__qualname__))
     if version is not None:
         hashed.add("version", _module_of(function), hashed.name, type(version).__name__, repr(version))
     else:
         hashed.value(function, "it", 0)
-    return hashed.hexdigest()
+    return hashed.hexdigest(), hashed.reads
 
 
 class _Hash:
@@ -59,6 +88,7 @@ class _Hash:
         self._hash = hashlib.blake2b(digest_size=DIGITS // 2)
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no id is used again
+        self.reads = Reads()
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
@@ -131,7 +161,7 @@ class _Hash:
         self.add(_module_of(function), function.__qualname__)
         if _is_of_library(function.__code__.co_filename):
             return
-        self.add(_source(function))
+        self.add(repr(_code(function.__code__)))  # not its source: the file may have changed since it was imported
         self.value((function.__defaults__, function.__kwdefaults__), f"a default of {function.__qualname__}", depth)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -139,17 +169,20 @@ class _Hash:
             except ValueError:  # not set yet
                 continue
             self.add(name)
+            self.reads.add(cell, name, content, function.__code__)
             self.value(content, f"`{name}`, which {function.__qualname__} uses", depth)
         names = sorted(set(_names(function.__code__)))
         for name in names:
             if name in function.__globals__:
                 found = function.__globals__[name]
                 self.add(name)
+                self.reads.add(function.__globals__, name, found, function.__code__)
                 self.value(found, f"`{name}`, which {function.__qualname__} uses", depth)
                 if isinstance(found, types.ModuleType) and not _is_of_library(getattr(found, "__file__", None) or ""):
                     for attribute in names:  # of a module of the user's: config.SIZE
                         if attribute in vars(found) and attribute != name:
                             self.add(attribute)
+                            self.reads.add(vars(found), attribute, vars(found)[attribute], function.__code__)
                             where = f"`{name}.{attribute}`, which {function.__qualname__} uses"
                             self.value(vars(found)[attribute], where, depth)
 
@@ -199,17 +232,29 @@ def _module_of(value: Any) -> str:
     return "__main__" if name == "__mp_main__" else name
 
 
-def _source(function: types.FunctionType) -> str:
-    """Return the source of a function; of one without, such as a function of ``exec``, its compiled code."""
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return repr(_code(function.__code__))
-
-
 def _code(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [_code(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts]
-    return code.co_code, constants, code.co_names, code.co_varnames
+    """Return what a function does, alike in every process."""
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    table = getattr(code, "co_exceptiontable", b"")  # Python 3.11 and later
+    return code.co_code, table, [_constant(one) for one in code.co_consts], names, counts
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _code(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, frozenset):  # its order differs from process to process
+        return "frozenset", sorted(repr(_constant(one)) for one in value)
+    return value
+
+
+@functools.lru_cache
+def _set_by(code: types.CodeType) -> frozenset[str]:
+    """Return the names of other scopes that a function, or one inside it, assigns."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    return frozenset(found.union(*(_set_by(one) for one in code.co_consts if isinstance(one, types.CodeType))))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -81,7 +81,7 @@ class Keys:
             return value
         if isinstance(value, PurePath):
             text = os.fspath(value)
-            note_file(text, files)
+            note_file(text, files, is_path=True)
             return {"path": text}
         if kind is bytes:
             return {"bytes": value.hex()}
@@ -108,13 +108,13 @@ def hash_content(data: memoryview | bytes) -> dict[str, str] | None:
     return None if len(data) > _MOST_BYTES else {"content": hashlib.blake2b(data, digest_size=16).hexdigest()}
 
 
-def note_file(path: str, files: dict[str, list[int]]) -> None:
-    """Note size and time of the file at a path, if there is one."""
+def note_file(path: str, files: dict[str, list[int]], *, is_path: bool = False) -> None:
+    """Note size and time of the file or directory at a path, if there is one. A word alone may mean no directory."""
     if not path or len(path) > _LONGEST_PATH:
         return
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # none, or text that can be no path
         return
-    if stat.S_ISREG(found.st_mode):
+    if stat.S_ISREG(found.st_mode) or (stat.S_ISDIR(found.st_mode) and (is_path or os.sep in path)):
         files[path if path[0] == "/" else os.path.abspath(path)] = [found.st_size, found.st_mtime_ns]

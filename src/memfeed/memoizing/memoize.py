@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from memfeed.errors import SchemaError
 from memfeed.memoizing import kept
-from memfeed.memoizing.code import hash_function
+from memfeed.memoizing.code import hash_and_reads
 from memfeed.memoizing.kept import Kept, Report
 from memfeed.memoizing.keys import Keys
 from memfeed.store.memo_format import MARKER
@@ -50,7 +50,7 @@ class Memoized(Generic[P, R]):
 
     @functools.cached_property
     def _kept(self) -> Kept:
-        digest = hash_function(self._function, self._version)
+        digest, self._reads = hash_and_reads(self._function, self._version)
         return Kept(self._path, self._size, self._name, digest, mapped=self._mapped)
 
     @functools.cached_property
@@ -59,8 +59,21 @@ class Memoized(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return the result of a call, from the disk if it is there. It belongs to the caller."""
+        if "_reads" in vars(self) and self._reads.are_changed():
+            for name in ("_kept", "_keys"):
+                vars(self).pop(name, None)
         key = self._keys.of(args, kwargs)
-        return self._kept.result(key, lambda: self._function(*args, **kwargs))  # type: ignore[no-any-return]
+        return self._kept.result(key, lambda: self._compute(args, kwargs))  # type: ignore[no-any-return]
+
+    def _compute(self, args: Any, kwargs: Any) -> Any:
+        before = repr((args, kwargs))
+        result = self._function(*args, **kwargs)
+        if repr((args, kwargs)) != before:
+            raise SchemaError(
+                f"{self._name}: found that it changes its arguments, {before:.80}, which no kept result does; expected "
+                "arguments that stay as they are: copy them in the function"
+            )
+        return result
 
     def report(self) -> Report:
         """Return how many calls of this run were answered from the disk; see `Report`."""
@@ -112,7 +125,7 @@ class _Memoize:
         """Keep the results of a function on disk: each is computed once, for all processes and later runs.
 
         With the path alone this is a decorator. The key of a result is the arguments of the call, and the function's
-        source with the values that it reads (defaults, globals, variables of an enclosing function). A str or path that
+        code with the values that it reads (defaults, globals, variables of an enclosing function). A str or path that
         names a file counts with the size of the file and the time of its last change.
 
         Args:
@@ -124,7 +137,7 @@ class _Memoize:
                 stay. None keeps all.
             mapped: return arrays that cannot be written and tensors, both in a private map of the file, without a copy.
                 What is written into such a tensor reaches neither the file nor another result.
-            version: takes the place of the source in the key: change it when the results change.
+            version: takes the place of the code in the key: change it when the results change.
 
         Returns:
             A function with the same arguments, which raises the errors below. What it returns belongs to the caller.

@@ -292,7 +292,8 @@ def schema_difference(found: Schema, stored: Schema, *, exact: bool = False) -> 
     for now, then in zip(found, stored, strict=True):
         if exact and now.name != then.name:
             return f"field {then.name}: found the name {now.name!r}; expected the same"
-        if not _fits(now, then) or (exact and (now.kind, now.shape) != (then.kind, then.shape)):
+        is_other = (now.kind, now.shape, _coded_as(now)) != (then.kind, then.shape, _coded_as(then))
+        if not _fits(now, then) or (exact and is_other):
             one, other = now.describe(), then.describe()
             if one == other:
                 one, other = f"{one} ({now.form})", f"{other} ({then.form})"
@@ -302,6 +303,15 @@ def schema_difference(found: Schema, stored: Schema, *, exact: bool = False) -> 
     if exact and found.structure != stored.structure:
         return "found other containers around the same fields (dict, tuple, tensorclass, ...), expected the same"
     return ""
+
+
+def _coded_as(field: Field) -> Any:
+    """Return what a coded row needs to be decoded, beside its bytes; None for a field without codec."""
+    coding = field.coding
+    if coding is None:
+        return None
+    parameters = {name: value for name, value in coding.parameters.items() if name == "layout"}
+    return coding.codec, parameters, coding.kind, coding.dtype, coding.shape
 
 
 def _fits(now: Field, then: Field) -> bool:

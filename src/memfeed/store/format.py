@@ -220,11 +220,41 @@ def resolve(path: str | os.PathLike[str], *, to_write: bool = False) -> Path:
         is_link = given.is_symlink()
     except (OSError, RuntimeError, ValueError) as error:  # of a circle of links, or a name that no file can have
         raise StoreError(f"{given}: found a path that cannot be followed ({error}); expected that of a store") from None
+    outer = next((one for one in found.parents if (one / MANIFEST).exists()), None) if to_write else None
+    if outer is not None:
+        raise StoreError(
+            f"{given}: found a path inside the store {outer}, whose next append or repair would remove it; expected "
+            f"one beside it, such as {outer.with_name(found.name)}"
+        )
     if to_write and not _is_text(str(found)):
         raise StoreError(f"{given}: found a path that is not UTF-8; expected one that is: torch can write to no other")
     if to_write and is_link:
         trust.require_own_link(given, found)
     return found
+
+
+def require_nothing_else(root: Path) -> None:
+    """Raise StoreError if there are files in the directory of a store that are not its own.
+
+    For a store that will be removed: another one takes its place. Names that begin with a dot do not count. Nothing is
+    known of a store whose manifest is damaged.
+    """
+    try:
+        found = read_manifest(root)
+    except MemfeedError:
+        return
+    if found is None:
+        return
+    known = {*found[0].files, MANIFEST, CHECKSUMS, GENERATIONS, APPEND_BEGUN}
+    for directory, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name[0] != "."]
+        for name in names:
+            path = Path(directory, name)
+            if name[0] != "." and name != "meta.json" and path.relative_to(root).as_posix() not in known:
+                raise StoreError(
+                    f"{root}: found {path.relative_to(root)}, which is no file of the store, and would be removed, "
+                    "because another directory takes its place; expected only its own files: move it to another place"
+                )
 
 
 def _is_text(text: str) -> bool:
