@@ -1,9 +1,15 @@
+import gc
 import multiprocessing
 import os
 import threading
 from pathlib import Path
 
 import pytest
+
+# Two processes of pytest run on two cores: threads of OpenMP that spin while they wait take the time of others.
+# OpenMP reads this when torch is imported. The programs that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from memfeed.store.copied_ranges import LOOPS
@@ -16,6 +22,12 @@ PHOTOS = SHARED / "data" / "hymenoptera_data"
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
 def pytest_collection_modifyitems(items):
     mark_long_cases(items, Path(__file__).parent)
+
+
+def pytest_collection_finish():
+    """Leave the modules and thousands of tests alone when garbage is collected: each time would take 0.2 s and more."""
+    gc.collect()
+    gc.freeze()
 
 
 if multiprocessing.get_all_start_methods()[0] != "fork":  # Python 3.14, macOS
