@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import memfeed
+from forked_programs import Program
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
 from memfeed.remote import remote_supply
 from memfeed.remote.directory import CacheDirectory
@@ -258,11 +259,11 @@ for i, batch in enumerate(memfeed.Loader(store, 10)):
 """
 
 
-def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy, cache):
+def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy, cache, tmp_path):
     address = upload(local, f"{bucket}/a.mf")
     proxy.bytes_per_second = 20e6  # it does not get all
-    killed = run(KILLED, address, cache, check=False)
-    assert killed.wait(300) == -9
+    killed = Program(KILLED, address, cache, at=tmp_path)
+    assert killed.wait() == -9, killed.err.read_text()
     proxy.bytes_per_second = None
     store = memfeed.open(address, cache_dir=cache)
     present, before = store._view.supply.directory.bytes_present, len(proxy.requests)
