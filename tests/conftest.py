@@ -17,6 +17,14 @@ from short_form import mark_long_cases
 
 SHARED = Path(__file__).parents[2] / "shared"
 PHOTOS = SHARED / "data" / "hymenoptera_data"
+REAL_SYNCS = {  # file systems of several kinds, and what can leave memory because it is on the disk
+    "building/test_commit.py",
+    "loading/test_readahead.py",
+    "system/test_files.py",
+    "system/test_mapped_memory.py",
+    "torture/test_small_disks.py",
+    "verdict/test_sample_cost.py",
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
@@ -35,6 +43,27 @@ if multiprocessing.get_all_start_methods()[0] != "fork":  # Python 3.14, macOS
 
 LOOPS._left = 1 << 62  # else a test would compile them if enough bytes were copied before it in the same process
 torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def looked_at(fd):
+    """Raise OSError for a descriptor that was closed, as a sync does."""
+    os.fstat(fd)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_wait_for_the_disk(request):
+    """Let a sync look at the descriptor alone in `make test`: it would wait for the disk some 50,000 times.
+
+    `make test-long`, the programs that tests start, and the files of ``REAL_SYNCS`` wait for the disk.
+    """
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    if request.config.option.markexpr != "not long" or file in REAL_SYNCS:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", looked_at)
+        patch.setattr(os, "fdatasync", looked_at, raising=False)
+        yield
 
 
 @pytest.fixture
