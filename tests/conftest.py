@@ -28,8 +28,8 @@ REAL_SYNCS = {  # file systems of several kinds, and what can leave memory becau
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
-def pytest_collection_modifyitems(items):
-    mark_long_cases(items, Path(__file__).parent)
+def pytest_collection_modifyitems(items, config):
+    mark_long_cases(items, Path(__file__).parent, short=config.option.markexpr == "not long")
 
 
 def pytest_collection_finish():

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 
@@ -140,9 +141,17 @@ In `make test` others of their files show the same rules in a short form.
 """
 
 
-def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
-    """Give the mark ``long`` to the tests in ``LONG``, and to the cases that ``EACH`` leaves to ``make test-long``."""
+EXAMPLES_SHARE, LEAST_EXAMPLES = 5, 6
+"""`make test` draws a fifth of the examples of a test of hypothesis, in every run others. `make test-long` draws all."""
+
+
+def mark_long_cases(items: list[pytest.Item], root: Path, short: bool) -> None:
+    """Give the mark ``long`` to the tests in ``LONG``, and to the cases that ``EACH`` leaves to ``make test-long``.
+
+    Of hypothesis a ``short`` run has fewer examples. Another one has the same tests once more, with all of them.
+    """
     seen: Counter[tuple[str, str]] = Counter()
+    shortened: set[object] = set()
     for item in items:
         if item.get_closest_marker("long") is not None:
             continue
@@ -152,3 +161,27 @@ def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
         if name in LONG.get(file, []) or seen[file, name] % each:
             item.add_marker(pytest.mark.long)
         seen[file, name] += 1
+        if (holder := _holder_of_settings(item)) is None or file.startswith("cuda/"):
+            continue
+        if not short:
+            item.add_marker(pytest.mark.long)
+        elif holder not in shortened:
+            shortened.add(holder)
+            _shorten(*holder)
+
+
+def _holder_of_settings(item: pytest.Item) -> tuple[Any, str] | None:
+    """Return the object that has the settings of a test of hypothesis, and the attribute; None for another test."""
+    case, test = getattr(item, "cls", None), getattr(item, "obj", None)
+    if isinstance(getattr(case, "settings", None), hypothesis.settings):  # the TestCase of a state machine
+        return case, "settings"
+    return (getattr(test, "__func__", test), SETTINGS_OF_TEST) if hasattr(test, "hypothesis") else None
+
+
+SETTINGS_OF_TEST = "_hypothesis_internal_use_settings"
+
+
+def _shorten(holder: Any, attribute: str) -> None:
+    full = getattr(holder, attribute)
+    count = min(full.max_examples, max(full.max_examples // EXAMPLES_SHARE, LEAST_EXAMPLES))
+    setattr(holder, attribute, hypothesis.settings(full, max_examples=count))
