@@ -51,7 +51,7 @@ def looked_at(fd):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_wait_for_the_disk(request):
+def _short_waits(request):
     """Let a sync look at the descriptor alone in `make test`: it would wait for the disk some 50,000 times.
 
     `make test-long`, the programs that tests start, and the files of ``REAL_SYNCS`` wait for the disk.
@@ -61,6 +61,7 @@ def _no_wait_for_the_disk(request):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memfeed.convert.measured_forms.SECONDS", 0.1)  # that each form is read, to choose one
         patch.setattr(os, "fsync", looked_at)
         patch.setattr(os, "fdatasync", looked_at, raising=False)
         yield

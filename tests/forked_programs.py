@@ -25,12 +25,12 @@ def _run(code: str, arguments: list[str], environment: dict[str, str], out: Path
 class Program:
     """A program that runs: in a session of its own, its output and its errors in files of a directory."""
 
-    def __init__(self, code: str, *arguments: object, at: Path) -> None:
+    def __init__(self, code: str, *arguments: object, at: Path, **environment: str) -> None:
         number = len(list(at.glob("program-*.err")))
         self.out, self.err = at / f"program-{number}.out", at / f"program-{number}.err"
         self.out.touch()
         self.err.touch()
-        self.process: Any = start(self.err, _run, code, [*map(str, arguments)], dict(os.environ), self.out)
+        self.process: Any = start(self.err, _run, code, [*map(str, arguments)], os.environ | environment, self.out)
 
     def wait(self, seconds: float = HANG_SECONDS) -> int:
         """Return the exit code; one that is still running then is killed."""
@@ -40,6 +40,10 @@ class Program:
             self.process.join()
             raise TimeoutError(f"a program took more than {seconds:g} s: {self.err.read_text()}")
         return int(self.process.exitcode)
+
+
+SCRIPT = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+"""The program that runs the script of its first argument."""
 
 
 def run_program(code: str, *arguments: object, at: Path) -> str:

@@ -24,7 +24,7 @@ EACH = {
         "test_a_conversion_that_was_killed_writes_the_same_bytes": 8,
         "test_samples_that_are_left_out_leave_no_gaps": 2,
     },
-    "convert/test_samples_equal.py": {"test_every_kind_at_once": 3},
+    "convert/test_samples_equal.py": {"test_every_kind_at_once": 3, "test_every_kind_at_once_with_workers": 2},
     "convert/test_watchdog.py": {"test_a_sample_that_kills_its_worker_is_skipped": 3},
     "examples/test_examples.py": {"test_an_example_ends_well": 2},
     "loading/test_collate.py": {"test_each_epoch_has_other_crops": 3},
@@ -61,7 +61,7 @@ EACH = {
         "test_epochs_and_store_are_those_of_a_conversion": 6,
         "test_one_line_stores_images_in_the_form_that_keep_names": 3,
     },
-    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 6},
+    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 9},
     "splitting/test_judge.py": {
         "test_the_same_seed_gives_the_same_verdict": 3,
         "test_wrong_loaders_are_called_wrong": 3,
@@ -104,6 +104,7 @@ A function may be in several classes of its file: these cases are counted togeth
 """
 
 LONG = {
+    "cli/test_demo.py": ["test_the_command_on_real_photographs"],
     "convert/test_budget.py": ["test_processes_that_begin_together_take_one_form"],
     "convert/test_filling_signals.py": ["test_no_row_is_lost_and_no_process_is_left"],
     "loading/test_changing_policy.py": ["test_every_pass_has_its_rows"],
@@ -142,7 +143,7 @@ In `make test` others of their files show the same rules in a short form.
 
 
 EXAMPLES_SHARE, LEAST_EXAMPLES = 5, 6
-"""`make test` draws a fifth of the examples of a test of hypothesis, in every run others. `make test-long` draws all."""
+"""`make test` draws a fifth of the examples of hypothesis, others in every run. `make test-long` draws all of them."""
 
 
 def mark_long_cases(items: list[pytest.Item], root: Path, short: bool) -> None:

@@ -270,7 +270,7 @@ def test_an_append_waits_for_one_that_removes_its_rows(path, monkeypatch):
         if to == path and not threads:
             threads.append(Thread(target=append, args=(path, some(30, 40, simple))))
             threads[0].start()
-            threads[0].join(timeout=1)
+            threads[0].join(timeout=0.3)
             assert threads[0].is_alive()
 
     monkeypatch.setattr(commit, "publish", publish)

@@ -11,6 +11,7 @@ import pytest
 import memfeed
 from forked_programs import Program
 from memfeed.errors import StoreError
+from memfeed.remote import caches
 from memfeed.testing import equal
 from origin import disk_bytes
 from support import wait_until
@@ -63,7 +64,8 @@ while not os.path.exists(sys.argv[3]):
 """
 
 
-def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache, tmp_path):
+def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "LEAVE_SECONDS", 0.2)  # nobody leaves
     user = Program(USER, origin, cache, tmp_path / "end", at=tmp_path)
     wait_until(lambda: user.out.read_text() == "open\n" or user.process.exitcode is not None)
     with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):

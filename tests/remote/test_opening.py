@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from forked_programs import Program
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import remote_supply
+from memfeed.remote import caches, remote_supply
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -336,7 +336,8 @@ def test_an_object_with_other_bytes_is_an_error(origin, cache):
     assert store.progress().present == 0
 
 
-def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path):
+def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "LEAVE_SECONDS", 0.2)
     store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]
     shutil.rmtree(tmp_path / "remote")

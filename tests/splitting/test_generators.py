@@ -1,17 +1,15 @@
 """Generators of a dataset: where they are found, and that each is saved, restored and seeded on its own."""
 
 import functools
-import os
 import pickle
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 import memfeed
+from forked_programs import run_program
 from memfeed.splitting.generators import Generators, generators_in
 
 GLOBAL = np.random.default_rng(1)
@@ -148,8 +146,8 @@ def test_a_package_outside_of_the_environment_is_installed_too(tmp_path, folder)
     place = tmp_path / folder
     place.mkdir(parents=True)
     (place / "steps.py").write_text("def crop(x): return x")
-    code = "import steps; from memfeed.splitting.generators import is_installed; print(is_installed(steps.crop))"
-    paths = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == str("site-packages" in folder), done.stderr
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import steps\n"
+        "from memfeed.splitting.generators import is_installed; print(is_installed(steps.crop))"
+    )
+    assert run_program(code, place, at=tmp_path).strip() == str("site-packages" in folder)
