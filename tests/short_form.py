@@ -126,6 +126,7 @@ LONG = {
         "test_results_are_dropped_while_processes_are_killed",
     ],
     "remote/test_growth.py": ["test_it_may_fail_at_any_write"],
+    "store/test_hostile.py": ["test_changes_at_random"],
     "test_inputs_page.py": ["test_the_page_is_up_to_date"],
     "transforms/test_kernel.py": ["test_they_compile_for_three_architectures"],
     "verdict/test_bench.py": [

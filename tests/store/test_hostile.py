@@ -271,8 +271,8 @@ def test_manifests_that_the_fuzzer_found() -> None:
 
 
 def test_changes_at_random() -> None:
-    counts = hostile.mutations(240, random.Random(7), cases=24)  # make torture runs more
-    assert counts["cases"] == 24
+    counts = hostile.mutations(240, random.Random(7), cases=60)  # make torture runs more
+    assert counts["cases"] == 60
     assert counts["opened"] > 0
     assert counts["refused"] > 0
 

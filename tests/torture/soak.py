@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 import memfeed
@@ -85,8 +86,10 @@ def _labels(batches: Iterable[Any]) -> list[int]:
     seen = []
     for batch in batches:
         labels = batch["label"].tolist()
+        jagged = {name for name, value in batch.items() if isinstance(value, torch.Tensor) and value.is_nested}
+        columns = {name: value.unbind() if name in jagged else value for name, value in batch.items()}
         for k, label in enumerate(labels):
-            row = {name: label if name == "label" else batch[name][k] for name in batch if name != "valid"}
+            row = {name: label if name == "label" else columns[name][k] for name in batch if name != "valid"}
             assert equal(row, known(label)), f"row {label} is wrong"
         seen += labels
     return seen
