@@ -25,6 +25,12 @@ REAL_SYNCS = {  # file systems of several kinds, and what can leave memory becau
     "torture/test_small_disks.py",
     "verdict/test_sample_cost.py",
 }
+SHORT_WAITS = {
+    "building.claim.WAIT_SECONDS": 0.005,  # between two looks whether another process has ended
+    "convert.lazily.WAIT_SECONDS": 0.01,
+    "convert.measured_forms.SECONDS": 0.1,  # of reading each form, to choose one
+    "convert.processes.CHECK_SECONDS": 0.1,  # between two looks whether workers live
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
@@ -52,18 +58,21 @@ def looked_at(fd):
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_waits(request):
-    """Let a sync look at the descriptor alone in `make test`: it would wait for the disk some 50,000 times.
+    """Let `make test` wait shorter for what comes in tests at once, and a sync look at the descriptor alone.
 
-    `make test-long`, the programs that tests start, and the files of ``REAL_SYNCS`` wait for the disk.
+    Some 50,000 syncs would wait for the disk. `make test-long`, the programs that tests start, and the files of
+    ``REAL_SYNCS`` do wait.
     """
-    file = request.path.relative_to(Path(__file__).parent).as_posix()
-    if request.config.option.markexpr != "not long" or file in REAL_SYNCS:
+    if request.config.option.markexpr != "not long":
         yield
         return
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfeed.convert.measured_forms.SECONDS", 0.1)  # that each form is read, to choose one
-        patch.setattr(os, "fsync", looked_at)
-        patch.setattr(os, "fdatasync", looked_at, raising=False)
+        for name, seconds in SHORT_WAITS.items():
+            patch.setattr(f"memfeed.{name}", seconds)
+        if file not in REAL_SYNCS:
+            patch.setattr(os, "fsync", looked_at)
+            patch.setattr(os, "fdatasync", looked_at, raising=False)
         yield
 
 
