@@ -19,7 +19,13 @@ EACH = {
     "cli/test_demo.py": {"test_without_an_extra_it_says_how_to_get_it": 2},
     "codecs/test_hostile_blobs.py": {"test_changed_blobs_are_refused_or_a_row": 2},
     "convert/test_append.py": {"test_a_store_that_was_open_and_not_read_keeps_its_rows": 2},
+    "convert/test_changes.py": {
+        "test_labels_in_objects_are_compared_and_what_they_keep_is_not": 3,
+        "test_what_a_program_changes": 2,
+    },
     "convert/test_filling.py": {"test_a_filled_store_is_the_one_that_cache_writes": 2},
+    "convert/test_jagged_dims.py": {"test_a_row_of_another_length_promotes_along_its_dim": 2},
+    "convert/test_repair.py": {"test_rows_without_a_place_get_a_new_one": 2},
     "convert/test_same_bytes.py": {
         "test_a_conversion_that_was_killed_writes_the_same_bytes": 8,
         "test_samples_that_are_left_out_leave_no_gaps": 2,
@@ -32,7 +38,7 @@ EACH = {
         "test_batches_are_those_of_a_dataloader": 3,
         "test_samples_have_the_form_of_the_dataset": 3,
     },
-    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 6},
+    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 6, "test_is_a_data_loader": 3},
     "loading/test_loader_of_datasets.py": {"test_an_iterator_that_lives_when_the_program_ends_says_nothing": 2},
     "loading/test_loader_on_simulated_cuda.py": {
         "test_a_slow_model_and_few_staging_buffers_see_every_batch_whole": 3,
@@ -58,8 +64,11 @@ EACH = {
     "remote/test_push_pull.py": {"test_after_a_kill_the_same_call_finishes": 2},
     "remote/test_remote_faults.py": {"test_pushing_and_pulling_through_faults": 3, "test_reading_through_faults": 4},
     "splitting/test_filled_splits.py": {
+        "test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid": 2,
         "test_epochs_and_store_are_those_of_a_conversion": 6,
+        "test_one_line_gives_the_batches_of_a_conversion": 2,
         "test_one_line_stores_images_in_the_form_that_keep_names": 3,
+        "test_without_randomness_each_row_is_what_the_dataset_gives": 2,
     },
     "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 9},
     "splitting/test_judge.py": {
@@ -72,7 +81,11 @@ EACH = {
     },
     "splitting/test_refusals.py": {"test_an_array_made_of_a_result_is_followed": 3},
     "splitting/test_resizes_and_crops.py": {"test_crops_that_pad_show_every_place_as_often": 3},
-    "splitting/test_split.py": {"test_the_choice_of_a_store_is_that_of_later_calls": 2},
+    "splitting/test_sample_types.py": {"test_samples_have_the_types_of_the_dataset": 2},
+    "splitting/test_split.py": {
+        "test_a_pipeline_inside_other_datasets_is_found": 2,
+        "test_the_choice_of_a_store_is_that_of_later_calls": 2,
+    },
     "splitting/test_warps_and_colours.py": {
         "test_one_angle_gives_the_values_of_torchvision": 4,
         "test_parameters_have_the_distribution_of_the_original": 5,
@@ -91,6 +104,16 @@ EACH = {
     },
     "torture/test_small_disks.py": {"test_a_nearly_full_disk_is_enough": 4},
     "torture/test_torture.py": {"test_short_torture": 3},
+    "transforms/interpreted_kernel.py": {
+        "test_masks_of_any_dtype_take_the_kernel": 3,
+        "test_sequences": 2,
+        "test_several_tiles": 2,
+    },
+    "transforms/interpreted_sampling.py": {
+        "test_boxes_that_shrink_and_grow": 2,
+        "test_launches": 2,
+        "test_masks_take_the_kernel": 3,
+    },
     "transforms/test_counts_on_simulated_cuda.py": {
         "test_nothing_waits": 4,
         "test_nothing_waits_for_masks_boxes_and_points": 4,
