@@ -92,6 +92,7 @@ EACH = {
         "test_warps_have_counterparts": 10,
     },
     "system/test_signals.py": {"test_a_writer_syncs_what_it_has": 2},
+    "test_readme.py": {"test_the_page_runs": 2},
     "test_shared_arguments.py": {"test_progress_shows_a_bar_as_it_says": 4},
     "torture/test_failed_syncs.py": {
         "test_rows_are_absent_if_a_process_was_killed_after_their_sync_failed": 2,
