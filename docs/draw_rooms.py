@@ -32,6 +32,12 @@ DARK, PALE, INK, PALE_INK, PAPER = "#35629b", "#d3d8e2", "#22283a", "#5b647a", "
 
 Arrows = Counter[tuple[str, str]]
 Point = tuple[float, float]
+Weights = tuple[float, float, float, float]
+
+WEIGHTS: list[Weights] = [
+    ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3) for t in (step / 24 for step in range(25))
+]
+"""Of the four points that make a curve, at the points of it that are compared with the boxes."""
 
 
 def find_rooms() -> dict[str, str]:
@@ -150,28 +156,34 @@ def _box(room: str, text: str, corner: Point) -> str:
 def _arrow(arrow: tuple[str, str], corners: dict[str, Point], is_direct: bool) -> str:
     """Return the curve from one box to another that runs under the fewest boxes and is short."""
     (x0, y0), (x1, y1) = corners[arrow[0]], corners[arrow[1]]
-    others = [corner for room, corner in corners.items() if room not in arrow]
     y0 += BOX_HEIGHT
-    best: tuple[float, list[Point]] = (float("inf"), [])
-    for start, end, bend in product((0.15, 0.3, 0.5, 0.7, 0.85), (0.15, 0.3, 0.5, 0.7, 0.85), range(-400, 401, 50)):
+    low, high = min(y0, y1) - 8, max(y0, y1) + 8  # a curve stays between its ends
+    others = [at for room, at in corners.items() if room not in arrow and low < at[1] + BOX_HEIGHT and at[1] < high]
+    ends = (0.15, 0.3, 0.5, 0.7, 0.85)
+    curves = []
+    for start, end, bend in product(ends, ends, range(-400, 401, 50)):
         a, d = (x0 + start * BOX_WIDTH, y0), (x1 + end * BOX_WIDTH, y1)
         height = (y1 - y0) / 3
         b, c = (a[0] * 0.75 + d[0] * 0.25 + bend, y0 + height), (a[0] * 0.25 + d[0] * 0.75 + bend, y1 - height)
-        points = [_on_curve((a, b, c, d), step / 24) for step in range(25)]
+        curves.append((abs(bend) + abs(a[0] - d[0]) + 30 * abs(start - 0.5), [a, b, c, d]))
+    best: tuple[float, list[Point]] = (float("inf"), [])
+    for length, curve in sorted(curves):
+        if length > best[0]:
+            break  # those that are left cost more, though no box is in their way
+        points = [_on_curve(curve, weights) for weights in WEIGHTS]
         hits = sum(
             x - 8 < px < x + BOX_WIDTH + 8 and y - 8 < py < y + BOX_HEIGHT + 8 for px, py in points for x, y in others
         )
         outside = sum(not 4 < px < 2 * MARGIN + 2 * LANE_WIDTH + BOX_WIDTH - 4 for px, _ in points)
-        cost = 1000 * (hits + outside) + abs(bend) + abs(a[0] - d[0]) + 30 * abs(start - 0.5)
-        best = min(best, (cost, [a, b, c, d]))
+        best = min(best, (1000 * (hits + outside) + length, curve))
     a, b, (cx, cy), (dx, dy) = best[1]
     colour, weight = (DARK, 2) if is_direct else (PALE, 1.3)
-    length = math.hypot(dx - cx, dy - cy)
-    ux, uy = 9 * (dx - cx) / length, 9 * (dy - cy) / length  # along the arrow's head
+    slope = math.hypot(dx - cx, dy - cy)
+    ux, uy = 9 * (dx - cx) / slope, 9 * (dy - cy) / slope  # along the arrow's head
     head = ((dx, dy), (dx - ux - uy / 2, dy - uy + ux / 2), (dx - ux + uy / 2, dy - uy - ux / 2))
-    curve = "M{} C{} {} {}".format(*map(_text, (a, b, (cx, cy), (dx - ux / 2, dy - uy / 2))))
+    path = "M{} C{} {} {}".format(*map(_text, (a, b, (cx, cy), (dx - ux / 2, dy - uy / 2))))
     return (
-        f'<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{weight}"/>'
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{weight}"/>'
         f'<polygon points="{" ".join(map(_text, head))}" fill="{colour}"/>'
     )
 
@@ -180,12 +192,10 @@ def _text(point: Point) -> str:
     return f"{point[0]:.1f},{point[1]:.1f}"
 
 
-def _on_curve(points: tuple[Point, Point, Point, Point], t: float) -> Point:
-    weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
-    return (
-        sum(weight * x for weight, (x, _) in zip(weights, points, strict=True)),
-        sum(weight * y for weight, (_, y) in zip(weights, points, strict=True)),
-    )
+def _on_curve(points: list[Point], weights: Weights) -> Point:
+    (ax, ay), (bx, by), (cx, cy), (dx, dy) = points
+    a, b, c, d = weights
+    return a * ax + b * bx + c * cx + d * dx, a * ay + b * by + c * cy + d * dy
 
 
 def main() -> None:

@@ -1,9 +1,15 @@
+import gc
 import multiprocessing
 import os
 import threading
 from pathlib import Path
 
 import pytest
+
+# Two processes of pytest run on two cores: threads of OpenMP that spin while they wait take the time of others.
+# OpenMP reads this when torch is imported. The programs that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from memfeed.store.copied_ranges import LOOPS
@@ -11,11 +17,31 @@ from short_form import mark_long_cases
 
 SHARED = Path(__file__).parents[2] / "shared"
 PHOTOS = SHARED / "data" / "hymenoptera_data"
+REAL_SYNCS = {  # file systems of several kinds, and what can leave memory because it is on the disk
+    "building/test_commit.py",
+    "loading/test_readahead.py",
+    "system/test_files.py",
+    "system/test_mapped_memory.py",
+    "torture/test_small_disks.py",
+    "verdict/test_sample_cost.py",
+}
+SHORT_WAITS = {
+    "building.claim.WAIT_SECONDS": 0.005,  # between two looks whether another process has ended
+    "convert.lazily.WAIT_SECONDS": 0.01,
+    "convert.measured_forms.SECONDS": 0.1,  # of reading each form, to choose one
+    "convert.processes.CHECK_SECONDS": 0.1,  # between two looks whether workers live
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
-def pytest_collection_modifyitems(items):
-    mark_long_cases(items, Path(__file__).parent)
+def pytest_collection_modifyitems(items, config):
+    mark_long_cases(items, Path(__file__).parent, short=config.option.markexpr == "not long")
+
+
+def pytest_collection_finish():
+    """Leave the modules and thousands of tests alone when garbage is collected: each time would take 0.2 s and more."""
+    gc.collect()
+    gc.freeze()
 
 
 if multiprocessing.get_all_start_methods()[0] != "fork":  # Python 3.14, macOS
@@ -23,6 +49,31 @@ if multiprocessing.get_all_start_methods()[0] != "fork":  # Python 3.14, macOS
 
 LOOPS._left = 1 << 62  # else a test would compile them if enough bytes were copied before it in the same process
 torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def looked_at(fd):
+    """Raise OSError for a descriptor that was closed, as a sync does."""
+    os.fstat(fd)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_waits(request):
+    """Let `make test` wait shorter for what comes in tests at once, and a sync look at the descriptor alone.
+
+    Some 50,000 syncs would wait for the disk. `make test-long`, the programs that tests start, and the files of
+    ``REAL_SYNCS`` do wait.
+    """
+    if request.config.option.markexpr != "not long":
+        yield
+        return
+    file = request.path.relative_to(Path(__file__).parent).as_posix()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in SHORT_WAITS.items():
+            patch.setattr(f"memfeed.{name}", seconds)
+        if file not in REAL_SYNCS:
+            patch.setattr(os, "fsync", looked_at)
+            patch.setattr(os, "fdatasync", looked_at, raising=False)
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 
@@ -18,12 +19,18 @@ EACH = {
     "cli/test_demo.py": {"test_without_an_extra_it_says_how_to_get_it": 2},
     "codecs/test_hostile_blobs.py": {"test_changed_blobs_are_refused_or_a_row": 2},
     "convert/test_append.py": {"test_a_store_that_was_open_and_not_read_keeps_its_rows": 2},
+    "convert/test_changes.py": {
+        "test_labels_in_objects_are_compared_and_what_they_keep_is_not": 3,
+        "test_what_a_program_changes": 2,
+    },
     "convert/test_filling.py": {"test_a_filled_store_is_the_one_that_cache_writes": 2},
+    "convert/test_jagged_dims.py": {"test_a_row_of_another_length_promotes_along_its_dim": 2},
+    "convert/test_repair.py": {"test_rows_without_a_place_get_a_new_one": 2},
     "convert/test_same_bytes.py": {
         "test_a_conversion_that_was_killed_writes_the_same_bytes": 8,
         "test_samples_that_are_left_out_leave_no_gaps": 2,
     },
-    "convert/test_samples_equal.py": {"test_every_kind_at_once": 3},
+    "convert/test_samples_equal.py": {"test_every_kind_at_once": 3, "test_every_kind_at_once_with_workers": 2},
     "convert/test_watchdog.py": {"test_a_sample_that_kills_its_worker_is_skipped": 3},
     "examples/test_examples.py": {"test_an_example_ends_well": 2},
     "loading/test_collate.py": {"test_each_epoch_has_other_crops": 3},
@@ -31,7 +38,7 @@ EACH = {
         "test_batches_are_those_of_a_dataloader": 3,
         "test_samples_have_the_form_of_the_dataset": 3,
     },
-    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 6},
+    "loading/test_decoded.py": {"test_every_batch_is_the_programs_own": 6, "test_is_a_data_loader": 3},
     "loading/test_loader_of_datasets.py": {"test_an_iterator_that_lives_when_the_program_ends_says_nothing": 2},
     "loading/test_loader_on_simulated_cuda.py": {
         "test_a_slow_model_and_few_staging_buffers_see_every_batch_whole": 3,
@@ -57,10 +64,13 @@ EACH = {
     "remote/test_push_pull.py": {"test_after_a_kill_the_same_call_finishes": 2},
     "remote/test_remote_faults.py": {"test_pushing_and_pulling_through_faults": 3, "test_reading_through_faults": 4},
     "splitting/test_filled_splits.py": {
+        "test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid": 2,
         "test_epochs_and_store_are_those_of_a_conversion": 6,
+        "test_one_line_gives_the_batches_of_a_conversion": 2,
         "test_one_line_stores_images_in_the_form_that_keep_names": 3,
+        "test_without_randomness_each_row_is_what_the_dataset_gives": 2,
     },
-    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 6},
+    "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 9},
     "splitting/test_judge.py": {
         "test_the_same_seed_gives_the_same_verdict": 3,
         "test_wrong_loaders_are_called_wrong": 3,
@@ -71,13 +81,18 @@ EACH = {
     },
     "splitting/test_refusals.py": {"test_an_array_made_of_a_result_is_followed": 3},
     "splitting/test_resizes_and_crops.py": {"test_crops_that_pad_show_every_place_as_often": 3},
-    "splitting/test_split.py": {"test_the_choice_of_a_store_is_that_of_later_calls": 2},
+    "splitting/test_sample_types.py": {"test_samples_have_the_types_of_the_dataset": 2},
+    "splitting/test_split.py": {
+        "test_a_pipeline_inside_other_datasets_is_found": 2,
+        "test_the_choice_of_a_store_is_that_of_later_calls": 2,
+    },
     "splitting/test_warps_and_colours.py": {
         "test_one_angle_gives_the_values_of_torchvision": 4,
         "test_parameters_have_the_distribution_of_the_original": 5,
         "test_warps_have_counterparts": 10,
     },
     "system/test_signals.py": {"test_a_writer_syncs_what_it_has": 2},
+    "test_readme.py": {"test_the_page_runs": 2},
     "test_shared_arguments.py": {"test_progress_shows_a_bar_as_it_says": 4},
     "torture/test_failed_syncs.py": {
         "test_rows_are_absent_if_a_process_was_killed_after_their_sync_failed": 2,
@@ -90,6 +105,16 @@ EACH = {
     },
     "torture/test_small_disks.py": {"test_a_nearly_full_disk_is_enough": 4},
     "torture/test_torture.py": {"test_short_torture": 3},
+    "transforms/interpreted_kernel.py": {
+        "test_masks_of_any_dtype_take_the_kernel": 3,
+        "test_sequences": 2,
+        "test_several_tiles": 2,
+    },
+    "transforms/interpreted_sampling.py": {
+        "test_boxes_that_shrink_and_grow": 2,
+        "test_launches": 2,
+        "test_masks_take_the_kernel": 3,
+    },
     "transforms/test_counts_on_simulated_cuda.py": {
         "test_nothing_waits": 4,
         "test_nothing_waits_for_masks_boxes_and_points": 4,
@@ -103,6 +128,7 @@ A function may be in several classes of its file: these cases are counted togeth
 """
 
 LONG = {
+    "cli/test_demo.py": ["test_the_command_on_real_photographs"],
     "convert/test_budget.py": ["test_processes_that_begin_together_take_one_form"],
     "convert/test_filling_signals.py": ["test_no_row_is_lost_and_no_process_is_left"],
     "loading/test_changing_policy.py": ["test_every_pass_has_its_rows"],
@@ -124,6 +150,7 @@ LONG = {
         "test_results_are_dropped_while_processes_are_killed",
     ],
     "remote/test_growth.py": ["test_it_may_fail_at_any_write"],
+    "store/test_hostile.py": ["test_changes_at_random"],
     "test_inputs_page.py": ["test_the_page_is_up_to_date"],
     "transforms/test_kernel.py": ["test_they_compile_for_three_architectures"],
     "verdict/test_bench.py": [
@@ -140,9 +167,17 @@ In `make test` others of their files show the same rules in a short form.
 """
 
 
-def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
-    """Give the mark ``long`` to the tests in ``LONG``, and to the cases that ``EACH`` leaves to ``make test-long``."""
+EXAMPLES_SHARE, LEAST_EXAMPLES = 5, 6
+"""`make test` draws a fifth of the examples of hypothesis, others in every run. `make test-long` draws all of them."""
+
+
+def mark_long_cases(items: list[pytest.Item], root: Path, short: bool) -> None:
+    """Give the mark ``long`` to the tests in ``LONG``, and to the cases that ``EACH`` leaves to ``make test-long``.
+
+    Of hypothesis a ``short`` run has fewer examples. Another one has the same tests once more, with all of them.
+    """
     seen: Counter[tuple[str, str]] = Counter()
+    shortened: set[object] = set()
     for item in items:
         if item.get_closest_marker("long") is not None:
             continue
@@ -152,3 +187,27 @@ def mark_long_cases(items: list[pytest.Item], root: Path) -> None:
         if name in LONG.get(file, []) or seen[file, name] % each:
             item.add_marker(pytest.mark.long)
         seen[file, name] += 1
+        if (holder := _holder_of_settings(item)) is None or file.startswith("cuda/"):
+            continue
+        if not short:
+            item.add_marker(pytest.mark.long)
+        elif holder not in shortened:
+            shortened.add(holder)
+            _shorten(*holder)
+
+
+def _holder_of_settings(item: pytest.Item) -> tuple[Any, str] | None:
+    """Return the object that has the settings of a test of hypothesis, and the attribute; None for another test."""
+    case, test = getattr(item, "cls", None), getattr(item, "obj", None)
+    if isinstance(getattr(case, "settings", None), hypothesis.settings):  # the TestCase of a state machine
+        return case, "settings"
+    return (getattr(test, "__func__", test), SETTINGS_OF_TEST) if hasattr(test, "hypothesis") else None
+
+
+SETTINGS_OF_TEST = "_hypothesis_internal_use_settings"
+
+
+def _shorten(holder: Any, attribute: str) -> None:
+    full = getattr(holder, attribute)
+    count = min(full.max_examples, max(full.max_examples // EXAMPLES_SHARE, LEAST_EXAMPLES))
+    setattr(holder, attribute, hypothesis.settings(full, max_examples=count))

@@ -5,7 +5,6 @@ import gc
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from small_build import SCHEMA, is_right, packed
 
 import memfeed
+from forked_programs import run_program
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.errors import BuildError, MemfeedError, StoreError
@@ -294,7 +294,7 @@ for action in (lambda: memfeed.cache(data, sys.argv[1], progress=False), lambda:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root becomes another user, who has no permission")
-def test_what_cannot_be_read_is_an_error_of_ours(request):
+def test_what_cannot_be_read_is_an_error_of_ours(request, tmp_path):
     home = Path(tempfile.mkdtemp())  # other users cannot enter pytest's own directories
     request.addfinalizer(lambda: shutil.rmtree(home))
     home.chmod(0o755)
@@ -305,11 +305,9 @@ def test_what_cannot_be_read_is_an_error_of_ours(request):
     for one in (home, build, build / ".build"):
         os.chown(one, 65534, 65534)
     build.chmod(0)
-    words = [sys.executable, "-c", AS_NOBODY, str(home / "a.mf"), str(home / "b.mf")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = run_program(AS_NOBODY, home / "a.mf", home / "b.mf", at=tmp_path).splitlines()
     build.chmod(0o700)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done
+    assert len(lines) == 2, lines
     assert lines[0].startswith("StoreError")
     assert "found a directory that cannot be read" in lines[0]
     assert "x.memmap: found a file that cannot be opened (Permission denied)" in lines[1]

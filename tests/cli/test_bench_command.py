@@ -46,7 +46,7 @@ def _here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", ["step", "make_step"])
 def test_a_program_is_measured_and_written_to_files(step, tmp_path, capsys):
     files = ["--json", "v.json", "--html", "v.html", "--png", "v.png"]
-    assert main(["bench", "bench_data:make_loader", "--step", f"bench_data:{step}", "--seconds", "2", *files]) == 0
+    assert main(["bench", "bench_data:make_loader", "--step", f"bench_data:{step}", "--seconds", "1", *files]) == 0
     out = capsys.readouterr().out
     assert out.startswith(("helps: ", "does not help, because ", "cannot tell, because "))
     assert len(out.splitlines()) <= 13

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import memfeed
 from disk.watch import watched
+from forked_programs import Program
 from memfeed.building import commit, join
 from memfeed.convert import append as appending
 from memfeed.errors import (
@@ -250,14 +249,16 @@ memfeed.append(sys.argv[2], rows, workers=0, progress=False)
 def test_appends_of_several_processes_come_one_after_another(path, count):
     row = {"x": torch.zeros(3), "text": "abc"}
     cache(Made([row, row | {"text": ""}]), path)
-    started = [subprocess.Popen([sys.executable, "-c", APPENDS, str(number), path]) for number in range(count)]
-    assert [process.wait(timeout=120) for process in started] == [0] * count
+    at = path.with_name("programs")
+    at.mkdir()
+    started = [Program(APPENDS, number, path, at=at) for number in range(count)]
+    assert [program.wait() for program in started] == [0] * count
     store = memfeed.open(path)
     store.verify()
     numbers = store.column("x")[2:, 0].reshape(count, 10)
     assert sorted(numbers[:, 0].tolist()) == [1000 * number for number in range(count)]
     assert torch.equal(numbers, numbers[:, :1] + torch.arange(10))
-    assert os.listdir(path.parent) == ["a.mf"]
+    assert sorted(os.listdir(path.parent)) == ["a.mf", "programs"]
 
 
 def test_an_append_waits_for_one_that_removes_its_rows(path, monkeypatch):
@@ -269,7 +270,7 @@ def test_an_append_waits_for_one_that_removes_its_rows(path, monkeypatch):
         if to == path and not threads:
             threads.append(Thread(target=append, args=(path, some(30, 40, simple))))
             threads[0].start()
-            threads[0].join(timeout=1)
+            threads[0].join(timeout=0.3)
             assert threads[0].is_alive()
 
     monkeypatch.setattr(commit, "publish", publish)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 import memfeed
+from forked_programs import Program
 from memfeed.convert import row_engine
 from memfeed.errors import BuildError
 from support import Made, cache, processes_of, wait_until
@@ -85,7 +86,7 @@ NOTEBOOK = """
 import os, signal, sys, torch, memfeed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-torch.multiprocessing.set_start_method("fork")  # the dataset is no module's
+torch.multiprocessing.set_start_method("fork", force=True)  # the dataset is no module's
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
@@ -111,15 +112,9 @@ loader.store.finish()
 
 def test_a_loader_goes_on_after_an_interrupt(tmp_path):
     """Ctrl-C in a notebook reaches the workers too, and the program goes on."""
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK, str(tmp_path / "s.mf")],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    notebook = Program(NOTEBOOK, tmp_path / "s.mf", at=tmp_path)
+    assert notebook.wait() == 0, notebook.err.read_text()
+    assert "Traceback" not in notebook.err.read_text()
     assert torch.equal(memfeed.open(tmp_path / "s.mf").column("x")[:, 0], torch.arange(60))
 
 

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import memfeed
+from forked_programs import Program
 from memfeed.cli import main
 from memfeed.errors import FieldError, SchemaError, StoreError
 from memfeed.schema.compare import equal
@@ -106,9 +105,9 @@ memfeed.recode(sys.argv[1], sys.argv[2], "zstd", progress=False)
 """
 
 
-def test_after_a_kill_the_same_call_goes_on(store, tmp_path, monkeypatch):
-    done = subprocess.run([sys.executable, "-c", KILLED, store.path, tmp_path / "b.mf"], timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL
+def test_after_a_kill_the_same_call_goes_on(store, tmp_path, tmp_path_factory, monkeypatch):
+    killed = Program(KILLED, store.path, tmp_path / "b.mf", at=tmp_path_factory.mktemp("program"))
+    assert killed.wait() == -signal.SIGKILL, killed.err.read_text()
     from memfeed.building.rows import RowWriter
 
     written, write = [], RowWriter.write_runs

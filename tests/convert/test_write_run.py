@@ -8,22 +8,31 @@ import torch
 from memfeed.errors import (
     SchemaError,
 )
+from short_form import short_form
 from support import Made, cache, equal
 
 
-def test_a_drift_of_dtype_or_rank_or_structure_names_the_sample(path):
-    for change, message in [
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         (torch.zeros(2, dtype=torch.int64), r"sample 71, field x: found dtype int64; expected float32"),
         (torch.zeros(2, 1), r"sample 71, field x: found 2 dims \[2, 1\]; expected 1 \(float32 \[2\]\)"),
         ([1.0], r"sample 71"),
         ("text", r"sample 71, field x: found str; expected float32 \[2\]"),
         (None, r"sample 71, field x: found NoneType; expected float32 \[2\]"),
-    ]:
-        dataset = Made(lambda i, change=change: {"x": torch.zeros(2) if i != 71 else change}, 200)
-        for workers in (0, 2):
-            with pytest.raises(SchemaError, match=message):
-                cache(dataset, path, workers=workers)
-            shutil.rmtree(path.with_name("a.mf.build"), ignore_errors=True)
+    ],
+    ids=["dtype", "rank", "list", "text", "None"],
+)
+@pytest.mark.parametrize("workers", short_form([0, 2]))
+def test_a_drift_of_dtype_or_rank_or_structure_names_the_sample(path, workers, change, message):
+    with pytest.raises(SchemaError, match=message):
+        cache(Made(lambda i: {"x": torch.zeros(2) if i != 71 else change}, 200), path, workers=workers)
+
+
+def test_a_drift_in_a_worker_names_the_sample(path):
+    dataset = Made(lambda i: {"x": torch.zeros(2) if i != 71 else "text"}, 200)
+    with pytest.raises(SchemaError, match=r"sample 71, field x: found str; expected float32 \[2\]"):
+        cache(dataset, path, workers=2)
 
 
 def test_dims_that_fields_fixed_do_not_drift(path):

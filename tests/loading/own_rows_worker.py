@@ -1,4 +1,4 @@
-"""The ranks of test_own_rows, which mp.spawn starts: each reads its loader of a list, and writes down what it read."""
+"""The ranks of test_own_rows: each reads its loader of a list, and writes down what it read."""
 
 from __future__ import annotations
 
@@ -93,4 +93,5 @@ if __name__ == "__main__":
     stores = [memfeed.open(path) for path in paths]
     loaders = [Loader(store, 4, shuffle=True, seed=1) for store in stores]
     uneven = [Loader(store.subset(range(10 + 10 * rank)), 6) for rank, store in enumerate(stores)]
-    mp.spawn(begin, (scenario, out, loaders, paths, uneven), WORLD_SIZE)
+    method = "fork" if scenario == "own stores" else "spawn"  # which imports torch once more for each rank
+    mp.start_processes(begin, (scenario, out, loaders, paths, uneven), WORLD_SIZE, start_method=method)

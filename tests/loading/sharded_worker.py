@@ -21,7 +21,7 @@ from memfeed.errors import LoaderError
 from memfeed.loading import sharded
 from memfeed.system import machine
 
-MISSING_SECONDS = 3.0
+MISSING_SECONDS = 1.5
 
 
 def sharded_loader(store: memfeed.Store, **options: Any) -> Loader:

@@ -3,8 +3,6 @@
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -25,6 +23,7 @@ from torch.utils.data import (
 
 import memfeed
 import memfeed.transforms as T
+from forked_programs import Program
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
 from memfeed.loading.drawn_seed import draw_seed
@@ -77,14 +76,15 @@ def test_positional_arguments(store):
     assert Loader[int](store, 7).batch_size == 7
 
 
-def test_arguments_of_worker_processes_are_accepted_and_named_once(store, capfd):
+def test_arguments_of_worker_processes_are_accepted_and_named_once(tmp_path):
     code = (
         "import memfeed, torch\n"
         "for _ in range(2):\n"
         "    memfeed.Loader(torch.arange(9), 2, num_workers=2, pin_memory=True, persistent_workers=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.count("without effect: num_workers, pin_memory, persistent_workers") == 1
+    program = Program(code, at=tmp_path)
+    assert program.wait() == 0, program.err.read_text()
+    assert program.err.read_text().count("without effect: num_workers, pin_memory, persistent_workers") == 1
 
 
 @pytest.mark.parametrize(

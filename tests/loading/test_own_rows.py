@@ -1,14 +1,13 @@
-"""Ranks that have rows of their own, in processes of mp.spawn that gloo joins."""
+"""Ranks that have rows of their own, in processes of torch.multiprocessing that gloo joins."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import memfeed
 import own_rows_worker
+from forked_programs import SCRIPT, Program
 
 ROWS = 20  # of the store of each rank
 
@@ -21,10 +20,9 @@ def paths(tmp_path_factory):
 
 
 def run(scenario, paths, out):
-    command = [sys.executable, own_rows_worker.__file__, scenario, str(out), *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((out / f"found-{rank}").read_text()) for rank in range(2)], done.stderr
+    program = Program(SCRIPT, own_rows_worker.__file__, scenario, out, *paths, at=out)
+    assert program.wait(120) == 0, program.err.read_text()
+    return [json.loads((out / f"found-{rank}").read_text()) for rank in range(2)], program.err.read_text()
 
 
 @pytest.fixture(scope="module")

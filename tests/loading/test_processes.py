@@ -119,7 +119,7 @@ def test_a_pickle_goes_on_at_the_same_place(store, options):
     assert equal(list(other) + list(other), list(batches) + list(loader))
 
 
-@pytest.mark.parametrize("method", short_form(["spawn", "forkserver"]))
+@pytest.mark.parametrize("method", short_form(["forkserver", "spawn"]))
 def test_a_loader_goes_on_in_another_process(store, method, tmp_path):
     loader, batches = midway(store)
     process = multiprocessing.get_context(method).Process(

@@ -2,9 +2,9 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -19,10 +19,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import memfeed
 import rank_worker
+from forked_programs import SCRIPT, Program
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
 from rank_worker import GLOBAL_BATCH, KILLED, KILLED_EPOCH, ORDERS, rows_of
-from support import Made
+from support import Made, wait_until
 
 N = 1003  # the last 7 rows make no global batch, and are dealt to 2 or 4 ranks unevenly
 
@@ -48,20 +49,47 @@ class Killed:
 def torchrun(ranks: int, store: memfeed.Store, out: Path, *resume: Path) -> Killed:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), rank_worker.__file__]
     arguments = [*command, str(store.path), str(out), *map(str, resume)]
-    state, deadline = out / "state", time.monotonic() + 120
     with open(out / "output", "w") as output:
         run = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
-        while not state.exists() or json.loads(state.read_text())["row"] < 10 * GLOBAL_BATCH:
-            assert run.poll() is None, (out / "output").read_text()
-            assert time.monotonic() < deadline, (out / "output").read_text()
-            time.sleep(0.01)
+        wait_until(lambda: run.poll() is not None or is_far(out), 120)
+        assert run.poll() is None, (out / "output").read_text()
     finally:
         for pid in out.glob("pid-?"):  # torchrun gives each a session of its own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid.read_text()), signal.SIGKILL)
         run.terminate()
         run.wait(60)
+    return killed(ranks, out)
+
+
+def forked(ranks: int, store: memfeed.Store, out: Path) -> Killed:
+    """As torchrun, whose variables each rank gets. Nothing imports torch here, which takes most of torchrun's time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    programs = [
+        Program(SCRIPT, rank_worker.__file__, store.path, out, at=out, RANK=str(rank), LOCAL_RANK=str(rank), **shared)
+        for rank in range(ranks)
+    ]
+    try:
+        wait_until(lambda: is_far(out) or any(one.process.exitcode is not None for one in programs), 120)
+        assert [one.process.exitcode for one in programs] == [None] * ranks, [one.err.read_text() for one in programs]
+    finally:
+        for one in programs:
+            one.process.kill()
+            one.wait()
+    return killed(ranks, out)
+
+
+def is_far(out: Path) -> bool:
+    """Whether rank 0 has saved a state in the middle of the epoch."""
+    return (out / "state").exists() and json.loads((out / "state").read_text())["row"] >= 10 * GLOBAL_BATCH
+
+
+def killed(ranks: int, out: Path) -> Killed:
+    state = out / "state"
     found = [json.loads((out / f"found-{rank}").read_text()) for rank in range(ranks)]
     done = json.loads(state.read_text())["row"] // GLOBAL_BATCH
     logs = [(out / f"rows-{rank}").read_text().splitlines()[:done] for rank in range(ranks)]
@@ -70,7 +98,7 @@ def torchrun(ranks: int, store: memfeed.Store, out: Path, *resume: Path) -> Kill
 
 @pytest.fixture(scope="module")
 def two(store, tmp_path_factory):
-    return torchrun(2, store, tmp_path_factory.mktemp("two"))
+    return forked(2, store, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +12,9 @@ import pytest
 
 import memfeed
 from disk.mounts import mounted, run
+from forked_programs import Program, run_program
 from memfeed.memoizing import kept
+from support import wait_until
 
 KEYS = 200
 WORKER = """
@@ -36,7 +35,8 @@ def load(number):
     return value
 
 print("ready", flush=True)
-sys.stdin.readline()
+while not os.path.exists(os.path.join(folder, "go")):
+    time.sleep(0.001)
 order = list(range(keys))
 random.Random(os.getpid()).shuffle(order)
 for number in order:
@@ -45,20 +45,13 @@ for number in order:
 """
 
 
-def begin(folder: Path, count: int, keys: int, pause: float, size: str = "") -> list[subprocess.Popen]:
+def begin(folder: Path, count: int, keys: int, pause: float, size: str = "") -> list[Program]:
     """Start jobs that wait until all of them are ready."""
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(folder), str(keys), str(pause), size],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for _ in range(count)
-    ]  # fmt: skip
+    (folder / "go").unlink(missing_ok=True)
+    jobs = [Program(WORKER, folder, keys, pause, size, at=folder) for _ in range(count)]
     for job in jobs:
-        assert job.stdout.readline() == "ready\n", job.stderr.read()
-    for job in jobs:
-        job.stdin.write("go\n")
-        job.stdin.flush()
+        wait_until(lambda job=job: job.out.read_text() == "ready\n" or job.process.exitcode is not None)
+    (folder / "go").touch()
     return jobs
 
 
@@ -91,8 +84,7 @@ def check(folder: Path, kills: int, keys: int) -> None:
 
 def test_four_processes_compute_each_key_once(tmp_path):
     for job in begin(tmp_path, 4, KEYS, 0.001):
-        _, errors = job.communicate(timeout=120)
-        assert job.returncode == 0, errors
+        assert job.wait() == 0, job.err.read_text()
     check(tmp_path, 0, KEYS)
 
 
@@ -104,17 +96,15 @@ def test_processes_are_killed_while_they_fill_one_path(tmp_path, kills):
     while killed < kills and time.monotonic() < deadline:
         time.sleep(draw.uniform(0.02, 0.1))
         victim = jobs.pop(draw.randrange(len(jobs)))
-        if victim.poll() is None:
-            os.kill(victim.pid, signal.SIGKILL)
+        if victim.process.exitcode is None:
+            victim.process.kill()
             killed += 1
-        _, errors = victim.communicate(timeout=60)
-        assert victim.returncode in (0, -signal.SIGKILL), errors
-        if victim.returncode == 0 and len(computed(tmp_path)) >= keys:
+        assert victim.wait() in (0, -signal.SIGKILL), victim.err.read_text()
+        if victim.wait() == 0 and len(computed(tmp_path)) >= keys:
             break
         jobs += begin(tmp_path, 1, keys, 0.002)
     for job in jobs:
-        _, errors = job.communicate(timeout=120)
-        assert job.returncode == 0, errors
+        assert job.wait() == 0, job.err.read_text()
     assert killed > 0
     check(tmp_path, killed, keys)
     assert np.all(np.fromfile(tmp_path / "r.mf" / ".build" / "presence", np.uint8) != 0)
@@ -126,13 +116,11 @@ def test_results_are_dropped_while_processes_are_killed(tmp_path):
     for _ in range(4):
         time.sleep(draw.uniform(0.05, 0.3))
         victim = jobs.pop(0)
-        victim.kill()
-        _, errors = victim.communicate(timeout=60)
-        assert victim.returncode in (0, -signal.SIGKILL), errors
+        victim.process.kill()
+        assert victim.wait() in (0, -signal.SIGKILL), victim.err.read_text()
         jobs += begin(tmp_path, 1, keys, 0.0, "100KB")
     for job in jobs:
-        _, errors = job.communicate(timeout=120)
-        assert job.returncode == 0, errors
+        assert job.wait() == 0, job.err.read_text()
     store = memfeed.open(tmp_path / "r.mf")
     store.verify()
     assert 10 < len(store) < keys  # about 1,300 bytes each
@@ -156,7 +144,7 @@ def test_a_full_disk_costs_a_warning_and_no_value(tmp_path, kind):
 def test_a_disk_that_cannot_be_written_is_read(tmp_path):
     with mounted(tmp_path / "disk", "tmpfs", 8_000_000) as at:
         make = f"import memfeed, numpy; memfeed.memoize(numpy.full, {str(at / 'r.mf')!r}, version=1)(10, 3)"
-        subprocess.run([sys.executable, "-c", make], check=True, capture_output=True, timeout=60)
+        run_program(make, at=tmp_path)
         run("mount", "-o", "remount,ro", str(at))
         kept._warned.clear()
         for mapped in False, True:

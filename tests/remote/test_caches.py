@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
 
 import memfeed
+from forked_programs import Program
 from memfeed.errors import StoreError
+from memfeed.remote import caches
 from memfeed.testing import equal
 from origin import disk_bytes
 from support import wait_until
@@ -56,21 +56,22 @@ def test_a_cache_of_another_address_is_refused(local, origin, cache, tmp_path):
 
 
 USER = """
-import sys, memfeed
+import os, sys, time, memfeed
 store = memfeed.open(sys.argv[1], cache_dir=sys.argv[2])
 print("open", flush=True)
-sys.stdin.read()
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.005)
 """
 
 
-def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache):
-    with subprocess.Popen(
-        [sys.executable, "-c", USER, origin, str(cache)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as user:
-        assert user.stdout.readline() == "open\n"
-        with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):
-            memfeed.open(origin, cache_dir=cache, size="9MB")
-        user.stdin.close()
+def test_a_cache_in_use_with_another_size_is_refused(local, origin, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "LEAVE_SECONDS", 0.2)  # nobody leaves
+    user = Program(USER, origin, cache, tmp_path / "end", at=tmp_path)
+    wait_until(lambda: user.out.read_text() == "open\n" or user.process.exitcode is not None)
+    with pytest.raises(StoreError, match=r"size=all; expected size=9\.0 MB"):
+        memfeed.open(origin, cache_dir=cache, size="9MB")
+    (tmp_path / "end").touch()
+    assert user.wait() == 0, user.err.read_text()
     store = memfeed.open(origin, cache_dir=cache)
     assert equal(store[:], local[:]) if store._view.supply else True
 

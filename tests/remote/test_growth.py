@@ -11,6 +11,7 @@ import pytest
 import memfeed
 from disk import Faults
 from memfeed.errors import MemfeedError, StoreError
+from memfeed.remote import caches
 from memfeed.remote.opening import LazyRemote
 from memfeed.testing import equal
 from origin import ROWS, make, sample
@@ -101,7 +102,8 @@ def test_a_complete_cache_is_read_without_obstore(stores, address, tmp_path, mon
     assert equal(memfeed.open(address, cache_dir=tmp_path / "cache")[:], stores[0][:])
 
 
-def test_another_store_at_the_address_is_refused(stores, address, tmp_path):
+def test_another_store_at_the_address_is_refused(stores, address, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "LEAVE_SECONDS", 0.2)  # nobody leaves
     store = memfeed.open(address, cache_dir=tmp_path / "cache")
     memfeed.push(stores[1], address)
     with pytest.raises(StoreError, match="wait until no other process uses this cache"):  # this one does

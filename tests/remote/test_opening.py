@@ -15,8 +15,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import memfeed
+from forked_programs import Program
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import remote_supply
+from memfeed.remote import caches, remote_supply
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -258,11 +259,11 @@ for i, batch in enumerate(memfeed.Loader(store, 10)):
 """
 
 
-def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy, cache):
+def test_what_a_killed_process_fetched_is_not_fetched_again(local, bucket, proxy, cache, tmp_path):
     address = upload(local, f"{bucket}/a.mf")
     proxy.bytes_per_second = 20e6  # it does not get all
-    killed = run(KILLED, address, cache, check=False)
-    assert killed.wait(300) == -9
+    killed = Program(KILLED, address, cache, at=tmp_path)
+    assert killed.wait() == -9, killed.err.read_text()
     proxy.bytes_per_second = None
     store = memfeed.open(address, cache_dir=cache)
     present, before = store._view.supply.directory.bytes_present, len(proxy.requests)
@@ -335,7 +336,8 @@ def test_an_object_with_other_bytes_is_an_error(origin, cache):
     assert store.progress().present == 0
 
 
-def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path):
+def test_a_store_that_was_replaced_is_an_error(local, origin, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "LEAVE_SECONDS", 0.2)
     store = memfeed.open(origin, cache_dir=cache)
     _ = store[0]
     shutil.rmtree(tmp_path / "remote")

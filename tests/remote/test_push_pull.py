@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import torch
 
 import memfeed
+from forked_programs import Program
 from memfeed.cli import main
 from memfeed.errors import (
     CorruptStoreError,
@@ -29,6 +27,7 @@ from memfeed.remote.chunks import verify
 from memfeed.remote.layout import read_manifest
 from memfeed.remote.objects import Objects
 from memfeed.store import format
+from support import wait_until
 
 
 def make_store(path: Path, rows: int = 50, first: int = 0) -> memfeed.Store:
@@ -147,14 +146,11 @@ def test_after_a_kill_the_same_call_finishes(wide, bucket, proxy, tmp_path, code
         "stall", method="PUT" if code == _PUSH else "GET", path="memfeed.json" if code == _PUSH else "1.memmap"
     )
     place = target if code == _PULL else wide.path
-    child = subprocess.Popen([sys.executable, "-c", code, address, str(place)])
-    deadline = time.monotonic() + 120
-    while not proxy.injected["stall"] and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert child.poll() is None
-    assert proxy.injected["stall"]
-    child.send_signal(signal.SIGKILL)
-    child.wait(60)
+    child = Program(code, address, place, at=tmp_path)
+    wait_until(lambda: proxy.injected["stall"] or child.process.exitcode is not None)
+    assert child.process.exitcode is None, child.err.read_text()
+    child.process.kill()
+    assert child.wait() == -signal.SIGKILL
     proxy.clear()
     assert not target.exists()
     if code == _PUSH:

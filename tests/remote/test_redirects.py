@@ -46,7 +46,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, leads_to: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.leads_to, self.requests = leads_to, list[tuple[str, dict[str, str]]]()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self) -> str:

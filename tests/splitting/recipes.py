@@ -1,5 +1,7 @@
 """Usual pipelines with their randomness on or off, over images whose pixels say where they were in the original."""
 
+import functools
+
 import albumentations as A
 import numpy as np
 import torch
@@ -13,10 +15,15 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 COUNT, SIDE = 150, 64
 
 
-def picture(height=SIDE, width=SIDE):
-    """Return an image whose red is the column and whose green is the row of each pixel, times four."""
+@functools.cache
+def _picture(height, width):
     rows, columns = np.mgrid[:height, :width]
     return np.stack([columns * 3, rows * 3, (rows + columns) % 256], 2).astype(np.uint8)
+
+
+def picture(height=SIDE, width=SIDE):
+    """Return an image whose red is the column and whose green is the row of each pixel, times four."""
+    return _picture(height, width).copy()
 
 
 class Photos(torch.utils.data.Dataset):

@@ -142,14 +142,17 @@ def test_a_pickled_one_holds_the_copies_and_the_global_generators():
     assert copied.save() == generators.save()
 
 
-@pytest.mark.parametrize("folder", ["lib/site-packages", "user"])
-def test_a_package_outside_of_the_environment_is_installed_too(tmp_path, folder):
+def test_a_package_outside_of_the_environment_is_installed_too(tmp_path):
     """Such as one of ``pip install --user``. The code of a user is not."""
-    place = tmp_path / folder
-    place.mkdir(parents=True)
-    (place / "steps.py").write_text("def crop(x): return x")
-    code = "import steps; from memfeed.splitting.generators import is_installed; print(is_installed(steps.crop))"
-    paths = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    places = {"installed": tmp_path / "lib/site-packages", "own": tmp_path / "user"}
+    for name, place in places.items():
+        place.mkdir(parents=True)
+        (place / f"{name}_steps.py").write_text("def crop(x): return x")
+    code = (
+        "import installed_steps, own_steps; from memfeed.splitting.generators import is_installed\n"
+        "print(is_installed(installed_steps.crop), is_installed(own_steps.crop))"
+    )
+    paths = os.pathsep.join([*map(str, places.values()), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == str("site-packages" in folder), done.stderr
+    assert done.stdout == "True False\n", done.stderr

@@ -32,7 +32,7 @@ def converted(dataset, path, **options):
 
 
 def photos(*steps, **options):
-    return Photos(v1.Compose([*steps]), **options)
+    return Photos(v1.Compose([*steps]), **{"count": 100, **options})
 
 
 def names(store):

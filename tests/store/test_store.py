@@ -1,7 +1,4 @@
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -9,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 import memfeed
-import support
+from forked_programs import run_program
 from memfeed.errors import FieldError, RowError, StoreError
 from support import Made, equal, rich_sample
 
@@ -138,18 +135,14 @@ def test_subsets_of_subsets(pairs):
         pairs.subset([10])
 
 
-def test_pickles_are_small_and_reopen(store):
+def test_pickles_are_small_and_reopen(store, tmp_path):
     view = store.select("image", "label").subset([5, 3])
     data = pickle.dumps(view)
     assert len(data) < 1000
     assert equal(pickle.loads(data)[:], view[:])
-    code = "import pickle, sys; s = pickle.load(sys.stdin.buffer); print([int(r['label']) for r in s])"
-    here = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([os.path.dirname(support.__file__), os.environ.get("PYTHONPATH", "")]),
-    }  # the classes of the samples are in support.py
-    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True, env=here)
-    assert done.stdout.decode().strip() == "[5, 3]"
+    (tmp_path / "pickle").write_bytes(data)
+    code = "import pickle, sys; s = pickle.load(open(sys.argv[1], 'rb')); print([int(r['label']) for r in s])"
+    assert run_program(code, tmp_path / "pickle", at=tmp_path) == "[5, 3]\n"
 
 
 def test_a_pickle_of_a_store_that_was_replaced_is_an_error(path):

@@ -15,7 +15,7 @@ import memfeed
 from disk.mounts import mounted, run
 from memfeed.errors import BuildError, SpaceError
 from memfeed.system import files
-from support import Made, equal
+from support import Made, equal, wait_until
 from torture.victims import PRELOADED
 
 MB = 1_000_000
@@ -121,7 +121,9 @@ def test_a_store_on_a_read_only_disk_is_read(tmp_path, kind):
 
 
 def fill(filler):
-    """Take all that is free on the disk, and return sample 121."""
+    """Take all that is free on the disk once a row is written, and return sample 121."""
+    presence = filler.with_name("a.mf.build") / ".build" / "presence"
+    wait_until(lambda: any(presence.read_bytes()))
     with contextlib.suppress(OSError):
         filler.write_bytes(bytes(24 * MB))
     return sample(121)

@@ -225,7 +225,7 @@ def test_workers_end_with_the_builder_though_a_server_forked_them(path):
 
 
 def slowly_forked(path, dataset):
-    os.register_at_fork(after_in_child=lambda: time.sleep(1))
+    os.register_at_fork(after_in_child=lambda: time.sleep(0.3))
     convert(path, dataset, 4, 0.1)
 
 

@@ -1,6 +1,5 @@
 """Compiled loops against torch: the same bytes and the same floats, whichever of them runs."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from image_batches import keys, photos, pictures
 
 import memfeed
+from forked_programs import run_program
 from memfeed import Loader
 from memfeed.random import Keys
 from memfeed.system.compiled import Loops
@@ -270,7 +270,7 @@ def test_an_affine_that_no_loop_computes_as_torch_does_is_left_to_torch(heads, m
     compiled_passes._constants.cache_clear()
 
 
-def test_no_byte_outside_of_the_image_is_read(loops):
+def test_no_byte_outside_of_the_image_is_read(loops, tmp_path):
     """The image ends where its memory ends; and begins where it begins."""
     code = """
 import ctypes, mmap, sys
@@ -293,8 +293,7 @@ for c, h, w in ((1, page // 16, 16), (4, 32, 32), (1, 64, 64)):
         Compose([transform, Normalize([0.5] * c, [0.5] * c)]).apply(rows, Keys(0, 0, torch.arange(len(rows))))
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+    assert run_program(code, at=tmp_path) == "done\n"
 
 
 def test_without_numba_the_values_are_the_same(monkeypatch):

@@ -36,7 +36,7 @@ def compute(seconds):
 
 
 def test_reading_that_takes_all_the_time(tmp_path):
-    verdict = memfeed.bench(Slow(0.004), compute(0.001), batch_size=8, seconds=6)
+    verdict = memfeed.bench(Slow(0.004), compute(0.001), batch_size=8, seconds=2)
     assert verdict.kind in ("helps", "cannot tell")
     assert verdict.ceiling.middle > 1.2
     assert verdict.gain_today.middle > 2
@@ -52,7 +52,7 @@ def test_reading_that_takes_all_the_time(tmp_path):
 
 
 def test_a_step_that_takes_all_the_time():
-    verdict = memfeed.bench(Slow(0.0001), compute(0.05), batch_size=8, seconds=5)
+    verdict = memfeed.bench(Slow(0.0001), compute(0.05), batch_size=8, seconds=2)
     assert verdict.kind in ("does not help", "cannot tell")
     if verdict.kind == "does not help":
         assert "the step computes" in verdict.because or "workers" in verdict.because or "worker" in verdict.because
@@ -72,7 +72,7 @@ def test_without_a_step_it_cannot_tell():
 
 def test_columns_in_memory_are_read_in_place(capfd):
     columns = TensorDataset(torch.rand(4000, 8), torch.arange(4000))
-    verdict = memfeed.bench(DataLoader(columns, 32, shuffle=True), lambda batch: batch[0].sum(), seconds=3)
+    verdict = memfeed.bench(DataLoader(columns, 32, shuffle=True), lambda batch: batch[0].sum(), seconds=1)
     assert verdict.store_bytes == 0
     assert verdict.fill_seconds == 0
     assert verdict.forms == ()
