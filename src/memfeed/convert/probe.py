@@ -17,11 +17,11 @@ from torch.utils.data import IterableDataset
 from memfeed.convert.changes import Watched
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
+from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
-from memfeed.errors import SampleError, SchemaError
+from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.compare import leaves_like
 from memfeed.schema.containers import map_leaves
@@ -47,6 +47,7 @@ class ProbedSamples(msgspec.Struct):
     seconds: float = 0.0
     failed: dict[int, SampleError] = {}
     remaining: Iterator[Any] | None = None  # of an iterable: the samples after these
+    draws: StreamDraws | None = None  # of an iterable: notices random ones
 
     def leave_out_none(self) -> bool:
         """Count samples that are None as failed. Return False if there is none, or no other."""
@@ -106,12 +107,13 @@ def probe_input(
     is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
     may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
     if given.kind == "iterable":
+        draws = None
         if isinstance(given.dataset, IterableDataset | RayRows) and not may_be_random:
-            check_iterable(given.dataset)
+            draws = check_iterable(given.dataset)
         # one sample more than the store has shows that the iterable has grown
         count = len(compared) + (row_count == len(compared)) if compared else SAMPLES
         probed = probe_iterable(
-            given.dataset, count if options.length is None else min(count, options.length), given.watched
+            given.dataset, count if options.length is None else min(count, options.length), given.watched, draws
         )
     else:
         assert given.length is not None
@@ -224,9 +226,12 @@ def probe_map(
     return probed
 
 
-def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None = None) -> ProbedSamples:
+def probe_iterable(
+    dataset: Any, count: int = SAMPLES, watched: Watched | None = None, draws: StreamDraws | None = None
+) -> ProbedSamples:
     """Read the first `count` samples of an iterable, within the same limits as `probe_map`."""
-    probed, byte_count, started = ProbedSamples(remaining=iter(dataset)), 0, time.monotonic()
+    samples = iter(dataset) if draws is None else draws.watched(iter(dataset))
+    probed, byte_count, started = ProbedSamples(remaining=samples, draws=draws), 0, time.monotonic()
     watchdog = Watchdog(0)
     assert probed.remaining is not None
     with watchdog.watch():
@@ -237,6 +242,8 @@ def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None =
                 sample = next(probed.remaining)
             except StopIteration:
                 break
+            except RandomDataError:
+                raise
             except Exception as error:
                 raise SampleError(f"sample {index}: the iterable raised {type(error).__name__}: {error}") from error
             finally:

@@ -24,6 +24,7 @@ REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
 _ASKS = ", as it depends on torch.utils.data.get_worker_info()"
 RECHECK_SECONDS = 1.0
+_STREAM_BLOCK = 16  # samples of an iterable
 
 
 class OwnDataError(RandomDataError):
@@ -77,17 +78,21 @@ def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError
     )
 
 
-def check_iterable(dataset: Any) -> None:
-    """Raise RandomDataError if an iterable that can be iterated again gives other samples under another seed."""
-    one_pass, another = iter(dataset), iter(dataset)
-    if one_pass is another:
-        return  # it can be iterated only once
+def check_iterable(dataset: Any) -> StreamDraws | None:
+    """Raise RandomDataError if an iterable that can be iterated again gives other samples under another seed.
+
+    Return what notices later samples that are random; None if it can be iterated only once.
+    """
     generators = Generators(dataset)
     with _restored(generators):
-        generators.seed(0)
+        start, one_pass, states = generators.seed(0), iter(dataset), generators.save()
+        begin, another, other_states = generators.seed(1), iter(dataset), generators.save()
+        if one_pass is another:
+            return None
+        generators.restore(states)
         first = [map_leaves(values.copy_value, sample) for sample in itertools.islice(one_pass, REPEATED)]
         end = generators.save()
-        begin = generators.seed(1)
+        generators.restore(other_states)
         second = [map_leaves(values.copy_value, sample) for sample in itertools.islice(another, REPEATED)]
         last = generators.save()
         if len(second) < len(first):
@@ -102,6 +107,41 @@ def check_iterable(dataset: Any) -> None:
                 raise _random(dataset, f"iterating twice gave different values {where}")
         if generators.moved(begin, last) & generators.moved(end, last):
             raise _random(dataset, "iterating draws random numbers, though it gave the same values so far")
+        return StreamDraws(dataset, generators, generators.moved(start, end))
+
+
+class StreamDraws:
+    """Notices that an iterable draws after the samples that `check_iterable` compares: a shuffle buffer, for example.
+
+    Args:
+        dataset: the iterable.
+        generators: that it had before it was iterated.
+        seeded: those that it seeds itself when it is iterated.
+    """
+
+    def __init__(self, dataset: Any, generators: Generators, seeded: set[int]) -> None:
+        self._dataset, self._generators, self._seeded = dataset, generators, seeded
+
+    def __reduce__(self) -> Any:
+        return StreamDraws, (self._dataset, Generators(), self._seeded & GLOBAL)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate in another process. Its generators begin in the same states in each epoch, but the global ones."""
+        self._generators, self._seeded = Generators(), self._seeded & GLOBAL
+        return self.watched(iter(self._dataset))
+
+    def watched(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield samples. Raise RandomDataError if a generator that the iterable does not seed has moved meanwhile."""
+        before, count = self._generators.save(), 0
+        while True:
+            block = list(itertools.islice(samples, 1))
+            count += len(block)
+            if not block or count % _STREAM_BLOCK == 0:
+                if self._generators.moved(before, self._generators.save()) - self._seeded:
+                    raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
+            if not block:
+                return
+            yield block[0]
 
 
 class Draws:
