@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import memfeed
 from memfeed.errors import LoaderError, RandomDataError, SchemaError
@@ -140,6 +140,22 @@ class Epochs(Photos):
         return crop(self.open(index + self.epoch)), self.epoch
 
 
+class ShuffleBuffer(IterableDataset):
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def __iter__(self):
+        worker, held = get_worker_info(), []
+        for file in self.files[worker.id :: worker.num_workers] if worker else self.files:
+            held.append(file)
+            if len(held) > 3:
+                yield crop(Image.open(held.pop(random.randrange(len(held)))).convert("RGB"))
+        yield from (crop(Image.open(file).convert("RGB")) for file in random.sample(held, len(held)))
+
+
 def lists(batch):
     return list(zip(*batch, strict=True))
 
@@ -154,6 +170,7 @@ PROGRAMS = {
     "a file twice, thumbnail and draft": (TwiceAndThumbnail, {}),
     "files in memory": (FromBytes, {}),
     "set_epoch": (Epochs, {}),
+    "an IterableDataset": (ShuffleBuffer, {"shuffle": False}),
     "a generator": (SimClr, {"generator": torch.Generator().manual_seed(3)}),
     "drop_last": (SimClr, {"drop_last": True}),
     "a sampler": (SimClr, {"shuffle": False, "sampler": [3, 1, 1, 7]}),
