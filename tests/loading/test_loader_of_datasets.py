@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import LoaderError, RandomDataError, SampleError
+from memfeed.errors import LoaderError, RandomDataError, SampleError, StaleStoreError
 from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
 from support import Made, wait_until
@@ -250,3 +250,38 @@ def test_an_iterator_that_lives_when_the_program_ends_says_nothing(tmp_path, wor
     assert done.returncode == 0
     assert "ignored" not in done.stderr
     assert done.stderr.count("filled while it is read") == 1
+
+
+class Scaled(Dataset):
+    def __init__(self):
+        self.level = 1.0
+        self.transform = Noisy()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.transform(torch.full((3,), float(index))) * self.level
+
+
+class Noisy:
+    sigma = 0.5
+
+    def __call__(self, x):
+        return x + self.sigma * torch.randn(3)
+
+
+def test_an_attribute_set_through_the_loader_reaches_the_dataset(tmp_path):
+    dataset = Scaled()
+    loader = Loader(dataset, 8, cache=tmp_path / "s.mf")
+    list(loader)
+    loader.dataset.level = 2.0
+    assert dataset.level == loader.dataset.level == 2.0
+    with pytest.raises(StaleStoreError, match=r"dataset\.level has another content"):
+        list(loader)
+
+
+def test_a_step_cannot_be_changed_through_the_loader_without_effect(tmp_path):
+    loader = Loader(Scaled(), 8, cache=tmp_path / "s.mf")
+    with pytest.raises(AttributeError, match=r"found 'sigma' set on Compose, .* expected .* dataset\.transform\.sigma = "):
+        loader.dataset.transform.sigma = 0.25
