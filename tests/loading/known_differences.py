@@ -302,8 +302,8 @@ USE = (
     ),
     Known(
         "IterableDataset",
-        "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch, or, if it is "
-        "random, read as it is by a DataLoader, as a line says",
+        "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch, or, if it "
+        "is random, read as it is by a DataLoader, as a line says",
         "a store has rows",
         "-> memfeed's LoaderError",
         ways=["IterableDataset"],

@@ -522,3 +522,39 @@ def test_samples_that_are_none_are_left_to_the_collate_fn(tmp_path, path, capsys
     assert "sample 3: found None" in capsys.readouterr().err
     with pytest.raises(memfeed.errors.SampleError, match="sample 3: found None"):
         memfeed.Loader(Broken(), 5)
+
+
+class Together(Dataset):
+    """Of which a batch is read by ``__getitems__``."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.arange(index % 5 + 1)
+
+    def __getitems__(self, rows):
+        samples = [self[row] for row in rows]
+        if self.kind == "padded to the longest of the batch":
+            longest = max(map(len, samples))
+            return [torch.nn.functional.pad(one, (0, longest - len(one))) for one in samples]
+        if self.kind == "noise":
+            return [one + torch.randn(len(one)) for one in samples]
+        if self.kind == "one number for a batch":
+            number = random.randrange(100)
+            return [one + number for one in samples]
+        return {"batch": torch.cat(samples)}  # a batch already
+
+
+@pytest.mark.parametrize(
+    "kind", ["padded to the longest of the batch", "noise", "one number for a batch", "a finished batch"]
+)
+def test_samples_that_depend_on_those_read_with_them(tmp_path, capsys, kind):
+    options = {"batch_size": 4, "collate_fn": lambda samples: samples}
+    expected, _ = epochs(DataLoader, Together(kind), **options)
+    found, _ = epochs(memfeed.Loader, Together(kind), cache=tmp_path / "p.mf", **options)
+    assert "found that Together.__getitems__, by which a batch is read, gives a" in capsys.readouterr().err
+    assert [list(map(repr, one)) for one in found] == [list(map(repr, one)) for one in expected]

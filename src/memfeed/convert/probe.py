@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from memfeed.convert.changes import Watched
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked
+from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
@@ -202,6 +202,8 @@ def probe_map(
         return read_sample(dataset, index, watchdog)
 
     with random_state.preserved(), watchdog.watch():
+        if not may_be_random:
+            require_same_together(dataset, spread(indices))
         for index in spread(indices):
             seconds = time.monotonic() - limit_start
             if probed.indices and (seconds > MOST_SECONDS or byte_count > MOST_BYTES):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import Subset
+
 from memfeed.convert import worker_info
 from memfeed.convert.changes import Watched
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.sharing import share_memory
+from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
 from memfeed.schema import values
@@ -25,6 +31,8 @@ REPEATS_OF_DRAWS = 4
 _ASKS = ", as it depends on torch.utils.data.get_worker_info()"
 RECHECK_SECONDS = 1.0
 _STREAM_BLOCK = 16  # samples of an iterable
+_TOGETHER = 8  # samples that are read by __getitems__ too, for as long as they take less than the following
+_TOGETHER_SECONDS = 0.1
 
 
 class OwnDataError(RandomDataError):
@@ -76,6 +84,46 @@ def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError
         f"to a copy in __getitem__: x = self.{first}[i].clone(), or .copy() of an array; or pass allow='random' to "
         "keep what comes first"
     )
+
+
+def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
+    """Raise SchemaError if samples that are read together, as DataLoader reads a batch, differ from ``dataset[i]``.
+
+    Without ``__getitems__`` they are read one by one. Some of ``rows`` are read, for a moment.
+    """
+    inner, started = dataset, time.monotonic()
+    while type(inner) is Subset:
+        inner = inner.dataset  # its own __getitems__ reads one by one if there is no other
+    if not callable(getattr(inner, "__getitems__", None)):
+        return
+    generators = Generators(dataset)
+    with _restored(generators), contextlib.suppress(SampleError):
+        generators.seed(0)
+        alone: list[Any] = []
+        for row in rows[:_TOGETHER]:
+            if len(alone) < 2 or time.monotonic() - started < _TOGETHER_SECONDS:
+                alone.append(map_leaves(values.copy_value, read_sample(dataset, row, Watchdog(0))))
+        generators.seed(0)
+        try:
+            together = dataset.__getitems__(list(rows[: len(alone)]))
+        except Exception:  # they are read one by one then
+            return
+        found = f"a {type(together).__name__}" if not isinstance(together, list | tuple) else ""
+        if not found and share_memory(together):
+            return  # as above
+        if not found and len(together) != len(alone):
+            found = f"{len(together)} samples of {len(alone)}"
+        for row, one, other in () if found else zip(rows, alone, together, strict=False):
+            differs = _difference(one, other)
+            if differs is not None:
+                found = f"another sample {row} than dataset[{row}]: {differs}"
+                break
+        if found:
+            raise SchemaError(
+                f"found that {type(inner).__name__}.__getitems__, by which a batch is read, gives {found}; expected "
+                "the samples that dataset[i] gives, because a store keeps each by itself: pad, mix and draw for a "
+                "whole batch in a collate_fn"
+            )
 
 
 def check_iterable(dataset: Any) -> StreamDraws | None:
@@ -136,9 +184,9 @@ class StreamDraws:
         while True:
             block = list(itertools.islice(samples, 1))
             count += len(block)
-            if not block or count % _STREAM_BLOCK == 0:
-                if self._generators.moved(before, self._generators.save()) - self._seeded:
-                    raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
+            is_due = not block or count % _STREAM_BLOCK == 0
+            if is_due and self._generators.moved(before, self._generators.save()) - self._seeded:
+                raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
             if not block:
                 return
             yield block[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
+from memfeed.convert.randomness import require_same_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.schema.recipe import PER_SAMPLE
@@ -62,7 +63,10 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     name = which if isinstance(which, str) and which != "auto" else None
     rows, folder = _readable(given, options, rows_to_prove(given.length)), str(target.parent)
     try:
-        return split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
+        cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
+        if cut is not None:  # else the probe does this
+            require_same_together(given.dataset, rows)
+        return cut
     except StatefulError:
         if which != "auto" or has_rest:
             raise
