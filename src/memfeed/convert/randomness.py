@@ -285,7 +285,8 @@ def _random(dataset: Any, found: str) -> RandomDataError:
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
         "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again "
-        "for every sample and epoch; or pass allow='random' to keep this one draw for all epochs"
+        "for every sample and epoch; or pass allow='random' to memfeed.cache to keep this one draw for all epochs; or "
+        "read the dataset by a DataLoader"
     )
 
 
