@@ -558,3 +558,29 @@ def test_samples_that_depend_on_those_read_with_them(tmp_path, capsys, kind):
     found, _ = epochs(memfeed.Loader, Together(kind), cache=tmp_path / "p.mf", **options)
     assert "found that Together.__getitems__, by which a batch is read, gives a" in capsys.readouterr().err
     assert [list(map(repr, one)) for one in found] == [list(map(repr, one)) for one in expected]
+
+
+class Negatives(Dataset):
+    """As programs for recommendations have it: a method samples what an epoch reads, and the loop calls it."""
+
+    def __len__(self):
+        return 40
+
+    def sample(self):
+        self.items = [random.randrange(1000) for _ in range(40)]
+
+    def __getitem__(self, index):
+        return index, self.items[index]
+
+
+def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
+    loader = memfeed.Loader(Negatives(), 10, cache=tmp_path / "p.mf")
+    assert "each of the 4 samples that were read raises (sample" in capsys.readouterr().err
+    found = []
+    for _ in range(2):
+        loader.dataset.sample()
+        assert [items.tolist() for _, items in loader] == np.reshape(loader.dataset.items, (4, 10)).tolist()
+        found.append(loader.dataset.items)
+    assert found[0] != found[1]
+    with pytest.raises(memfeed.errors.SampleError, match="expected a dataset that is ready when its Loader is made"):
+        memfeed.Loader(Negatives(), 10, require="samples")
