@@ -285,3 +285,27 @@ def test_a_step_cannot_be_changed_through_the_loader_without_effect(tmp_path):
     loader = Loader(Scaled(), 8, cache=tmp_path / "s.mf")
     with pytest.raises(AttributeError, match=r"found 'sigma' set on Compose, .* dataset\.transform\.sigma = "):
         loader.dataset.transform.sigma = 0.25
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_gets_arrays_and_images_as_the_dataset_returned_them(tmp_path, workers):
+    image = pytest.importorskip("PIL.Image")
+
+    def made(i):
+        pixels = torch.randint(0, 255, (9, 7 + i % 2, 3), dtype=torch.uint8).numpy()
+        return {"image": image.fromarray(pixels), "grey": image.fromarray(pixels[..., 0]), "array": pixels, "i": i}
+
+    samples = [made(i) for i in range(N)]
+    dataset = Made(lambda i: dict(samples[i]), N)
+
+    def collate(batch):
+        assert {type(one["array"]).__name__ for one in batch} == {"ndarray"}
+        assert {(one["image"].mode, one["grey"].mode) for one in batch} == {("RGB", "L")}
+        return [[list(one[name].tobytes()) for name in ("image", "grey", "array")] for one in batch]
+
+    expected = list(DataLoader(dataset, 8, collate_fn=collate))
+    for _ in range(2):  # the second time the store is there
+        loader = Loader(dataset, 8, collate_fn=collate, num_workers=workers, cache=tmp_path / "s.mf")
+        for _ in range(2):
+            assert str(list(loader)) == str(expected)
+        loader.store.finish()

@@ -29,6 +29,7 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
 from memfeed.splitting.generators import Generators
+from memfeed.splitting.leaves import makers_of
 from memfeed.store.store import Store
 from memfeed.system import random_state
 
@@ -142,6 +143,8 @@ def probe_input(
             raise next(iter(probed.failed.values())) from None
     if given.watched is not None:
         given.watched.note(inferred, probed.seconds)
+        if not options.types and given.kind == "map":
+            given.watched.leaf_makers = makers_of(probed.samples, inferred.schema)
     types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):
         types += given.dataset._view.types

@@ -78,8 +78,12 @@ def collate_finished(
 def collate_stored(collate_fn: Callable[[Any], Any], store: Store, *, single: bool) -> CollateSamples:
     """Return a function that calls a user's collate_fn with stored samples, of their leaves; ``single``: with one."""
 
+    view = store._view
+    makers = view.backing.leaf_makers
+    maker = SampleMaker(view.schema, view.types, makers=makers) if makers else view.sample_maker
+
     def collate(leaves: Any, _: Canvases) -> Any:
-        samples = store._view.sample_maker.samples_of_leaves(leaves)
+        samples = maker.samples_of_leaves(leaves)
         if single:
             return collate_fn(next(samples))
         has_methods = store.schema.structure.kind in ("tensordict", "tensorclass")
