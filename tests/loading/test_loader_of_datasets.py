@@ -309,3 +309,30 @@ def test_a_collate_fn_gets_arrays_and_images_as_the_dataset_returned_them(tmp_pa
         for _ in range(2):
             assert str(list(loader)) == str(expected)
         loader.store.finish()
+
+
+class Pixels(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return [torch.full((2, 2, 3), index, dtype=torch.uint8).numpy(), index]
+
+
+def total(samples):
+    return [int(pixels.astype(int).sum()) + index for pixels, index in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_so_does_a_loader_that_a_trainer_makes_of_the_parts(tmp_path, workers):
+    loader = Loader(Pixels(), 8, collate_fn=total, cache=tmp_path / "s.mf")
+    expected = list(DataLoader(Pixels(), 8, collate_fn=total))
+    assert list(loader) == expected
+    loader.store.finish()
+    context = "spawn" if workers else None
+    again = DataLoader(
+        loader.dataset, 8, collate_fn=loader.collate_fn, num_workers=workers, multiprocessing_context=context
+    )
+    assert list(again) == expected
+    one = Loader(Pixels(), None, collate_fn=lambda sample: total([sample]), cache=tmp_path / "s.mf")
+    assert list(one) == list(DataLoader(Pixels(), None, collate_fn=lambda sample: total([sample])))
