@@ -40,34 +40,6 @@ def test_samples_that_are_the_same_under_all_seeds_need_no_cut(dataset):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class OneLabel(Tensors):
-    """Random in one row of ten, of which `rows_to_prove` has none."""
-
-    def __len__(self):
-        return 200
-
-    def __getitem__(self, index):
-        image = self.load(index % 10)
-        return self.transform(image) if index % 10 == 3 else image
-
-
-def test_a_dataset_that_is_random_for_one_label_is_not_taken_as_fixed():
-    rows = [row for row in range(16) if row % 10 != 3]
-    found = prove(OneLabel(FLIP), rows)
-    assert found is not None
-    assert found.rows[0] % 10 == 3
-    with pytest.raises(SplitError, match="depend on random numbers which no attribute or method of Drawing draws"):
-        prove(Drawing(), rows)
-
-
-class Drawing(OneLabel):
-    def __init__(self):
-        super().__init__(None)
-
-    def __getitem__(self, index):
-        return self.load(index % 10) + (torch.rand(()) if index % 10 == 3 else 0)
-
-
 @pytest.mark.parametrize(("seconds", "proven"), [(0.0, 4), (600.0, 9)])
 def test_a_slow_dataset_is_proven_on_four_rows_at_first(seconds, proven, monkeypatch):
     monkeypatch.setattr(proof_module, "SECONDS", seconds)

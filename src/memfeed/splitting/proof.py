@@ -30,8 +30,6 @@ SCANNED_SEEDS = 32
 SECONDS = 0.15
 SCAN_SECONDS = 0.15
 LOOK_SECONDS = 1.0
-_SCANNED_ROWS = 256
-_SCANNED_ROWS_SECONDS = 0.05
 _FEWEST_ROWS = 4  # of a dataset that is slow to read
 _FIRST_SPARE_SEED = 1_000
 
@@ -106,22 +104,6 @@ def look(dataset: Any, rows: Sequence[int], generators: Generators, *, at_once: 
     return Samples(is_random, loose)
 
 
-def _one_that_draws(dataset: Any, generators: Generators) -> list[int]:
-    """Return one of many samples, which are read once for a moment, that draws; [] if none does, or one raises."""
-    started, count = time.monotonic(), len(dataset)
-    before = generators.save()
-    for index in random.Random(count + 1).sample(range(count), min(count, _SCANNED_ROWS)):
-        if time.monotonic() - started > _SCANNED_ROWS_SECONDS:
-            break
-        try:
-            dataset[index]
-        except Exception:  # which is raised where it is stored
-            break
-        if generators.moved(before, before := generators.save()):
-            return [index]
-    return []
-
-
 def prove(
     dataset: Any,
     rows: Sequence[int],
@@ -151,10 +133,6 @@ def prove(
     try:
         samples = look(dataset, rows, generators, at_once=True)
         is_fixed = not samples.is_random and not samples.loose
-        if is_fixed and not cuts_fixed and (more := _one_that_draws(dataset, generators)):
-            rows = [*more, *(row for row in rows if row not in more)]  # random for one label, for example
-            samples = look(dataset, more, generators, at_once=True)
-            is_fixed = not samples.is_random and not samples.loose
         if is_fixed and not cuts_fixed:
             return None
         if generators.is_twice(states, samples.loose):
