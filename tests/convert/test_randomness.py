@@ -251,3 +251,39 @@ def test_a_generator_of_the_dataset_that_draws_without_effect_is_no_reason(path)
             return torch.tensor(i if self.rng.random() < 1 else -1)
 
     assert [int(one) for one in cache(Always(), path)] == list(range(40))
+
+
+class LateStream(IterableDataset):
+    def __init__(self, draw, first=40, last=100, begin=int):
+        self.draw, self.first, self.last, self.begin = draw, first, last, begin
+
+    def __iter__(self):
+        self.begin()
+        return (i + 1000 * (i >= self.first and self.draw() < 0.001) for i in range(self.last))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("first", [7, 60, 99])
+def test_a_stream_whose_later_samples_are_random_is_caught(path, first, workers):
+    with pytest.raises(RandomDataError, match="iterating draws random numbers among its first"):
+        cache(LateStream(random.random, first), path, workers=workers)
+    assert len(cache(LateStream(random.random, first), path, workers=workers, allow="random", overwrite=True)) > 99
+
+
+def test_a_stream_that_draws_late_from_its_own_generator_is_caught(path):
+    with pytest.raises(RandomDataError, match="iterating draws random numbers among its first"):
+        cache(LateStream(random.Random(0).random), path)
+
+
+def test_a_stream_that_seeds_a_global_generator_and_draws_late_is_fixed(path):
+    assert len(cache(LateStream(random.random, begin=lambda: random.seed(3)), path)) == 100
+
+
+class RemadeStream(IterableDataset):
+    def __iter__(self):
+        self.generator = random.Random(0)
+        return (i + 1000 * (i > 30 and self.generator.random() < 0.001) for i in range(50))
+
+
+def test_a_stream_that_makes_its_generator_anew_is_fixed(path):
+    assert len(cache(RemadeStream(), path)) == 50

@@ -184,7 +184,8 @@ SAMPLES = (
     ),
     Known(
         "`collate_fn`, and `dataset[i]`, get NumPy arrays, NumPy scalars and PIL images, if the samples have them",
-        "tensors of the same values; samples of a pipeline that was cut keep their types, if the dataset is at hand",
+        "tensors of the same values; the `collate_fn` of a loader that was made of the dataset gets arrays and PIL "
+        "images (of the modes RGB, RGBA and L)",
         "a store keeps numbers. `std()`, `/` and `repeat` differ between NumPy and torch: write `np.asarray(x)` in the "
         "`collate_fn`",
         r"(ndarray|Image|float32|int64|int8|bool) -> tensor ",
@@ -302,7 +303,8 @@ USE = (
     ),
     Known(
         "IterableDataset",
-        "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch",
+        "`memfeed.cache` it first, or give `cache=`: it is then written as a whole before the first batch, or, if it "
+        "is random, read as it is by a DataLoader, as a line says",
         "a store has rows",
         "-> memfeed's LoaderError",
         ways=["IterableDataset"],

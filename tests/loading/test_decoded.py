@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 import memfeed
 from memfeed.errors import LoaderError, RandomDataError, SchemaError
@@ -140,6 +140,22 @@ class Epochs(Photos):
         return crop(self.open(index + self.epoch)), self.epoch
 
 
+class ShuffleBuffer(IterableDataset):
+    def __init__(self, files):
+        self.files = files
+
+    def __len__(self):
+        return len(self.files)
+
+    def __iter__(self):
+        worker, held = get_worker_info(), []
+        for file in self.files[worker.id :: worker.num_workers] if worker else self.files:
+            held.append(file)
+            if len(held) > 3:
+                yield crop(Image.open(held.pop(random.randrange(len(held)))).convert("RGB"))
+        yield from (crop(Image.open(file).convert("RGB")) for file in random.sample(held, len(held)))
+
+
 def lists(batch):
     return list(zip(*batch, strict=True))
 
@@ -154,6 +170,7 @@ PROGRAMS = {
     "a file twice, thumbnail and draft": (TwiceAndThumbnail, {}),
     "files in memory": (FromBytes, {}),
     "set_epoch": (Epochs, {}),
+    "an IterableDataset": (ShuffleBuffer, {"shuffle": False}),
     "a generator": (SimClr, {"generator": torch.Generator().manual_seed(3)}),
     "drop_last": (SimClr, {"drop_last": True}),
     "a sampler": (SimClr, {"shuffle": False, "sampler": [3, 1, 1, 7]}),
@@ -505,3 +522,65 @@ def test_samples_that_are_none_are_left_to_the_collate_fn(tmp_path, path, capsys
     assert "sample 3: found None" in capsys.readouterr().err
     with pytest.raises(memfeed.errors.SampleError, match="sample 3: found None"):
         memfeed.Loader(Broken(), 5)
+
+
+class Together(Dataset):
+    """Of which a batch is read by ``__getitems__``."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.arange(index % 5 + 1)
+
+    def __getitems__(self, rows):
+        samples = [self[row] for row in rows]
+        if self.kind == "padded to the longest of the batch":
+            longest = max(map(len, samples))
+            return [torch.nn.functional.pad(one, (0, longest - len(one))) for one in samples]
+        if self.kind == "noise":
+            return [one + torch.randn(len(one)) for one in samples]
+        if self.kind == "one number for a batch":
+            number = random.randrange(100)
+            return [one + number for one in samples]
+        return {"batch": torch.cat(samples)}  # a batch already
+
+
+@pytest.mark.parametrize(
+    "kind", ["padded to the longest of the batch", "noise", "one number for a batch", "a finished batch"]
+)
+def test_samples_that_depend_on_those_read_with_them(tmp_path, capsys, kind):
+    options = {"batch_size": 4, "collate_fn": lambda samples: samples}
+    expected, _ = epochs(DataLoader, Together(kind), **options)
+    found, _ = epochs(memfeed.Loader, Together(kind), cache=tmp_path / "p.mf", **options)
+    assert "found that Together.__getitems__, by which a batch is read, gives a" in capsys.readouterr().err
+    assert [list(map(repr, one)) for one in found] == [list(map(repr, one)) for one in expected]
+
+
+class Negatives(Dataset):
+    """As programs for recommendations have it: a method samples what an epoch reads, and the loop calls it."""
+
+    def __len__(self):
+        return 40
+
+    def sample(self):
+        self.items = [random.randrange(1000) for _ in range(40)]
+
+    def __getitem__(self, index):
+        return index, self.items[index]
+
+
+def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
+    loader = memfeed.Loader(Negatives(), 10, cache=tmp_path / "p.mf")
+    assert "each of the 4 samples that were read raises (sample" in capsys.readouterr().err
+    found = []
+    for _ in range(2):
+        loader.dataset.sample()
+        assert [items.tolist() for _, items in loader] == np.reshape(loader.dataset.items, (4, 10)).tolist()
+        found.append(loader.dataset.items)
+    assert found[0] != found[1]
+    with pytest.raises(memfeed.errors.SampleError, match="expected a dataset that is ready when its Loader is made"):
+        memfeed.Loader(Negatives(), 10, require="samples")

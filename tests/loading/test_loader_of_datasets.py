@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 import memfeed
 from memfeed import Loader
-from memfeed.errors import LoaderError, RandomDataError, SampleError
+from memfeed.errors import LoaderError, RandomDataError, SampleError, StaleStoreError
 from memfeed.system.messages import say_once
 from memfeed.system.threads import end_all
 from support import Made, wait_until
@@ -250,3 +250,89 @@ def test_an_iterator_that_lives_when_the_program_ends_says_nothing(tmp_path, wor
     assert done.returncode == 0
     assert "ignored" not in done.stderr
     assert done.stderr.count("filled while it is read") == 1
+
+
+class Scaled(Dataset):
+    def __init__(self):
+        self.level = 1.0
+        self.transform = Noisy()
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return self.transform(torch.full((3,), float(index))) * self.level
+
+
+class Noisy:
+    sigma = 0.5
+
+    def __call__(self, x):
+        return x + self.sigma * torch.randn(3)
+
+
+def test_an_attribute_set_through_the_loader_reaches_the_dataset(tmp_path):
+    dataset = Scaled()
+    loader = Loader(dataset, 8, cache=tmp_path / "s.mf")
+    list(loader)
+    loader.dataset.level = 2.0
+    assert dataset.level == loader.dataset.level == 2.0
+    with pytest.raises(StaleStoreError, match=r"dataset\.level has another content"):
+        list(loader)
+
+
+def test_a_step_cannot_be_changed_through_the_loader_without_effect(tmp_path):
+    loader = Loader(Scaled(), 8, cache=tmp_path / "s.mf")
+    with pytest.raises(AttributeError, match=r"found 'sigma' set on Compose, .* dataset\.transform\.sigma = "):
+        loader.dataset.transform.sigma = 0.25
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_fn_gets_arrays_and_images_as_the_dataset_returned_them(tmp_path, workers):
+    image = pytest.importorskip("PIL.Image")
+
+    def made(i):
+        pixels = torch.randint(0, 255, (9, 7 + i % 2, 3), dtype=torch.uint8).numpy()
+        return {"image": image.fromarray(pixels), "grey": image.fromarray(pixels[..., 0]), "array": pixels, "i": i}
+
+    samples = [made(i) for i in range(N)]
+    dataset = Made(lambda i: dict(samples[i]), N)
+
+    def collate(batch):
+        assert {type(one["array"]).__name__ for one in batch} == {"ndarray"}
+        assert {(one["image"].mode, one["grey"].mode) for one in batch} == {("RGB", "L")}
+        return [[list(one[name].tobytes()) for name in ("image", "grey", "array")] for one in batch]
+
+    expected = list(DataLoader(dataset, 8, collate_fn=collate))
+    for _ in range(2):  # the second time the store is there
+        loader = Loader(dataset, 8, collate_fn=collate, num_workers=workers, cache=tmp_path / "s.mf")
+        for _ in range(2):
+            assert str(list(loader)) == str(expected)
+        loader.store.finish()
+
+
+class Pixels(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return [torch.full((2, 2, 3), index, dtype=torch.uint8).numpy(), index]
+
+
+def total(samples):
+    return [int(pixels.astype(int).sum()) + index for pixels, index in samples]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_so_does_a_loader_that_a_trainer_makes_of_the_parts(tmp_path, workers):
+    loader = Loader(Pixels(), 8, collate_fn=total, cache=tmp_path / "s.mf")
+    expected = list(DataLoader(Pixels(), 8, collate_fn=total))
+    assert list(loader) == expected
+    loader.store.finish()
+    context = "spawn" if workers else None
+    again = DataLoader(
+        loader.dataset, 8, collate_fn=loader.collate_fn, num_workers=workers, multiprocessing_context=context
+    )
+    assert list(again) == expected
+    one = Loader(Pixels(), None, collate_fn=lambda sample: total([sample]), cache=tmp_path / "s.mf")
+    assert list(one) == list(DataLoader(Pixels(), None, collate_fn=lambda sample: total([sample])))

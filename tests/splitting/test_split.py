@@ -229,6 +229,8 @@ def test_the_same_transform_comes_from_the_directory_and_from_a_second_call(tmp_
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2])
     assert store._view.manifest.version == 2
+    with pytest.raises(AttributeError, match=r"found 'p' set on RandomHorizontalFlip, a part of a store's transform"):
+        store.transform.transforms[1].p = 0.9
 
 
 def test_a_second_call_takes_the_random_part_of_the_dataset_as_it_is_now(tmp_path, capsys):

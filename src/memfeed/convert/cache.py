@@ -291,5 +291,5 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     if options.lazily and watched is not None:
         watched.follow()
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)
-        store._backing.dataset = watched.dataset
+        store._backing.dataset, store._backing.leaf_makers = watched.dataset, watched.leaf_makers
     return store if cut is None else with_rest(store, cut)

@@ -6,7 +6,7 @@ import enum
 import functools
 import random
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +66,7 @@ class Watched:
         self.dataset, self._target = dataset, target
         self.read = dataset  # the object whose samples are read: a copy, if its pipeline is cut
         self.inferred: Any = None  # of the samples that were probed
+        self.leaf_makers: Mapping[Any, Callable[[Any], Any]] = {}  # of their arrays and PIL images
         self.seconds = 0.0  # that one of them took
         self.checks = 0  # at the beginnings of epochs
         self.checked_at: float | None = None  # `time.monotonic` of the last one

@@ -281,7 +281,7 @@ class Conversion:
             convert_tables(build, self.tables, self.plan, on_report)
         elif self.given.kind == "iterable":
             # where a row is depends on the number of shares, so that of an earlier run stays
-            shares, dataset = build.settings.shares, self.given.dataset
+            shares, dataset = build.settings.shares, self.result.probed.draws or self.given.dataset
             if shares == 1:  # an iterator gives the probed samples only once
                 dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
             workers = shares if shares > 1 else 0

@@ -19,7 +19,7 @@ from memfeed.convert.options import WorkerInit
 from memfeed.convert.row_worker import Request, RowWorker
 from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
-from memfeed.errors import BuildError, SampleError
+from memfeed.errors import BuildError, RandomDataError, SampleError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 
@@ -164,6 +164,8 @@ class StreamJob:
                 block.append(map_leaves(values.copy_value, sample))  # an iterator may yield the same buffer again
         except StopIteration:
             pass
+        except RandomDataError:
+            raise
         except Exception as error:
             raise SampleError(
                 f"sample {index + len(block)}{worker_name}: the iterable raised {type(error).__name__}: {error}; "

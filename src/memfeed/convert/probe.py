@@ -17,11 +17,11 @@ from torch.utils.data import IterableDataset
 from memfeed.convert.changes import Watched
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import REPEATED, check_iterable, read_checked
+from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
 from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
-from memfeed.errors import SampleError, SchemaError
+from memfeed.errors import RandomDataError, SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.compare import leaves_like
 from memfeed.schema.containers import map_leaves
@@ -29,6 +29,7 @@ from memfeed.schema.fields import Schema
 from memfeed.schema.infer import Inferred, infer
 from memfeed.schema.tree import open_container, types_of
 from memfeed.splitting.generators import Generators
+from memfeed.splitting.leaves import makers_of
 from memfeed.store.store import Store
 from memfeed.system import random_state
 
@@ -47,6 +48,7 @@ class ProbedSamples(msgspec.Struct):
     seconds: float = 0.0
     failed: dict[int, SampleError] = {}
     remaining: Iterator[Any] | None = None  # of an iterable: the samples after these
+    draws: StreamDraws | None = None  # of an iterable: notices random ones
 
     def leave_out_none(self) -> bool:
         """Count samples that are None as failed. Return False if there is none, or no other."""
@@ -106,12 +108,13 @@ def probe_input(
     is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
     may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
     if given.kind == "iterable":
+        draws = None
         if isinstance(given.dataset, IterableDataset | RayRows) and not may_be_random:
-            check_iterable(given.dataset)
+            draws = check_iterable(given.dataset)
         # one sample more than the store has shows that the iterable has grown
         count = len(compared) + (row_count == len(compared)) if compared else SAMPLES
         probed = probe_iterable(
-            given.dataset, count if options.length is None else min(count, options.length), given.watched
+            given.dataset, count if options.length is None else min(count, options.length), given.watched, draws
         )
     else:
         assert given.length is not None
@@ -140,6 +143,8 @@ def probe_input(
             raise next(iter(probed.failed.values())) from None
     if given.watched is not None:
         given.watched.note(inferred, probed.seconds)
+        if not options.types and given.kind == "map":
+            given.watched.leaf_makers = makers_of(probed.samples, inferred.schema)
     types = types_of(probed.samples) + options.types
     if isinstance(given.dataset, Store):
         types += given.dataset._view.types
@@ -200,6 +205,8 @@ def probe_map(
         return read_sample(dataset, index, watchdog)
 
     with random_state.preserved(), watchdog.watch():
+        if not may_be_random:
+            require_same_together(dataset, spread(indices))
         for index in spread(indices):
             seconds = time.monotonic() - limit_start
             if probed.indices and (seconds > MOST_SECONDS or byte_count > MOST_BYTES):
@@ -224,9 +231,12 @@ def probe_map(
     return probed
 
 
-def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None = None) -> ProbedSamples:
+def probe_iterable(
+    dataset: Any, count: int = SAMPLES, watched: Watched | None = None, draws: StreamDraws | None = None
+) -> ProbedSamples:
     """Read the first `count` samples of an iterable, within the same limits as `probe_map`."""
-    probed, byte_count, started = ProbedSamples(remaining=iter(dataset)), 0, time.monotonic()
+    samples = iter(dataset) if draws is None else draws.watched(iter(dataset))
+    probed, byte_count, started = ProbedSamples(remaining=samples, draws=draws), 0, time.monotonic()
     watchdog = Watchdog(0)
     assert probed.remaining is not None
     with watchdog.watch():
@@ -237,6 +247,8 @@ def probe_iterable(dataset: Any, count: int = SAMPLES, watched: Watched | None =
                 sample = next(probed.remaining)
             except StopIteration:
                 break
+            except RandomDataError:
+                raise
             except Exception as error:
                 raise SampleError(f"sample {index}: the iterable raised {type(error).__name__}: {error}") from error
             finally:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils.data import Subset
+
 from memfeed.convert import worker_info
 from memfeed.convert.changes import Watched
+from memfeed.convert.inputs import read_sample
+from memfeed.convert.sharing import share_memory
+from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
 from memfeed.schema import values
@@ -24,6 +30,9 @@ REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
 _ASKS = ", as it depends on torch.utils.data.get_worker_info()"
 RECHECK_SECONDS = 1.0
+_STREAM_BLOCK = 16  # samples of an iterable
+_TOGETHER = 8  # samples that are read by __getitems__ too, for as long as they take less than the following
+_TOGETHER_SECONDS = 0.1
 
 
 class OwnDataError(RandomDataError):
@@ -77,17 +86,61 @@ def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError
     )
 
 
-def check_iterable(dataset: Any) -> None:
-    """Raise RandomDataError if an iterable that can be iterated again gives other samples under another seed."""
-    one_pass, another = iter(dataset), iter(dataset)
-    if one_pass is another:
-        return  # it can be iterated only once
+def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
+    """Raise SchemaError if samples that are read together, as DataLoader reads a batch, differ from ``dataset[i]``.
+
+    Without ``__getitems__`` they are read one by one. Some of ``rows`` are read, for a moment.
+    """
+    inner, started = dataset, time.monotonic()
+    while type(inner) is Subset:
+        inner = inner.dataset  # its own __getitems__ reads one by one if there is no other
+    if not callable(getattr(inner, "__getitems__", None)):
+        return
+    generators = Generators(dataset)
+    with _restored(generators), contextlib.suppress(SampleError):
+        generators.seed(0)
+        alone: list[Any] = []
+        for row in rows[:_TOGETHER]:
+            if len(alone) < 2 or time.monotonic() - started < _TOGETHER_SECONDS:
+                alone.append(map_leaves(values.copy_value, read_sample(dataset, row, Watchdog(0))))
+        generators.seed(0)
+        try:
+            together = dataset.__getitems__(list(rows[: len(alone)]))
+        except Exception:  # they are read one by one then
+            return
+        found = f"a {type(together).__name__}" if not isinstance(together, list | tuple) else ""
+        if not found and share_memory(together):
+            return  # as above
+        if not found and len(together) != len(alone):
+            found = f"{len(together)} samples of {len(alone)}"
+        for row, one, other in () if found else zip(rows, alone, together, strict=False):
+            differs = _difference(one, other)
+            if differs is not None:
+                found = f"another sample {row} than dataset[{row}]: {differs}"
+                break
+        if found:
+            raise SchemaError(
+                f"found that {type(inner).__name__}.__getitems__, by which a batch is read, gives {found}; expected "
+                "the samples that dataset[i] gives, because a store keeps each by itself: pad, mix and draw for a "
+                "whole batch in a collate_fn"
+            )
+
+
+def check_iterable(dataset: Any) -> StreamDraws | None:
+    """Raise RandomDataError if an iterable that can be iterated again gives other samples under another seed.
+
+    Return what notices later samples that are random; None if it can be iterated only once.
+    """
     generators = Generators(dataset)
     with _restored(generators):
-        generators.seed(0)
+        start, one_pass, states = generators.seed(0), iter(dataset), generators.save()
+        begin, another, other_states = generators.seed(1), iter(dataset), generators.save()
+        if one_pass is another:
+            return None
+        generators.restore(states)
         first = [map_leaves(values.copy_value, sample) for sample in itertools.islice(one_pass, REPEATED)]
         end = generators.save()
-        begin = generators.seed(1)
+        generators.restore(other_states)
         second = [map_leaves(values.copy_value, sample) for sample in itertools.islice(another, REPEATED)]
         last = generators.save()
         if len(second) < len(first):
@@ -102,6 +155,41 @@ def check_iterable(dataset: Any) -> None:
                 raise _random(dataset, f"iterating twice gave different values {where}")
         if generators.moved(begin, last) & generators.moved(end, last):
             raise _random(dataset, "iterating draws random numbers, though it gave the same values so far")
+        return StreamDraws(dataset, generators, generators.moved(start, end))
+
+
+class StreamDraws:
+    """Notices that an iterable draws after the samples that `check_iterable` compares: a shuffle buffer, for example.
+
+    Args:
+        dataset: the iterable.
+        generators: that it had before it was iterated.
+        seeded: those that it seeds itself when it is iterated.
+    """
+
+    def __init__(self, dataset: Any, generators: Generators, seeded: set[int]) -> None:
+        self._dataset, self._generators, self._seeded = dataset, generators, seeded
+
+    def __reduce__(self) -> Any:
+        return StreamDraws, (self._dataset, Generators(), self._seeded & GLOBAL)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate in another process. Its generators begin in the same states in each epoch, but the global ones."""
+        self._generators, self._seeded = Generators(), self._seeded & GLOBAL
+        return self.watched(iter(self._dataset))
+
+    def watched(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield samples. Raise RandomDataError if a generator that the iterable does not seed has moved meanwhile."""
+        before, count = self._generators.save(), 0
+        while True:
+            block = list(itertools.islice(samples, 1))
+            count += len(block)
+            is_due = not block or count % _STREAM_BLOCK == 0
+            if is_due and self._generators.moved(before, self._generators.save()) - self._seeded:
+                raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
+            if not block:
+                return
+            yield block[0]
 
 
 class Draws:
@@ -197,7 +285,8 @@ def _random(dataset: Any, found: str) -> RandomDataError:
         f"found random samples: {found}{shown}; "
         "expected samples that are the same each time, because a store keeps what the dataset returns once, for every "
         "epoch. Move the random part (crops, flips, jitter, noise) to Loader(..., transform=...), which draws again "
-        "for every sample and epoch; or pass allow='random' to keep this one draw for all epochs"
+        "for every sample and epoch; or pass allow='random' to memfeed.cache to keep this one draw for all epochs; or "
+        "read the dataset by a DataLoader"
     )
 
 

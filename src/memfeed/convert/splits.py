@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
+from memfeed.convert.randomness import require_same_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.schema.recipe import PER_SAMPLE
@@ -18,6 +19,8 @@ from memfeed.system.progress import write_line
 
 if TYPE_CHECKING:
     from memfeed.splitting.split import Split
+
+_FAILED = 4  # samples that raise, before a dataset counts as not ready
 
 
 def store_at(target: Path) -> Store | None:
@@ -62,7 +65,10 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     name = which if isinstance(which, str) and which != "auto" else None
     rows, folder = _readable(given, options, rows_to_prove(given.length)), str(target.parent)
     try:
-        return split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
+        cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
+        if cut is not None:  # else the probe does this
+            require_same_together(given.dataset, rows)
+        return cut
     except StatefulError:
         if which != "auto" or has_rest:
             raise
@@ -85,18 +91,36 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         raise
 
 
+class NotReadyError(SampleError, SplitError):
+    """No sample can be read yet; the first original exception is the cause."""
+
+
 def _readable(given: Input, options: ConvertOptions, rows: list[int]) -> list[int]:
-    """Return the rows whose samples can be read. Raise SampleError for others, unless they are skipped."""
-    found = []
+    """Return the rows whose samples can be read. Raise SampleError for others, unless they are skipped.
+
+    With ``split="auto"`` it is a NotReadyError if the first few all raise.
+    """
+    found, failed = list[int](), list[SampleError]()
     with random_state.preserved():
         for row in rows:
             try:
                 read_sample(given.dataset, row, Watchdog(0))
-            except SampleError:
-                if not options.skips_errors:
-                    raise
+            except SampleError as error:
+                if options.skips_errors:
+                    continue
+                failed.append(error)
+                if options.split == "auto" and len(failed) == min(_FAILED, len(rows)):
+                    raise NotReadyError(
+                        f"found that each of the {len(failed)} samples that were read raises ({failed[0]}); expected a "
+                        "dataset that is ready when its Loader is made: call what prepares it (sampling negatives, "
+                        "opening files) before"
+                    ) from failed[0].__cause__
+                if options.split == "auto":
+                    continue
             else:
                 found.append(row)
+            if failed:
+                raise failed[0]
             if len(found) == 1 and not options.skips_errors:
                 return rows  # others are read by the proof
     return found

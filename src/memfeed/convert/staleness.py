@@ -244,7 +244,8 @@ def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backi
         "Its random part was taken when the loader was made: make a new Loader, with a new path if the rest changed"
         if is_pipeline and is_cut
         else "Give the changed dataset a store of its own, Loader(dataset, cache='NEW_PATH'), or move what changes "
-        "from epoch to epoch to Loader(..., transform=...); what no sample depends on can be kept outside of it"
+        "from epoch to epoch to Loader(..., transform=...), or read a dataset that changes in every epoch by a "
+        "DataLoader; what no sample depends on can be kept outside of it"
     )
     raise StaleStoreError(
         f"{backing.path}: found that the dataset has changed since its loader was made: {difference}; expected the "

@@ -17,6 +17,7 @@ from memfeed.loading.drawn_seed import LoaderName, next_name
 from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
 from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementOption, PlacementRequest, placement_requests
+from memfeed.loading.sample_lists import as_returned
 from memfeed.loading.settings import (
     LARGEST,
     ArrayKind,
@@ -310,7 +311,8 @@ def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
     own: Callable[[Any], Any] | None = user_collate(given.collate_fn)
     # a loader that is made of the parts of another one gets its collate_fn, which has both in it
     if (follow_batch is None and exclude_keys is None) or isinstance(given.collate_fn, LoaderCollate):
-        return own
+        is_stored = own is not None and own is given.collate_fn and given.transform is None
+        return as_returned(own, store, given.batch_size, given.batch_sampler) if is_stored else own
     if own is not None:
         raise LoaderError(
             "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "

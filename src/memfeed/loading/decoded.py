@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
 from memfeed.errors import LoaderError, listed
@@ -183,6 +184,8 @@ def _is_own(name: str, value: Any) -> bool:
 
 def _measure(dataset: Any, reading: Reading) -> str:
     """Return in words how much of a sample's time is decoding."""
+    if isinstance(dataset, IterableDataset):
+        return "What decoding takes is not measured of an IterableDataset"
     rows = np.unique(np.linspace(0, len(dataset) - 1, _SAMPLES).astype(int)).tolist()
     generators = Generators(dataset)
     states = generators.save()

@@ -111,12 +111,12 @@ class Loader(DataLoader[T_co]):
             itself which rows its rank reads. If each rank of `torch.distributed` has a store of its own, each reads all
             its rows, as with ``ranks=(0, 1)``; ``len`` is that of a part before the first epoch.
         collate_fn: called with the list of samples of a batch, in the form in which the dataset returned them, but with
-            tensors in place of NumPy arrays and PIL images; slow, because samples are Python objects. If the store was
-            cut (``memfeed.cache(..., split=True)``, or ``cache=``), its own transform runs first, on the gathered batch
-            on the CPU, and the samples are views of what it returns; ``device`` then gets what the collate_fn returns.
-            A ``transform=`` that you give takes what the collate_fn returns, on the device, and the samples are the
-            stored ones. With ``last="pad"`` and ``return_rows`` the mask and the rows are those of the list, in its
-            order. With ``batch_size=None`` it gets the one sample.
+            tensors in place of NumPy arrays and PIL images if the loader was made of a store; slow, because samples are
+            Python objects. If the store was cut (``memfeed.cache(..., split=True)``, or ``cache=``), its own transform
+            runs first, on the gathered batch on the CPU, and the samples are views of what it returns; ``device`` then
+            gets what the collate_fn returns. A ``transform=`` that you give takes what the collate_fn returns, on the
+            device, and the samples are the stored ones. With ``last="pad"`` and ``return_rows`` the mask and the rows
+            are those of the list, in its order. With ``batch_size=None`` it gets the one sample.
         generator: the generator from which a missing seed is drawn.
         num_workers, worker_init_fn, multiprocessing_context: without effect, except for a ``dataset`` (see ``cache``).
         pin_memory, timeout, persistent_workers, pin_memory_device, in_order: without effect. The attributes read as in

@@ -14,9 +14,11 @@ import numpy as np
 
 from memfeed.errors import TransformError
 from memfeed.loading.bind import followed_images, is_keyed
+from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Schema
 from memfeed.schema.samples import Canvases, FinishedSamples, SampleMaker
 from memfeed.schema.tensordicts import is_tensordict
+from memfeed.schema.tree import Flattener
 from memfeed.store.read_samples import ReadSamples
 from memfeed.store.store import Store
 
@@ -51,6 +53,38 @@ def finished_maker(transform: object, store: Store) -> SampleMaker:
     schema = finished_schema(transform, store.schema)
     followed = followed_images(transform, schema) if schema is store.schema and is_keyed(transform) else {}
     return SampleMaker(schema, store._view.types, followed, getattr(transform, "leaf_makers", {}))
+
+
+def as_returned(collate_fn: Any, store: Store, batch_size: int | None, batch_sampler: Any) -> Any:
+    """Return a user's collate_fn, in an `AsReturned` if samples of a whole store had arrays or PIL images."""
+    has_them = bool(store._backing.leaf_makers) and store.transform is None
+    single = batch_size is None and batch_sampler is None
+    return AsReturned(collate_fn, store, single) if has_them else collate_fn
+
+
+class AsReturned:
+    """Calls a user's collate_fn with samples whose arrays and PIL images are such again, as the dataset returned them.
+
+    Trainers that make a DataLoader of a loader's parts call it too, in other processes.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], store: Store, single: bool) -> None:
+        self.collate_fn, self._single = collate_fn, single
+        self._schema, self._types = store.schema, store._view.types
+        self._makers = store._backing.leaf_makers
+
+    def __call__(self, samples: Any) -> Any:
+        """Return the batch of a list of samples, or of one sample."""
+        return self.collate_fn(self._made(samples) if self._single else list(map(self._made, samples)))
+
+    def _made(self, sample: Any) -> Any:
+        leaves = Flattener(self._schema.structure)(sample)
+        made = [self._makers.get(f.path, _unchanged)(leaf) for f, leaf in zip(self._schema, leaves, strict=True)]
+        return assembler(self._schema.structure, self._types, batched=False)(made)
+
+
+def _unchanged(leaf: Any) -> Any:
+    return leaf
 
 
 def canvases_for(maker: SampleMaker, store: Store, leaves: Canvases) -> Canvases:

@@ -132,8 +132,7 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             "memfeed: each rank fills a temporary store of its own with all rows; with Loader(..., cache='PATH') the "
             "ranks of a machine fill one together"
         )
-    if caching.may_read_as_it_is and caching.path is not None and is_memo(resolve(caching.path)):
-        raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
+    _require_no_memo(caching.path, caching)
     # the dataset is read before it is known if a store can be made of it
     states = Generators(dataset) if caching.may_read_as_it_is else None
     before = None if states is None else states.save()
@@ -168,6 +167,12 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
                 f"with {used!r}; to change that, call torch.multiprocessing.set_start_method({method!r}) first"
             )
     return store
+
+
+def _require_no_memo(path: str | os.PathLike[str] | None, caching: Caching) -> None:
+    """Raise CannotCacheError if decoded files are kept at ``path``, and may be."""
+    if caching.may_read_as_it_is and path is not None and is_memo(resolve(path)):
+        raise CannotCacheError("an earlier run kept them there; remove that directory to try again what is possible")
 
 
 def check_required(source: Any, caching: Caching) -> None:
@@ -226,11 +231,15 @@ def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -
     if isinstance(source, IterableDataset):
         from memfeed.convert.cache import cache
 
+        _require_no_memo(path, caching)
         say_once(
             f"memfeed: the samples of {type(source).__name__}, an IterableDataset, have no numbers: all are written to "
             f"{path} before the first batch"
         )
-        return cache(source, path, workers=caching.worker_count, worker_init_fn=caching.worker_init_fn)
+        try:
+            return cache(source, path, workers=caching.worker_count, worker_init_fn=caching.worker_init_fn)
+        except RandomDataError as error:  # decoders= and require= are an error here
+            raise CannotCacheError(str(error), error) from None
     as_stores(source)  # raises for what no loader reads
     is_on_disk = isinstance(source, Store) and source.path.is_absolute()
     if not is_on_disk:

@@ -15,8 +15,10 @@ import torch
 from memfeed.errors import SplitError, brief
 from memfeed.schema import tv_tensors, values
 from memfeed.schema.containers import NAMESPACE, open_any
+from memfeed.schema.fields import Schema
 from memfeed.schema.names import Path
 from memfeed.schema.tensordicts import is_tensor_collection
+from memfeed.schema.tree import Flattener
 from memfeed.schema.values import class_of, is_pil
 
 
@@ -227,6 +229,23 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
 def stored_count(kind: Kind) -> int:
     """Return how many values `to_stored` gives for a leaf of this kind."""
     return 2 if kind.name in ("PIL P", *tv_tensors.SIZED) else 1
+
+
+def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
+    """Return what makes arrays and PIL images of the tensors of a whole store, by path, where all samples have them."""
+    names = dict[Path, str]()
+    for sample in samples:
+        for field, leaf in zip(schema, Flattener(schema.structure)(sample), strict=True):
+            name = "array" if type(leaf) is np.ndarray else ""
+            name = f"PIL {leaf.mode}" if is_pil(leaf) and leaf.mode in ("RGB", "L", "RGBA") else name
+            if names.setdefault(field.path, name) != name:
+                names[field.path] = ""
+    return {path: partial(as_leaf, kind=Kind(name)) for path, name in names.items() if name}
+
+
+def as_leaf(row: Any, kind: Kind) -> Any:
+    """Return a row of a batch as the dataset returned it, if it is a tensor."""
+    return from_stored([row], kind) if isinstance(row, torch.Tensor) else row
 
 
 def from_stored(parts: Sequence[Any], kind: Kind) -> Any:

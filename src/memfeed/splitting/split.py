@@ -194,7 +194,7 @@ def split(
             cut_dataset.require_same_without_pixels(read, index)
     finally:
         proof.cut.generators.restore(states)
-    return Split(cut_dataset, rest.transform, rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
+    return Split(cut_dataset, rest.transform.as_of_store(), rest.recipe, chosen, f"{_line(proof, rest)}{why}; {proof}")
 
 
 def _choice(proof: Proof, keep: Keep, folder: str) -> tuple[Keep, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,9 @@ class Backing:
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was
     opened from an address; 0 for any other. ``dataset`` is the one that the rows are read from, where it is at hand,
-    and ``check_dataset`` raises StaleStoreError if it has changed since. ``verify`` compares the rows of memoized
-    results with their hashes, as `Store.verify` does with those of a store.
+    ``leaf_makers`` make its arrays and PIL images of rows, and ``check_dataset`` raises StaleStoreError if it has
+    changed since. ``verify`` compares the rows of memoized results with their hashes, as `Store.verify` does with those
+    of a store.
     """
 
     path: Path | None
@@ -58,6 +59,7 @@ class Backing:
     chunk_rows: int = 0
     check_dataset: Callable[[Backing], None] = lambda backing: None
     dataset: Any = None
+    leaf_makers: Mapping[tuple[Any, ...], Callable[[Any], Any]] = field(default_factory=dict)
     source: str | None = None
     verify: Callable[[Callable[[int, int], None] | None], None] | None = None
     _columns: dict[int, Column] = field(default_factory=dict)

@@ -102,7 +102,7 @@ class Facts(Dataset[Any]):
                 "store cannot hold; expected them from the dataset: store = memfeed.cache(dataset, path, split=True), "
                 "or another transform: Loader(store, transform=...), with {} for none"
             )
-        return made
+        return made.as_of_store()
 
     @property
     def classes(self) -> list[Any]:

@@ -59,6 +59,9 @@ class Store(Facts):
     def __setattr__(self, name: str, value: Any) -> None:
         is_own = any(name in vars(cls).get("__annotations__", {}) for cls in type(self).__mro__)
         if not (is_own or name.startswith("_") or hasattr(type(self), name)):
+            if name not in vars(self) and hasattr(self, name):
+                setattr(self._view.backing.dataset, name, value)  # where the next epoch finds it
+                return
             say_once(
                 f"memfeed: the attribute {name!r}, which the program sets on a store, changes no sample: set it on the "
                 "dataset, and make a new Loader of that, with another cache="

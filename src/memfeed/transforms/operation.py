@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys, uniform, uniform_streams
@@ -107,6 +108,9 @@ class StreamDraws:
         return first(self.stream, draws, self.group), keys.epoch
 
 
+_SET_BY_LOADERS = ("schema", "training", "transforms", "gives_samples")
+
+
 class Operation(torch.nn.Module):
     """An operation on one field of a batch, without the means to apply it, which `Transform` adds."""
 
@@ -124,6 +128,22 @@ class Operation(torch.nn.Module):
     def __init__(self, *, on: On = None) -> None:
         super().__init__()
         self.on = on
+
+    def as_of_store(self) -> Self:
+        """Return this operation, whose attributes, and those of its parts, a program can no longer set."""
+        for part in self.modules():
+            if isinstance(part, Operation):
+                part.__dict__["_is_of_store"] = True
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_is_of_store" in self.__dict__ and not (name.startswith("_") or name in _SET_BY_LOADERS):
+            raise AttributeError(
+                f"found {name!r} set on {type(self).__name__}, a part of a store's transform, where it changes no "
+                f"sample; expected it on the step of the dataset itself, as dataset.transform.{name} = ..., and a new "
+                "Loader(dataset, cache=...) after that: the same store serves"
+            )
+        super().__setattr__(name, value)
 
     def make_params(self, shape: torch.Size, dtype: torch.dtype, uniform: DrawUniform) -> Any:
         """Decide what to do with images of `shape` [n, c, h, w] and `dtype`.
