@@ -32,6 +32,7 @@ OTHER_NAMES = {
     "convert/processes.py": "convert/test_conversion_processes.py",
     "convert/ray_engine.py": "convert/test_ray_cluster.py",
     "convert/measured_forms.py": "convert/test_budget.py",
+    "loading/joined_stores.py": "loading/test_sources.py",
     "memoizing/kept.py": "memoizing/test_memoize.py",
     "remote/connections.py": "remote/test_redirects.py",
     "remote/pull.py": "remote/test_push_pull.py",

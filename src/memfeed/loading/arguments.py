@@ -15,6 +15,7 @@ from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.drawn_seed import LoaderName, next_name
 from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
+from memfeed.loading.joined_stores import JoinedStore
 from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementOption, PlacementRequest, placement_requests
 from memfeed.loading.sample_lists import as_returned
@@ -27,7 +28,7 @@ from memfeed.loading.settings import (
     check_sharded,
     row_and_list_samplers,
 )
-from memfeed.loading.sources import JoinedStore, Source, as_stores
+from memfeed.loading.sources import Source, as_stores
 from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows
 from memfeed.order.mixture import shares
 from memfeed.order.shards import LastRows
