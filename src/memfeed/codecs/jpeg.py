@@ -196,9 +196,10 @@ def _read_header(blob: Blob) -> _Header:
     data = blob.data
     for known in _known:
         begin, header = known.size_begin, known.header
-        if data[:begin] == known.before and data[begin + 4 : header.data_begin] == known.after:
+        # bytes are compared at once, a memoryview byte by byte
+        if bytes(data[:begin]) == known.before and bytes(data[begin + 4 : header.data_begin]) == known.after:
             high, low, wide, narrow = data[begin : begin + 4]
-            return header._replace(height=high << 8 | low, width=wide << 8 | narrow)
+            return _Header(high << 8 | low, wide << 8 | narrow, header.channels, header.data_begin)
     begin, header = _parse_header(data)
     known = _Known(begin, bytes(data[:begin]), bytes(data[begin + 4 : header.data_begin]), header)
     if header.data_begin <= _MOST_KNOWN_BYTES:
