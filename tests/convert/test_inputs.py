@@ -11,11 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import memfeed
 from memfeed.convert import probe
-from memfeed.errors import (
-    CopyError,
-    SampleError,
-    SchemaError,
-)
+from memfeed.errors import CopyError, SampleError, SchemaError, StoreError
 from support import Counting, Made, Pair, cache, equal
 
 
@@ -112,9 +108,16 @@ def test_data_that_is_mapped_already_is_not_copied_by_accident(path, tmp_path):
 def test_a_target_that_is_its_own_source_is_always_refused(path, tmp_path):
     store = cache(torch.arange(10), path)
     td = TensorDict({"a": torch.arange(10)}, [10]).memmap(str(tmp_path / "td"))
-    for data, target in ((store, path), (store, path / "inside"), (td, tmp_path / "td"), (store.subset([1]), path)):
+    for data, target in (
+        (store, path),
+        (td, tmp_path / "td"),
+        (td, tmp_path / "td" / "inside"),
+        (store.subset([1]), path),
+    ):
         with pytest.raises(CopyError, match="found the source of the data itself"):
             cache(data, target, allow="copy", overwrite=True)
+    with pytest.raises(StoreError, match="found a path inside the store"):
+        cache(store, path / "inside", allow="copy", overwrite=True)
 
 
 def test_an_iterator_is_not_shared_by_workers(path):

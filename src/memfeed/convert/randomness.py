@@ -105,10 +105,11 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
                 alone.append(map_leaves(values.copy_value, read_sample(dataset, row, Watchdog(0))))
         generators.seed(0)
         try:
-            together = dataset.__getitems__(list(rows[: len(alone)]))
+            batch = dataset.__getitems__(list(rows[: len(alone)]))
+            together = [] if isinstance(batch, dict) else list(batch)
         except Exception:  # they are read one by one then
             return
-        found = f"a {type(together).__name__}" if not isinstance(together, list | tuple) else ""
+        found = f"a {type(batch).__name__}" if isinstance(batch, dict) else ""
         if not found and share_memory(together):
             return  # as above
         if not found and len(together) != len(alone):
