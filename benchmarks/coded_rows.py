@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from measure import PHOTOS, Check, in_turns, parser, ratio, table, write
-from memfeed.codecs import filters, lossless
+from memfeed.codecs import lossless
 from memfeed.codecs.codec import parse_codec
 from memfeed.codecs.image_error import ErrorSum
 
@@ -145,13 +145,13 @@ def filtered(rows: list[np.ndarray], form: str, rounds: int) -> dict[str, Any]:
     narrow = [lossless.narrow(row) for row in rows]
     taken = [np.frombuffer(codec.encode(row), np.uint8)[2] for row in rows]
     found = {}
-    for code in filters.filters_of(narrow[0].dtype, narrow[0].shape):
-        blobs = [codec._compress(filters.apply(code, row).data) for row in narrow]
+    for code in lossless.filters_of(narrow[0].dtype, narrow[0].shape):
+        blobs = [codec._compress(lossless.apply(code, row).data) for row in narrow]
         out = np.empty_like(narrow[0])
 
         def decode(index: int, code: int = code, blobs: list[bytes] = blobs, out: np.ndarray = out) -> None:
             data = codec._decompress(memoryview(blobs[index]), out.nbytes)
-            filters.undo(code, np.frombuffer(data, np.uint8), out)
+            lossless.undo(code, np.frombuffer(data, np.uint8), out)
 
         seconds = seconds_a_row(decode, len(rows), rounds)
         found[("none", "channels", "bytes")[code]] = {

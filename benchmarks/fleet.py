@@ -30,7 +30,7 @@ import numpy as np
 from fleet_distance import distances
 from fleet_plan import Data, Node, order_of, replay
 from measure import Check, parser, show, table, write
-from memfeed.loading import presence
+from memfeed.loading import readahead
 
 NODE_RANKS = 8
 ROWS_PER_SECOND = 1000.0  # that a rank trains
@@ -112,7 +112,7 @@ def requests(data: Data, ranks: int, deal: str, quick: bool) -> dict[str, float]
     local = 1 if deal == "pieces" else min(ranks, NODE_RANKS)
     window = WINDOW_BLOCKS * data.block_rows // data.batch_size  # steps in which a rank reads as many rows
     own = window if deal == "pieces" else -(-window // ranks)
-    told = presence.ROWS_AT_ONCE // data.batch_size  # batches that are asked for together
+    told = readahead.ROWS_AT_ONCE // data.batch_size  # batches that are asked for together
     count = 2 * told if quick else -(-2 * max(own, told) // told) * told
     steps = Node(data, deal, ranks, ranks // local // 2 * local, local).steps()
     next(steps)  # what is read ahead at the beginning
@@ -180,15 +180,15 @@ def seconds_of_requests(seed: int) -> Any:
 def epoch_times(data: Data, worlds: list[int], aheads: list[int], steps: int) -> dict[str, Any]:
     """Return the time of steps over that of training alone, and the seconds to the first batch, by batches ahead."""
     found: dict[str, Any] = {"times": {}, "first_seconds": {}}
-    kept = presence.ROWS_AHEAD, presence.ROWS_AT_ONCE
+    kept = readahead.ROWS_AHEAD, readahead.ROWS_AT_ONCE
     for ahead in aheads:
-        presence.ROWS_AHEAD = ahead * data.batch_size
-        presence.ROWS_AT_ONCE = min(kept[1], presence.ROWS_AHEAD // 2)
+        readahead.ROWS_AHEAD = ahead * data.batch_size
+        readahead.ROWS_AT_ONCE = min(kept[1], readahead.ROWS_AHEAD // 2)
         plan = list(itertools.islice(Node(data, "pieces", worlds[-1], 0, 1).steps(), steps))
         step = data.batch_size / ROWS_PER_SECOND
         rows = [replay(plan, ranks, step, seconds_of_requests(ranks)) for ranks in worlds]
         found["first_seconds"][str(ahead)], found["times"][str(ahead)] = (list(one) for one in zip(*rows, strict=True))
-    presence.ROWS_AHEAD, presence.ROWS_AT_ONCE = kept
+    readahead.ROWS_AHEAD, readahead.ROWS_AT_ONCE = kept
     return found
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     ]
     parts = [0.1, 0.5] if quick else [0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
     hits = hit_rates(Data(sizes[0]), 64, parts)
-    aheads = [1, 8, presence.ROWS_AHEAD // fetched.batch_size]
+    aheads = [1, 8, readahead.ROWS_AHEAD // fetched.batch_size]
     times = epoch_times(fetched, worlds, aheads, 4 if quick else 1024)
     distance = distances(quick)
     checks = checks_of(found, sizes[-1], shapes, worlds[-1], times["times"][str(aheads[-1])][-1])

@@ -15,13 +15,12 @@ import numpy as np
 
 from memfeed.building.unit_queue import UnitQueue
 from memfeed.loading.gather_tasks import tasks_of_order
-from memfeed.loading.presence import present_tasks
+from memfeed.loading.readahead import present_tasks
 from memfeed.order.choice import Blocks, orders_of, piece_orders
-from memfeed.order.pieces import RankCut
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankCut, RankShards
 from memfeed.remote.fetching import MOST_IN_FLIGHT
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange, ChunkTable
-from memfeed.remote.row_byte_ranges import RowByteRanges
+from memfeed.remote.remote_supply import RowByteRanges
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Node as TreeNode
 from memfeed.store.manifest import CHUNK_BYTES

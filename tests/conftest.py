@@ -28,7 +28,7 @@ REAL_SYNCS = {  # file systems of several kinds, and what can leave memory becau
 SHORT_WAITS = {
     "building.claim.WAIT_SECONDS": 0.005,  # between two looks whether another process has ended
     "convert.lazily.WAIT_SECONDS": 0.01,
-    "convert.measured_forms.SECONDS": 0.1,  # of reading each form, to choose one
+    "convert.budget.SECONDS": 0.1,  # of reading each form, to choose one
     "convert.processes.CHECK_SECONDS": 0.1,  # between two looks whether workers live
 }
 

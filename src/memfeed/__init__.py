@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from memfeed.memoizing.memoize import memoize
     from memfeed.order.choice import Blocks
     from memfeed.random import Keys
-    from memfeed.remote.pull import pull
-    from memfeed.remote.push import push
+    from memfeed.remote.push_pull import pull, push
     from memfeed.schema.names import Names
     from memfeed.store.store import Store
     from memfeed.transfer.to_device import to_device
@@ -73,8 +72,8 @@ _MODULES = {
     "cache": "memfeed.convert.cache",
     "concat": "memfeed.convert.append",
     "memoize": "memfeed.memoizing.memoize",
-    "pull": "memfeed.remote.pull",
-    "push": "memfeed.remote.push",
+    "pull": "memfeed.remote.push_pull",
+    "push": "memfeed.remote.push_pull",
     "recode": "memfeed.convert.recode",
     "repair": "memfeed.convert.cache",
     "to_device": "memfeed.transfer.to_device",

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from memfeed.building.children import ChildRequests
+from memfeed.building.service import ChildRequests
 from memfeed.errors import BuildError, RemoteError, StoreError
 
 

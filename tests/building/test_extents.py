@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.building import extents
-from memfeed.building.extents import Extents, Wanted, _Heap
+from memfeed.building import space
+from memfeed.building.space import Extents, Wanted, _Heap
 from memfeed.errors import SpaceError
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.system import files
@@ -57,7 +57,7 @@ def test_a_hole_is_filled_by_the_rows_that_belong_there():
 
 
 def test_ends_of_rows_are_limited(monkeypatch):
-    monkeypatch.setattr(extents, "MOST_PARTS", 2)
+    monkeypatch.setattr(space, "MOST_PARTS", 2)
     heap = _Heap()
     for row in (30, 20, 10, 0):
         heap.note(heap.find(row, 5), 5, row + 1)
@@ -77,7 +77,7 @@ def test_writers_see_the_space_of_each_other(root):
 
 def test_space_is_reserved_with_room_for_more(root):
     Extents(root).place([wanted(root, 0, 1, 10)])
-    assert (root / "heap0").stat().st_size == extents.FIRST_EXTENT
+    assert (root / "heap0").stat().st_size == space.FIRST_EXTENT
     assert Extents(root).place([wanted(root, 1, 2, 0)]) == [10]
 
 
@@ -148,4 +148,4 @@ def test_half_a_record_at_the_end_is_written_over(root):
     with open(log, "ab") as file:
         file.write(b"half")
     assert Extents(root).place([wanted(root, 1, 2, 10)]) == [10]
-    assert np.fromfile(log, extents.RECORD)["start"].tolist() == [0, 10]
+    assert np.fromfile(log, space.RECORD)["start"].tolist() == [0, 10]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import memfeed
-from memfeed.building.merge import (
+from memfeed.building.join import (
     MOST_PROBES,
     Part,
     merged_attributes,

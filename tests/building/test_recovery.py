@@ -5,7 +5,7 @@ import torch
 from small_build import SCHEMA, is_right, packed
 
 import memfeed
-from memfeed.building import recovery
+from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, is_claimed
 from memfeed.errors import BuildError
@@ -39,7 +39,7 @@ def test_a_commit_that_was_cut_short_is_finished(path, step, monkeypatch):
                 build.commit(path, overwrite=old is not None)
         if step != "exchange":
             assert not path.exists()
-        recovery.finish_interrupted(path)
+        commit.finish_interrupted(path)
     assert is_right(memfeed.open(path), range(4))
     assert sorted(p.name for p in path.parent.iterdir()) == ["a.mf"]
 
@@ -60,7 +60,7 @@ def _interrupt_commit(path, monkeypatch):
 
 def test_the_lock_counts_after_a_recovery_that_moved_its_file(path, monkeypatch):
     _interrupt_commit(path, monkeypatch)
-    with recovery.claim_recovered(path) as root:
+    with commit.claim_recovered(path) as root:
         assert is_right(memfeed.open(path), range(4))
         assert is_claimed(root)
         assert (root / ".build" / "lock").exists()
@@ -71,7 +71,7 @@ def test_the_plain_lock_does_not_count_after_it(path, monkeypatch):
     _interrupt_commit(path, monkeypatch)
     with claim(path) as root:
         assert is_claimed(root)
-        recovery.finish_interrupted(path)
+        commit.finish_interrupted(path)
         assert not is_claimed(root)
 
 
@@ -80,15 +80,15 @@ def test_remains_are_removed_unless_another_process_is_at_work(path):
     (path / ".build").mkdir()
     path.with_name("a.mf.build.old").mkdir()
     with claim(path):
-        recovery.remove_remains(path)
+        commit.claim_and_remove_remains(path)
         assert (path / ".build").exists()
-    recovery.remove_remains(path)
+    commit.claim_and_remove_remains(path)
     assert [p.name for p in path.parent.iterdir()] == ["a.mf"]
 
 
 def test_an_error_while_the_claim_is_held_releases_it(path):
-    with pytest.raises(BuildError, match="mine"), recovery.claim_recovered(path):
+    with pytest.raises(BuildError, match="mine"), commit.claim_recovered(path):
         raise BuildError("mine")
-    with recovery.claim_recovered(path, wait=False) as root:
+    with commit.claim_recovered(path, wait=False) as root:
         assert is_claimed(root)
     assert not is_claimed(root)

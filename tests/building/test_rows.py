@@ -9,8 +9,8 @@ from small_build import SCHEMA, packed
 
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.extents import Extents, Wanted
 from memfeed.building.partial import runs
+from memfeed.building.space import Extents, Wanted
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.store.ragged import ragged_files, read_row

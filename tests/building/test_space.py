@@ -15,8 +15,8 @@ import memfeed
 from disk import Faults
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.building.extents import Extents, Wanted
 from memfeed.building.partial import runs
+from memfeed.building.space import Extents, Wanted
 from memfeed.errors import SpaceError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer

@@ -8,7 +8,7 @@ from PIL import Image
 
 import memfeed
 from memfeed.cli import main
-from memfeed.convert import measured_forms
+from memfeed.convert import budget
 
 CODE = """
 import torch
@@ -47,7 +47,7 @@ def stream():
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(measured_forms, "SECONDS", 0.01)
+    monkeypatch.setattr(budget, "SECONDS", 0.01)
     (tmp_path / "dry_data.py").write_text(CODE)
     monkeypatch.delitem(__import__("sys").modules, "dry_data", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -17,8 +17,8 @@ from memfeed.errors import (
     StoreError,
     StoreNotFoundError,
 )
+from memfeed.system.messages import printable
 from memfeed.system.progress import Progress, write_line
-from memfeed.system.units import printable
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\u202e"
 SHOWN = r"\x1b[2J\x1b]0;owned\x07\u202e"

@@ -74,7 +74,7 @@ def test_parameters_that_a_codec_cannot_have_are_damage(name, parameters):
 @pytest.mark.parametrize(("name", "module"), [("lz4", "lz4"), ("zstd", "zstandard"), ("jpeg", "simplejpeg")])
 def test_a_missing_library_is_an_error_with_the_line_to_install_it(monkeypatch, name, module):
     find = importlib.util.find_spec
-    monkeypatch.setattr("memfeed.system.extras.find_spec", lambda wanted: None if wanted == module else find(wanted))
+    monkeypatch.setattr("memfeed.system.messages.find_spec", lambda wanted: None if wanted == module else find(wanted))
     for make in (
         lambda: parse_codec(name),
         lambda: codec_of(name, parse_codec.__globals__["CODECS"][name]().parameters()),

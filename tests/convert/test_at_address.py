@@ -5,7 +5,7 @@ import os
 import pytest
 
 import memfeed
-from memfeed.convert.at_address import build_directory, cache_at
+from memfeed.convert.cache import build_directory, cache_at
 from memfeed.errors import StaleStoreError, StoreError
 from memfeed.remote.address import parse_address
 from support import Made, cache

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import memfeed
-from memfeed.convert import budget, measured_forms
-from memfeed.convert.measured_forms import MeasuredForm, fastest_within
+from memfeed.convert import budget
+from memfeed.convert.budget import MeasuredForm, fastest_within
 from memfeed.errors import SpaceError
 from memfeed.schema.compare import equal
 from memfeed.system import files
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 
 
 class Smooth:
@@ -36,7 +36,7 @@ RAW_BYTES = 200 * (3 * 48 * 64 + 8)
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(measured_forms, "SECONDS", 0.05)
+    monkeypatch.setattr(budget, "SECONDS", 0.05)
 
 
 def codec_of(store):

@@ -172,7 +172,7 @@ def uneven_sample(index):
 
 def test_a_conversion_writes_the_same_bytes_with_any_number_of_workers(tmp_path, monkeypatch):
     """Also of ``late``, whose length varies from row 71 on: its column is fixed at first."""
-    monkeypatch.setattr("memfeed.convert.list_worker.MOST_SECONDS", 600.0)  # a busy machine changes no order
+    monkeypatch.setattr("memfeed.convert.jobs.MOST_SECONDS", 600.0)  # a busy machine changes no order
     data = Made(uneven_sample, 200)
     alone, *others = (cache(data, tmp_path / f"{workers}.mf", workers=workers) for workers in (0, 1, 2, 3, 4))
     expected = bytes_by_name(alone)

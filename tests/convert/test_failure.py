@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from memfeed.convert.failure import failure_of
+from memfeed.convert.watchdog import failure_of
 from memfeed.errors import SampleError
 
 

@@ -91,7 +91,7 @@ def test_a_loader_needs_no_threads(monkeypatch, path):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr("memfeed.loading.prefetch_policy.PrefetchPolicy.threaded", True, raising=False)
+    monkeypatch.setattr("memfeed.loading.epoch.PrefetchPolicy.threaded", True, raising=False)
     loader = memfeed.Loader(store, 10, shuffle=True, prefetch_factor=2)
     assert sorted(torch.cat(list(loader))[:, 0].tolist()) == list(range(200))
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import Dataset
 
 import memfeed
+from memfeed.convert.budget import overlap_factor
 from memfeed.convert.inputs import classify_input
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.overlap import overlap_factor
 from memfeed.convert.probe import probe_input
 from support import Made
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from memfeed.convert.ray_rows import RayRows
+from memfeed.convert.inputs import RayRows
 
 
 def test_rows_come_in_the_order_of_the_source_each_time():

@@ -16,9 +16,9 @@ from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.cli import main
-from memfeed.convert import ray_engine, ray_task, watchdog
+from memfeed.convert import ray_engine, watchdog
 from memfeed.convert.forms import coded_schema, forms_of
-from memfeed.convert.ray_task import TaskSpec, _RayWorker, require_same_build
+from memfeed.convert.ray_engine import TaskSpec, _RayWorker, require_same_build
 from memfeed.convert.write_run import Report, RunWriter, WritePlan
 from memfeed.errors import BuildError, SampleError
 from memfeed.schema.codec import decoded_row
@@ -40,8 +40,8 @@ class Numbers:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker(monkeypatch):
-    monkeypatch.setattr(ray_task, "prepare_like_dataloader", lambda *_: None)
-    monkeypatch.setattr(ray_task, "VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(ray_engine, "prepare_like_dataloader", lambda *_: None)
+    monkeypatch.setattr(ray_engine, "VISIBLE_SECONDS", 0.0)
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def test_a_task_names_the_sample_that_does_not_return(path, monkeypatch, capfd):
 
     monkeypatch.setattr(watchdog, "write_line", said.append)
     with begun(path) as (_, spec):
-        monkeypatch.setattr(ray_task, "_unpickle", lambda _: (Slow(), None))
+        monkeypatch.setattr(ray_engine, "_unpickle", lambda _: (Slow(), None))
         _RayWorker(spec, 0).compute(range(6, 9))
     assert f"process {os.getpid()} has been reading sample 7 for" in said[0]
 

@@ -6,7 +6,7 @@ import torch
 
 import memfeed
 from memfeed.convert import budget
-from memfeed.convert.rounding import Rounded
+from memfeed.convert.forms import Rounded
 from memfeed.errors import SchemaError
 
 

@@ -84,7 +84,7 @@ def convert_hurt(dataset, path, row, how, in_write, options):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Let no list be written out of order because the machine is busy."""
-    monkeypatch.setattr("memfeed.convert.list_worker.MOST_SECONDS", 600.0)
+    monkeypatch.setattr("memfeed.convert.jobs.MOST_SECONDS", 600.0)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -111,7 +111,7 @@ def test_a_conversion_that_was_killed_writes_the_same_bytes(tmp_path, seed, how,
 
 def test_rows_after_a_sample_that_takes_very_long_are_written_before_it(tmp_path, monkeypatch):
     """Else a kill, or a sample that blocks for ever, would cost all of them."""
-    monkeypatch.setattr("memfeed.convert.list_worker.MOST_SECONDS", 0.2)
+    monkeypatch.setattr("memfeed.convert.jobs.MOST_SECONDS", 0.2)
     presence, found = tmp_path / "a.mf.build" / ".build" / "presence", tmp_path / "found"
     dataset, row = Drawn(1, 400), next(row for row in range(30, 400) if row not in probe_indices(400))
 
@@ -162,6 +162,6 @@ def test_rows_that_a_dead_worker_had_asked_space_for_go_there(tmp_path, monkeypa
 
 
 def test_a_worker_that_may_keep_nothing_waits_for_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("memfeed.convert.list_worker.MOST_BYTES_READ", 0)
+    monkeypatch.setattr("memfeed.convert.jobs.MOST_BYTES_READ", 0)
     one, other = (cache(Drawn(0, 500), tmp_path / f"{workers}.mf", workers=workers) for workers in (0, 3))
     assert bytes_by_name(one) == bytes_by_name(other)

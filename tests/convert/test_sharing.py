@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from memfeed.convert.sharing import share_memory
+from memfeed.convert.randomness import share_memory
 
 BUFFER, ARRAY, LIST, DICT = torch.zeros(4), np.zeros(4), [1, 2], {"a": 1}
 CYCLE = []

@@ -4,7 +4,7 @@ import pytest
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from memfeed.convert.worker_info import as_another_worker, set_worker_info, times_asked
+from memfeed.convert.randomness import as_another_worker, set_worker_info, times_asked
 from memfeed.errors import RandomDataError
 from support import Made, cache
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from memfeed.errors import LoaderError
-from memfeed.loading.arrays import converter
+from memfeed.loading.batch_forms import converter
 
 
 def test_torch_is_left_alone():
@@ -38,7 +38,7 @@ def test_numpy_has_no_bfloat16():
 JAX_PROGRAM = """
 import numpy as np
 import torch
-from memfeed.loading.arrays import converter
+from memfeed.loading.batch_forms import converter
 
 batch = (torch.arange(6.0).view(2, 3), torch.arange(2), torch.tensor([True, False]))
 found = converter("jax")(batch)
@@ -54,7 +54,7 @@ import torch
 sys.path.insert(0, "tests")
 from simulated_cuda import DeviceTensor, simulated
 import jax
-from memfeed.loading.arrays import converter
+from memfeed.loading.batch_forms import converter
 
 with simulated() as machine:
     tensor = torch.arange(6).to("cuda")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfeed
-from memfeed.loading.prefetch_policy import PrefetchPolicy
+from memfeed.loading.epoch import PrefetchPolicy
 
 N = 1500
 

@@ -6,7 +6,7 @@ import torch
 
 from memfeed import Loader
 from memfeed.errors import LoaderError
-from memfeed.loading.clock import EpochClock
+from memfeed.loading.position import EpochClock
 
 
 def test_epochs_follow_each_other():

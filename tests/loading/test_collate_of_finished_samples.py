@@ -23,7 +23,7 @@ import memfeed
 from memfeed import Blocks, Loader
 from memfeed import transforms as T
 from memfeed.errors import LoaderError, TransformError
-from memfeed.loading.prefetch_policy import PrefetchPolicy
+from memfeed.loading.epoch import PrefetchPolicy
 from memfeed.schema.infer import infer
 from memfeed.store.store import with_transform
 from memfeed.transforms import Transform

@@ -10,7 +10,7 @@ import torch
 import memfeed
 import memfeed.transforms as T
 from memfeed.errors import CorruptStoreError, LoaderError
-from memfeed.loading.device_decode import DeviceDecoder
+from memfeed.loading.placement import DeviceDecoder
 from memfeed.transfer import nvjpeg
 from simulated_cuda import simulated
 from support import Made, cache, equal
@@ -131,7 +131,7 @@ def test_windows_are_refused(path, device):
 def test_without_a_library(path, device, monkeypatch):
     store = stored(path)
     monkeypatch.setattr(nvjpeg, "find_spec", lambda name: None)
-    monkeypatch.setattr("memfeed.system.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("memfeed.system.messages.find_spec", lambda name: None)
     with (
         device(),
         pytest.raises(ModuleNotFoundError, match=r"found no torchvision; .* pip install 'memfeed\[vision\]'"),

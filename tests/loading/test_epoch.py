@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from memfeed.loading.background import Pause
-from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.epoch import EpochIterator, EpochProgress, IteratorPickledError, run_epoch
+from memfeed.loading.gather_tasks import BatchGroup
 
 
 class Policy(SimpleNamespace):

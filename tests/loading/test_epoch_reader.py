@@ -10,8 +10,8 @@ import torch
 import memfeed
 from memfeed.errors import LoaderError
 from memfeed.loading import epoch_reader
-from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.epoch_reader import DocumentOrder, _ahead_in_caller, _draw_ahead
+from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.order.choice import Blocks
 from support import Made, cache
 

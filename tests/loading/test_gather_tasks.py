@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler
 from memfeed.errors import LoaderError, RowError
 from memfeed.loading.gather_tasks import rows_of_run, tasks_of_order, tasks_of_sampler
 from memfeed.order.orders import Sequential, Shuffled
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankShards
 
 
 def same(rows):

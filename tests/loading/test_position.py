@@ -6,7 +6,7 @@ import pytest
 
 from memfeed.errors import LoaderError
 from memfeed.loading.position import FINISHED, SamplerPosition, from_state, moved, rows_before, step_of, to_state
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankShards
 
 IDENTITY = {"store": "abc", "rows": 100, "order": "shuffle=True"}
 

@@ -3,7 +3,7 @@ import time
 import torch
 
 from memfeed import Loader
-from memfeed.loading.prefetch_policy import KEPT_EPOCHS, MEASURED_BATCHES, PrefetchPolicy
+from memfeed.loading.epoch import KEPT_EPOCHS, MEASURED_BATCHES, PrefetchPolicy
 from memfeed.transforms import Transform
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from memfeed.loading import presence
+from memfeed.loading import readahead
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.store.row_supply import ReadRequest
 
@@ -38,7 +38,7 @@ def test_each_task_is_told_once_before_it_is_waited_for(rows, count, has_own_ord
     view = SimpleNamespace(supply=supply, reader=ReadRequest)
     store = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
     tasks = [GatherTask(np.full(rows, at), np.full(rows, at), rows, (at,)) for at in range(count)]
-    found = [int(task.ids[0]) for task in presence.present_tasks(iter(tasks), store, has_own_order=has_own_order)]
+    found = [int(task.ids[0]) for task in readahead.present_tasks(iter(tasks), store, has_own_order=has_own_order)]
     assert found == [*range(count)]
     for what in ("want", "wait"):
         assert [at for event, at in supply.events if event == what] == [*range(count)]
@@ -51,12 +51,12 @@ def test_rows_far_ahead_are_told_together():
     view = SimpleNamespace(supply=supply, reader=ReadRequest)
     store = SimpleNamespace(_view=view, _backing=SimpleNamespace(masks_rows=False))
     tasks = (GatherTask(np.full(256, at), np.full(256, at), 256, (at,)) for at in range(1000))
-    batches = presence.present_tasks(tasks, store, has_own_order=True)
+    batches = readahead.present_tasks(tasks, store, has_own_order=True)
     told, sizes = 0, []
     for _ in range(400):
         next(batches)
         now = sum(event == "want" for event, _ in supply.events)
         sizes.append(now - told)
         told = now
-    assert sizes[0] == presence.ROWS_AHEAD // 256
-    assert {*sizes[1:]} == {0, presence.ROWS_AT_ONCE // 256}
+    assert sizes[0] == readahead.ROWS_AHEAD // 256
+    assert {*sizes[1:]} == {0, readahead.ROWS_AT_ONCE // 256}

@@ -7,7 +7,7 @@ import memfeed
 from memfeed import Loader
 from memfeed import transforms as T
 from memfeed.random import Keys
-from memfeed.schema.row_views import RowViews
+from memfeed.schema.jagged import RowViews
 from memfeed.store.gather import Gather
 from support import equal
 

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from memfeed.errors import TransformError
-from memfeed.loading.sample_lists import (
+from memfeed.loading.batch_forms import (
     as_list,
     canvases_for,
     collate_finished,
@@ -18,7 +18,7 @@ from memfeed.loading.sample_lists import (
 )
 from memfeed.schema.infer import infer
 from memfeed.schema.samples import FinishedSamples
-from memfeed.store.read_samples import ReadSamples
+from memfeed.store.gather import ReadSamples
 from memfeed.transforms import RandomHorizontalFlip
 from support import Made, cache
 

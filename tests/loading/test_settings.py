@@ -5,7 +5,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from memfeed.errors import LoaderError
 from memfeed.loading.settings import Settings, as_int, present_ranks, row_and_list_samplers, warn_about_ranks
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankShards
 
 LISTS = BatchSampler(SequentialSampler(range(4)), 2, False)
 

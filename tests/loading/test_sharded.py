@@ -294,7 +294,7 @@ def test_ranks_hold_no_more_than_their_own_positions_of_a_global_batch():
             return np.arange(start, stop)
 
     from memfeed.loading.gather_tasks import tasks_of_order
-    from memfeed.order.shards import RankShards
+    from memfeed.order.pieces import RankShards
 
     task = next(tasks_of_order(Order(), RankShards(1 << 40, 16384, 5, 4096), 0, None, 2, repeats=False))
     assert task.ids[:2].tolist() == [5 * 16384, 5 * 16384 + 1]

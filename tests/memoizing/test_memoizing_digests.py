@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from memfeed.memoizing import digests as module
-from memfeed.memoizing.digests import Digests
+from memfeed.memoizing import keys as module
+from memfeed.memoizing.keys import Digests
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.order.bijection import Bijection
+from memfeed.order.orders import Bijection
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,13 +7,13 @@ from memfeed.order.choice import (
     BLOCK_BYTES,
     BLOCK_ROWS,
     Blocks,
+    Mixed,
     default_block_rows,
     mixed_orders,
     mixed_rows,
     orders_of,
     piece_orders,
 )
-from memfeed.order.mixture import Mixed
 from memfeed.order.orders import WINDOW_BLOCKS, BlockOrder, Sequential, Shuffled
 from memfeed.order.pieces import RankCut, RankPieces
 

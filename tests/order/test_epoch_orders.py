@@ -3,9 +3,8 @@ import time
 import numpy as np
 import pytest
 
-from memfeed.order import epoch_orders
-from memfeed.order.epoch_orders import LEAST_ROWS, MEASURED_EPOCHS, EpochOrders
-from memfeed.order.orders import Shuffled
+from memfeed.order import orders
+from memfeed.order.orders import LEAST_ROWS, MEASURED_EPOCHS, EpochOrders, Shuffled
 
 
 class Slow:
@@ -54,7 +53,7 @@ def test_what_fails_in_the_thread_is_raised_where_the_order_is_asked_for():
     made = EpochOrders(fails, LEAST_ROWS)
     made(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epoch_orders.threading, "excepthook", lambda args: None)
+        patch.setattr(orders.threading, "excepthook", lambda args: None)
         made.draw_ahead(1)
         made._next[1].join()
     with pytest.raises(MemoryError, match="mine"):

@@ -6,8 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memfeed.errors import LoaderError
-from memfeed.order.choice import Blocks, mixed_orders
-from memfeed.order.mixture import WINDOW, check_weights, shares
+from memfeed.order.choice import WINDOW, Blocks, check_weights, mixed_orders, shares
 
 KINDS = [False, True, Blocks()]
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from memfeed.order import pieces
 from memfeed.order.choice import Blocks, piece_orders
 from memfeed.order.orders import Shuffled
-from memfeed.order.pieces import RankCut, RankPieces
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankCut, RankPieces, RankShards
 
 ways = st.sampled_from([True, False, Blocks()])
 PINNED = [6, 7, 10, 4, 11, 9, 5, 1, 2, 3, 8, 0]

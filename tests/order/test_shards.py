@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankShards
 
 sizes = st.integers(1, 60), st.integers(1, 9), st.integers(1, 5)
 

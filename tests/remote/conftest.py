@@ -15,8 +15,8 @@ import pytest
 
 import memfeed
 from fault_proxy import FaultProxy
-from memfeed.remote import retry
-from memfeed.remote.retry import Retry
+from memfeed.remote import connections
+from memfeed.remote.connections import Retry
 from origin import make
 
 FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, stall_seconds=30.0)
@@ -24,7 +24,7 @@ FAST = Retry(attempts=6, first_wait_seconds=0.001, longest_wait_seconds=0.01, st
 
 @pytest.fixture(autouse=True)
 def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "DEFAULT", FAST)
+    monkeypatch.setattr(connections, "DEFAULT", FAST)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import torch
 
 import memfeed
 from memfeed.errors import CorruptStoreError
-from memfeed.remote.chunks import expected_chunks, in_threads, read_chunk, verify
-from memfeed.remote.layout import read_manifest
+from memfeed.remote.layout import expected_chunks, in_threads, read_chunk, read_manifest, verify
 
 pytest.importorskip("obstore")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memfeed.errors import ObjectNotFoundError, ObjectReplacedError, RemoteError
-from memfeed.remote.failures import WrongBytesError, classify, is_unsupported
+from memfeed.remote.connections import WrongBytesError, classify, is_unsupported
 
 SECRET = "https://host/bucket?X-Amz-Signature=hunter2"
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, ObjectReplacedError, RemoteError
+from memfeed.remote.connections import Retry
 from memfeed.remote.objects import Objects
-from memfeed.remote.retry import Retry
 
 
 def test_objects_are_written_read_listed_and_removed(address):

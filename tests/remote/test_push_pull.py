@@ -22,9 +22,8 @@ from memfeed.errors import (
     StoreNotFoundError,
 )
 from memfeed.remote import fetching
-from memfeed.remote import push as push_module
-from memfeed.remote.chunks import verify
-from memfeed.remote.layout import read_manifest
+from memfeed.remote import push_pull as push_module
+from memfeed.remote.layout import read_manifest, verify
 from memfeed.remote.objects import Objects
 from memfeed.store import format
 from support import wait_until

@@ -22,10 +22,9 @@ import memfeed
 from fault_proxy import KINDS, FaultProxy
 from measure import machine
 from memfeed.errors import MemfeedError
-from memfeed.remote import retry
-from memfeed.remote.chunks import expected_chunks, read_chunk, verify
-from memfeed.remote.layout import RemoteStore, read_manifest
-from memfeed.remote.retry import Retry
+from memfeed.remote import connections
+from memfeed.remote.connections import Retry
+from memfeed.remote.layout import RemoteStore, expected_chunks, read_chunk, read_manifest, verify
 from memfeed.store.checksums import Chunk
 
 FAULTS = int(os.environ.get("MEMFEED_REMOTE_FAULTS", "24"))
@@ -72,7 +71,7 @@ def read_one(remote: RemoteStore, local: Path, chunk: Chunk, expected: int) -> s
 @pytest.mark.parametrize("kind", [*KINDS, "latency"])
 def test_reading_through_faults(store, bucket, proxy: FaultProxy, monkeypatch, kind):
     stall = 0.3 if kind == "stall" else 30.0
-    monkeypatch.setattr(retry, "DEFAULT", Retry(6, 0.001, 0.01, stall))
+    monkeypatch.setattr(connections, "DEFAULT", Retry(6, 0.001, 0.01, stall))
     address = f"{bucket}/ants.mf"
     memfeed.push(store, address)
     remote, came, began = read_manifest(address), Counter(), time.monotonic()

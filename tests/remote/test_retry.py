@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from memfeed.remote.retry import Retry
+from memfeed.remote.connections import Retry
 
 
 @pytest.mark.parametrize(("failures", "longest"), [(1, 0.2), (2, 0.4), (5, 3.2), (7, 8.0), (60, 8.0)])

@@ -8,7 +8,7 @@ import torch
 
 import memfeed
 from memfeed.remote.ranges import ChunkTable
-from memfeed.remote.row_byte_ranges import RowByteRanges
+from memfeed.remote.remote_supply import RowByteRanges
 from memfeed.store.row_supply import ReadRequest
 
 ROWS, STEP = 60, 256

@@ -3,7 +3,7 @@
 import optree
 import torch
 
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import RaggedList
 
 
 def test_it_is_a_leaf():

@@ -17,8 +17,7 @@ from memfeed.errors import FieldError, StoreError, TransformError
 from memfeed.random import Keys
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.infer import infer
-from memfeed.schema.recipe import MOST_STEPS, RecipeStep, recipe_problem
-from memfeed.schema.recipe_arguments import REQUIRED, TRANSFORMS
+from memfeed.schema.recipe import MOST_STEPS, REQUIRED, TRANSFORMS, RecipeStep, recipe_problem
 from memfeed.transforms.from_recipe import make_pipeline, make_transform
 
 

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import memfeed.transforms
-from memfeed.schema.recipe_arguments import REQUIRED, TRANSFORMS, arguments_problem, numbers
+from memfeed.schema.recipe import REQUIRED, TRANSFORMS, arguments_problem, numbers
 
 NAN, INF = float("nan"), float("inf")
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import memfeed
-from memfeed.schema.torch_datasets import reads_as
+from memfeed.schema.containers import reads_as
 from support import equal
 
 N = 12

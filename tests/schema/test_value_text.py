@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from memfeed.schema.value_text import CELL_WIDTH, shape_text, summary
+from memfeed.store.store_html import CELL_WIDTH, shape_text, summary
 
 
 def deep():

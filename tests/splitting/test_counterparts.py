@@ -18,7 +18,7 @@ from memfeed.splitting.counterparts import (
 from memfeed.splitting.leaves import kind_of
 from memfeed.splitting.step_values import Value
 from memfeed.transforms import CenterCrop, Window
-from memfeed.transforms.params.warp import Warped
+from memfeed.transforms.params.geometry import Warped
 
 v2 = pytest.importorskip("torchvision.transforms.v2")
 geometry = pytest.importorskip("torchvision.transforms.v2.functional._geometry")

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from memfeed.errors import SplitError
-from memfeed.splitting.draws import drawing_line
-from memfeed.splitting.generators import Generators
+from memfeed.splitting.generators import Generators, drawing_line
 from memfeed.splitting.proof import prove
 
 DRAWS = {"torch": lambda: torch.rand(1), "numpy": np.random.rand, "random": random.random}

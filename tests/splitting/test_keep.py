@@ -11,10 +11,10 @@ from torchvision.transforms import v2
 
 import memfeed
 from memfeed.errors import SplitError
-from memfeed.splitting.keep import ENCODED, OpenedFiles, ShortSide, encoded
 from memfeed.splitting.leaves import kind_of
 from memfeed.splitting.proof import prove
 from memfeed.splitting.rest import rest_of
+from memfeed.splitting.stored_layout import ENCODED, OpenedFiles, ShortSide, encoded
 from memfeed.transforms.decode import decode
 
 PIXELS = picture(5, 40, 60)

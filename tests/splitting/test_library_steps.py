@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfeed.schema.recipe_arguments import TRANSFORMS
+from memfeed.schema.recipe import TRANSFORMS
 from memfeed.splitting import library_steps
 from memfeed.splitting.library_steps import transforms_for
 

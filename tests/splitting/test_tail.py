@@ -10,8 +10,8 @@ from memfeed.random import Keys
 from memfeed.splitting.leaves import kind_of, take_apart
 from memfeed.splitting.proof import prove
 from memfeed.splitting.recording import Entry
+from memfeed.splitting.remake import Tail
 from memfeed.splitting.rest import rest_of
-from memfeed.splitting.tail import Tail
 
 N = 5
 KEYS = Keys(0, 0, torch.arange(N))

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from memfeed.schema.fields import Field
-from memfeed.store.column import Column, ConcatColumn, FileColumn, FileRows
-from memfeed.store.columns import ConcatFixedColumn, InMemoryColumn
+from memfeed.store.columns import Column, ConcatColumn, ConcatFixedColumn, FileColumn, FileRows, InMemoryColumn
 
 FIELD = Field(path=("x",), name="x", stem="x", kind="fixed", dtype="int32", shape=(3,))
 

@@ -8,7 +8,7 @@ import memfeed
 from memfeed.errors import RowError
 from memfeed.schema.samples import rows_of_leaf
 from memfeed.store.gather import Gather
-from memfeed.store.ragged_view import RaggedView, reference
+from memfeed.store.ragged_gather import RaggedView, reference
 from memfeed.system.buffers import Fresh, Pool
 from support import Made, equal, rich_sample
 

@@ -9,7 +9,7 @@ import torch
 import memfeed
 from memfeed.errors import CorruptStoreError
 from memfeed.store import mapping
-from memfeed.store.growing import GrowingColumn
+from memfeed.store.backing import GrowingColumn
 from memfeed.store.ragged import ragged_files
 from support import Made
 

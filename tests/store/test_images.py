@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memfeed.schema.fields import Field
-from memfeed.store.images import may_hold_images, pixels, thumbnail
+from memfeed.store.store_html import may_hold_images, pixels, thumbnail
 
 
 def field(dtype, shape, kind="fixed"):
@@ -83,5 +83,5 @@ def test_a_thumbnail_is_a_small_png(value):
 
 def test_no_image_and_no_pillow_give_no_thumbnail(monkeypatch):
     assert thumbnail(torch.zeros(7), 96) is None
-    monkeypatch.setattr("memfeed.store.images.find_spec", lambda name: None)
+    monkeypatch.setattr("memfeed.store.store_html.find_spec", lambda name: None)
     assert thumbnail(bytes_of(3, 4, 5), 96) is None

@@ -1,6 +1,6 @@
 """What a store keeps beside its columns, in lines."""
 
-from memfeed.store.manifest_lines import LINE_WIDTH, manifest_lines
+from memfeed.store.store_html import LINE_WIDTH, manifest_lines
 from support import Made, cache
 
 

@@ -10,7 +10,7 @@ import torch
 from memfeed.errors import RowError
 from memfeed.schema.fields import Field
 from memfeed.store.ragged_columns import NestedColumn
-from memfeed.store.ragged_view import RaggedView, reference
+from memfeed.store.ragged_gather import RaggedView, reference
 
 FIELD = Field(path=("r",), name="r", stem="r", kind="jagged", dtype="int64", shape=(None,))
 FLAT = torch.arange(6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from memfeed.store.read_samples import ReadSamples
+from memfeed.store.gather import ReadSamples
 
 NONE = np.empty(0, np.int64)
 

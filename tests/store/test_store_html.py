@@ -69,7 +69,7 @@ def test_images_of_all_layouts_have_thumbnails(store):
 
 
 def test_without_pillow_there_are_no_thumbnails(store, monkeypatch):
-    monkeypatch.setattr("memfeed.store.images.find_spec", lambda name: None)
+    monkeypatch.setattr("memfeed.store.store_html.find_spec", lambda name: None)
     html = store._repr_html_()
     assert "<img" not in html
     assert "[3, 40, 30] 0 to 255" in require_harmless(html)

@@ -5,8 +5,17 @@ import pytest
 import torch
 
 from memfeed.errors import StoreError
-from memfeed.store.tensordict_columns import contents_of
-from memfeed.store.tensordict_entries import Group, LeftOut, Nested, PerRow, Shared, Tensor, TensorStack, Unbatched
+from memfeed.store.tensordict_entries import (
+    Group,
+    LeftOut,
+    Nested,
+    PerRow,
+    Shared,
+    Tensor,
+    TensorStack,
+    Unbatched,
+    contents_of,
+)
 
 
 def top(batch=(2,), **children):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfeed.system.extras import require
+from memfeed.system.messages import require
 
 
 def test_packages_that_are_there_are_no_error():

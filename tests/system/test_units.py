@@ -1,6 +1,6 @@
 import pytest
 
-from memfeed.system.units import format_bytes, format_seconds, format_short, parse_bytes
+from memfeed.system.messages import format_bytes, format_seconds, format_short, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError, StoreError
-from memfeed.tables.table_files import Hdf5Column
+from memfeed.tables.open_table import Hdf5Column
 from support import cache, equal
 
 pa = pytest.importorskip("pyarrow")

@@ -17,10 +17,10 @@ import torch
 
 import memfeed
 from disk import Faults, Recorder, Replay
-from memfeed.building import commit, recovery
+from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear
-from memfeed.building.recovery import claim_recovered
+from memfeed.building.commit import claim_recovered
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import BuildError, SampleError, SpaceError, StoreError
 from memfeed.system import files
@@ -207,7 +207,7 @@ def test_an_older_replacement_cut_short_is_not_taken_for_the_newer(path, monkeyp
         right(path, Work(convert, partial(sample, version=version)))
     assert (path / ".build" / "settings.json").exists()
     with claim(path):
-        recovery.finish_interrupted(path)
+        commit.finish_interrupted(path)
     right(path, Work(convert, partial(sample, version=2)))
     assert [p.name for p in path.parent.iterdir() if p.name.startswith("a.mf")] == ["a.mf"]
 

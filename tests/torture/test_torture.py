@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.convert import list_worker, watchdog
+from memfeed.convert import jobs, watchdog
 from memfeed.convert.write_run import RunWriter
 from memfeed.errors import BuildError
 from memfeed.schema.infer import infer
@@ -94,7 +94,7 @@ def test_ctrl_c_reaches_workers_and_builder_alike(path, work):
 
 
 def interrupted_twice(path, dataset):
-    list_worker.MOST_SECONDS = 0.3
+    jobs.MOST_SECONDS = 0.3
     try:
         convert(path, dataset, 2, 0.1)
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def test_an_impatient_ctrl_c_leaves_no_worker(path):
 
 
 def reporting(path, dataset):
-    list_worker.MOST_SECONDS = 0.3
+    jobs.MOST_SECONDS = 0.3
     watchdog.STALL_SECONDS = 0.3
     convert(path, dataset, 2, 0.1)
 
@@ -195,7 +195,7 @@ def test_a_repair_is_left_in_order(path):
 
 def outlived(path, dataset):
     machine.die_with_parent = lambda: None  # as where the kernel does not do that
-    list_worker.MOST_SECONDS = 0.3
+    jobs.MOST_SECONDS = 0.3
     convert(path, dataset, 2, 0.1)
 
 

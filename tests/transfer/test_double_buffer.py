@@ -5,9 +5,8 @@ import torch
 
 import memfeed
 from memfeed import Loader
-from memfeed.transfer import double_buffer
-from memfeed.transfer.double_buffer import DoubleBuffer, copies_to
-from memfeed.transfer.streams import CudaStreams
+from memfeed.transfer import streams
+from memfeed.transfer.streams import CudaStreams, DoubleBuffer, copies_to
 from simulated_cuda import simulated
 
 pytestmark = [
@@ -23,7 +22,7 @@ DATA = {"x": torch.arange(N * 40).view(N, 40), "y": torch.arange(N, dtype=torch.
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(double_buffer, "LEAST_BYTES", 1)
+    monkeypatch.setattr(streams, "LEAST_BYTES", 1)
     monkeypatch.setattr("memfeed.store.bulk.CHUNK_BYTES", 7 * 40 * 8)
 
 
@@ -92,12 +91,12 @@ class WithoutFinish(DoubleBuffer):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_buffer_that_is_not_waited_for_is_found(way, path, monkeypatch):
-    monkeypatch.setattr(double_buffer, "DoubleBuffer", WithoutWaiting)
+    monkeypatch.setattr(streams, "DoubleBuffer", WithoutWaiting)
     assert not all_right(way, path)
 
 
 def test_buffers_that_are_dropped_too_early_are_found(path, monkeypatch):
-    monkeypatch.setattr(double_buffer, "DoubleBuffer", WithoutFinish)
+    monkeypatch.setattr(streams, "DoubleBuffer", WithoutFinish)
     with pytest.raises(AssertionError, match="after it was unlocked"):
         all_right("Store.to", path)
 
@@ -122,7 +121,7 @@ def test_one_buffer_is_filled_while_the_other_is_in_flight():
 
 
 def test_small_columns_lock_nothing(path, monkeypatch):
-    monkeypatch.setattr(double_buffer, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(streams, "LEAST_BYTES", 1 << 20)
     with simulated() as machine:
         found = moved(path)
         assert all(torch.equal(found[name], value) for name, value in DATA.items())

@@ -8,7 +8,7 @@ import torch
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.infer import infer
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import RaggedList
 from memfeed.schema.tree import types_of
 from memfeed.transforms import Compose
 from memfeed.transforms.arrange import Arrange, Assemble

@@ -18,7 +18,7 @@ from memfeed.transforms import (
     RandomResizedCrop,
     ToDtype,
 )
-from memfeed.transforms.params.jitter import CHANGES
+from memfeed.transforms.params.value_changes import CHANGES
 
 NAMES = list(CHANGES)
 

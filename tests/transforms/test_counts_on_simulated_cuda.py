@@ -11,7 +11,7 @@ import memfeed.transforms as T
 from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.jagged import jagged_tensor
-from memfeed.transforms.ops import pointwise
+from memfeed.transforms.ops import values
 from simulated_cuda import simulated
 
 pytestmark = [
@@ -63,7 +63,7 @@ VOLUMES = [
 @pytest.fixture(autouse=True)
 def _without_compilers(monkeypatch):
     monkeypatch.setattr("memfeed.transforms.backends.gpu.gpu_kernel", lambda device: None)
-    monkeypatch.setattr(pointwise, "COMPILED_ON", ())
+    monkeypatch.setattr(values, "COMPILED_ON", ())
 
 
 def batch(n):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from memfeed.transforms.params.jitter import CHANGES, Gray, Jitter
+from memfeed.transforms.params.value_changes import CHANGES, Gray, Jitter
 
 IMAGES = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 FACTORS = {name: np.linspace(0.2, 1.8, 5, dtype=np.float32) for name in ("brightness", "contrast", "saturation")}

@@ -151,7 +151,7 @@ def test_it_is_compiled_where_that_pays_and_repr_says_what_became_of_it(compiler
     eager = Pointwise(gamma)
     assert torch.equal(eager.apply(images, keys()), want)
     assert repr(eager) == "Pointwise(gamma, eager on cpu)"
-    monkeypatch.setattr("memfeed.transforms.ops.pointwise.COMPILED_ON", ("cpu",))
+    monkeypatch.setattr("memfeed.transforms.ops.values.COMPILED_ON", ("cpu",))
     transform = Pointwise(gamma)
     assert torch.equal(transform.apply(images, keys()), want)
     assert repr(transform) == f"Pointwise(gamma, {how} on cpu)"

@@ -18,7 +18,7 @@ from memfeed.transforms import (
     Resampled,
     Resize,
 )
-from memfeed.transforms.params.resample_batch import resample
+from memfeed.transforms.params.resample import resample
 from resample_cases import batches, resized, tolerance
 from simulated_cuda import simulated
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfeed.errors import TransformError
-from memfeed.transforms.params.volume import VolumeWindow
+from memfeed.transforms.params.window import VolumeWindow
 
 
 def sliced(volume, begin, size, flips, fill):

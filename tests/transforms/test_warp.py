@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memfeed.transforms.params.warp import Warped
+from memfeed.transforms.params.geometry import Warped
 
 numbers = st.floats(-3, 3)
 

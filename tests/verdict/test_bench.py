@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import memfeed
 from memfeed.errors import LoaderError
 from memfeed.verdict import bench
-from memfeed.verdict.loops import run_turn
-from memfeed.verdict.program import describe
+from memfeed.verdict.program import describe, run_turn
 from memfeed.verdict.verdict import Verdict, load_verdict
 
 

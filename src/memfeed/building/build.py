@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from memfeed.building import commit
 from memfeed.building.claim import clear
-from memfeed.building.extents import Extents
 from memfeed.building.partial import ABSENT, DURABLE, SKIPPED, Units, runs
 from memfeed.building.rows import RowWriter
-from memfeed.building.space import rewrite_gaps, take_back
+from memfeed.building.space import Extents, rewrite_gaps, take_back
 from memfeed.errors import BuildError, MemfeedError, SchemaError, StoreError
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged

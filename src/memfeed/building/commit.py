@@ -1,11 +1,15 @@
-"""The last steps of a build: turn complete files into a finished store."""
+"""The last steps of a build: turn complete files into a finished store, also after a crash.
+
+A crash may interrupt a commit whose manifest is written, or the replacement of a store: both are finished later.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +20,9 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.space import trim_heap
-from memfeed.errors import BuildError
+from memfeed.errors import BuildError, MemfeedError
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.stems import decode_key
 from memfeed.store import format, ragged
@@ -31,6 +36,7 @@ from memfeed.system import files, trust
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
 
 _SYNC_THREADS = 4
 CLOSING = "closing"
@@ -301,3 +307,54 @@ def remove_remains(path: Path) -> None:
         files.sync_directory(path.parent)  # a power loss must not undo the exchange, now or in a try before
     for place in remains:
         files.remove_tree(place)
+
+
+@contextlib.contextmanager
+def claim_recovered(path: Path, *, wait: bool = True) -> Iterator[Path]:
+    """Claim the store at ``path``, finish an interrupted commit or replacement of it, and yield the build's directory.
+
+    To finish may move or remove the build's directory with the lock file in it. Then the lock keeps nobody out, so the
+    store is claimed again. See ``claim`` for ``wait``.
+    """
+    while True:
+        with claim(path, wait=wait) as root:
+            finish_interrupted(path)
+            if is_claimed(root):
+                yield root
+                return
+
+
+def finish_interrupted(path: Path) -> None:
+    """Finish a commit that was interrupted after its manifest was written, or after the exchange.
+
+    Only for the process that has claimed the store. The lock file may be moved with the build.
+    """
+    root, old = format.build_path(path), old_path(path)
+    is_begun = (root / WORK_DIRECTORY / "settings.json").exists()
+    if (root / format.MANIFEST).exists():
+        files.sync_directory(root)  # the sync of its name may be what failed
+    if not path.exists() and old.exists() and (root / format.MANIFEST).exists():
+        files.rename(root, path)
+        files.sync_directory(path.parent)
+    elif (root / format.MANIFEST).exists():
+        if not path.exists():
+            publish(root, path, overwrite=False)
+        elif is_begun:
+            publish(root, path, overwrite=True)
+        else:
+            files.remove_tree(old)
+            files.rename(root, old)
+            files.sync_directory(path.parent)
+    elif not is_begun:  # the remains of a store that was being removed
+        clear(root)
+    if (path / format.MANIFEST).exists():
+        remove_remains(path)
+
+
+def claim_and_remove_remains(path: Path) -> None:
+    """Remove what an interrupted replacement left beside the store, unless another process works on it."""
+    root = format.build_path(path)
+    remains = (path / WORK_DIRECTORY, old_path(path), appended_path(path), root / format.MANIFEST)
+    if any(place.exists() for place in remains):
+        with contextlib.suppress(MemfeedError), claim_recovered(path, wait=False):
+            pass  # a store on a read-only disk can be opened all the same

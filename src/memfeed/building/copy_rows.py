@@ -23,7 +23,7 @@ from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.values import bytes_of
 from memfeed.store.backing import Backing
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest

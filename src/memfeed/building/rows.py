@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memfeed.building.extents import Extents, Wanted
 from memfeed.building.partial import SKIPPED, WRITTEN, Units
+from memfeed.building.space import Extents, Wanted
 from memfeed.errors import BuildError
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema

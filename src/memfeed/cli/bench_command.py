@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from memfeed.cli.error_lines import UsageError
-from memfeed.system.extras import require
-from memfeed.system.units import printable
+from memfeed.system.messages import printable, require
 
 SLOWER = 1
 """The exit status of ``--compare`` if a loop became slower."""

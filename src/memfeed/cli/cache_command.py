@@ -11,7 +11,7 @@ import typer
 
 import memfeed
 from memfeed.cli.error_lines import UsageError
-from memfeed.system.units import printable
+from memfeed.system.messages import printable
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import typer
 import memfeed
 from memfeed.cli.cache_command import ALLOW_HELP, Allow, FormOption, OnError, ShowProgress, parse_forms
 from memfeed.cli.error_lines import UsageError
-from memfeed.system.units import format_bytes, printable
+from memfeed.system.messages import format_bytes, printable
 
 
 def append(
@@ -122,7 +122,7 @@ def verify(
 
 def _verify_address(text: str, progress: bool | None) -> None:
     from memfeed.remote.address import parse_address
-    from memfeed.remote.chunks import verify as verify_address
+    from memfeed.remote.layout import verify as verify_address
     from memfeed.system.progress import Progress
 
     address, started = parse_address(text), time.perf_counter()

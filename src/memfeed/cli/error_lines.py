@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from memfeed.errors import MemfeedError
-from memfeed.system.units import printable
+from memfeed.system.messages import printable
 
 OPTIONS = {
     'on_error="skip"': "--on-error skip",

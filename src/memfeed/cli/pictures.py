@@ -12,9 +12,9 @@ import torch
 
 import memfeed
 from memfeed.errors import SchemaError, TransformError
-from memfeed.store.images import may_hold_images, pixels
 from memfeed.store.store import Store
-from memfeed.system.extras import require
+from memfeed.store.store_html import may_hold_images, pixels
+from memfeed.system.messages import require
 from memfeed.transforms import Transform
 from memfeed.transforms.batch_fields import BatchField, find, find_all, looks_like_images, mark_ragged, tensors
 
@@ -25,8 +25,8 @@ LONG_SIDE = 256
 def write_pictures(store: Store, rows: Sequence[int], directory: Path) -> Iterator[Path]:
     """Write the images of these rows as ``FIELD-ROW.png``, and yield each path once the file is written.
 
-    Images are what `memfeed.store.images.pixels` says. Raises SchemaError if no field holds images, or none of these
-    rows; ModuleNotFoundError without Pillow.
+    Images are what `memfeed.store.store_html.pixels` says. Raises SchemaError if no field holds images, or none of
+    these rows; ModuleNotFoundError without Pillow.
     """
     require("vision", "PIL")
     from PIL import Image

@@ -18,12 +18,11 @@ from memfeed.cli.error_lines import UsageError
 from memfeed.errors import StoreError, listed
 from memfeed.remote.layout import read_manifest
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
-from memfeed.schema.value_text import summary
-from memfeed.store.manifest_lines import manifest_lines
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
+from memfeed.store.store_html import manifest_lines, summary
 from memfeed.system.files import local_path, write_file
-from memfeed.system.units import format_bytes, printable
+from memfeed.system.messages import format_bytes, printable
 
 if TYPE_CHECKING:
     from memfeed.system.html_parts import Html

@@ -17,7 +17,7 @@ import numpy as np
 
 from memfeed.codecs.contract import Array, Blob, Codec, Shape
 from memfeed.errors import CorruptStoreError, SchemaError, brief
-from memfeed.system import extras
+from memfeed.system import messages
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 FULL_COLOR_FROM = 93
@@ -62,7 +62,7 @@ class Jpeg(Codec):
     @classmethod
     def require(cls) -> None:
         """Raise ModuleNotFoundError with the line to install if simplejpeg is missing."""
-        extras.require("codecs", "simplejpeg")
+        messages.require("codecs", "simplejpeg")
 
     def parameters(self) -> Mapping[str, int | str]:
         """Return quality, subsampling and layout."""

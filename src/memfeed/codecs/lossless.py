@@ -6,12 +6,22 @@ A blob describes itself:
 |---|---|
 | 1 | the code of the row's dtype, see `DTYPE_CODES` |
 | 1 | the code of the dtype that is stored: of integers, the smallest one that has all values of the row |
-| 1 | the code of the filter, see `filters`: the one after which the row is smallest |
+| 1 | the code of the filter, see below: the one after which the row is smallest |
 | 1 | the number of dims |
 | 4 each | uint32, little endian: the dims |
 | the rest | the bytes that the filter gives, compressed; nothing if there are no elements |
 
 Compressed is one frame of zstd that says its content size, or one block of LZ4.
+
+Filters: changes of a row that can be undone exactly, after which it compresses better.
+
+| code | filter | rows | what is compressed |
+|---|---|---|---|
+| 0 | none | any | the elements in C order |
+| 1 | channels | uint8 `[3, h, w]` | channel 0 minus channel 1, channel 1, channel 2 minus channel 1, modulo 256 |
+| 2 | bytes | elements of 2 bytes and more | the lowest byte of all elements, then the second one, up to the highest |
+
+The parts of a complex number are two elements.
 """
 
 from __future__ import annotations
@@ -27,10 +37,62 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from memfeed.codecs import filters
 from memfeed.codecs.contract import Array, Blob, Codec, Shape
 from memfeed.errors import CorruptStoreError, SchemaError, brief
-from memfeed.system import extras
+from memfeed.system import messages
+
+NONE, CHANNELS, BYTES = 0, 1, 2
+
+
+def filters_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[int]:
+    """Return the codes of the filters that rows of this dtype and shape can have, `NONE` first."""
+    if dtype == np.uint8 and len(shape) == 3 and shape[0] == 3:
+        return [NONE, CHANNELS]
+    return [NONE, BYTES] if dtype.itemsize > 1 else [NONE]
+
+
+def apply(code: int, row: Array) -> Array:
+    """Return the bytes to compress, a contiguous array of uint8, of a C-contiguous row that has this filter."""
+    if code == CHANNELS:
+        differences = row.copy()
+        differences[0] -= row[1]
+        differences[2] -= row[1]
+        data: Array = differences.reshape(-1)
+    elif code == BYTES:
+        data = np.ascontiguousarray(_elements(row).view(np.uint8).reshape(-1, _width(row.dtype)).T).reshape(-1)
+    else:
+        data = row.reshape(-1).view(np.uint8)
+    return data
+
+
+def undo(code: int, data: Array, out: Array) -> None:
+    """Write the row whose filtered bytes are `data` to `out`, an array of its dtype and shape, of any strides."""
+    if code == CHANNELS:
+        first, second, third = data.reshape(out.shape)
+        np.copyto(out[1], second)
+        np.add(first, second, out=out[0])
+        np.add(third, second, out=out[2])
+    elif code == BYTES:
+        # shifts of whole elements: twice as fast as writing each byte to its place
+        planes = data.reshape(_width(out.dtype), -1)
+        elements = planes[-1].astype(f"u{len(planes)}")
+        for plane in planes[-2::-1]:
+            elements <<= elements.dtype.type(8)
+            elements |= plane
+        np.copyto(out, elements.view(out.dtype).reshape(out.shape))
+    else:
+        np.copyto(out, data.view(out.dtype).reshape(out.shape))
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    """Return the bytes of an element, half of them for a complex number."""
+    return dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+
+
+def _elements(row: Array) -> Array:
+    elements: Array = row.reshape(-1).view(f"u{_width(row.dtype)}")
+    return elements
+
 
 DTYPE_CODES: dict[str, int] = {
     name: code
@@ -96,7 +158,7 @@ def _read_header(blob: Blob) -> _Header:
     if stored != dtype and stored not in _NARROWER[dtype]:
         raise _corrupt(f"{stored} for a row of {dtype}", "a dtype whose values it has")
     shape = struct.unpack(f"<{rank}I", blob[_HEADER:size].tobytes())
-    if filter_code not in filters.filters_of(stored, shape):
+    if filter_code not in filters_of(stored, shape):
         raise _corrupt(f"the filter {filter_code} for a row of {stored} {brief(list(shape))}", "one that it can have")
     return _Header(dtype, stored, filter_code, shape, size)
 
@@ -114,7 +176,7 @@ class Lossless(Codec):
     @classmethod
     def require(cls) -> None:
         """Raise ModuleNotFoundError with the line to install if the codec's library is missing."""
-        extras.require("codecs", cls.module)
+        messages.require("codecs", cls.module)
 
     @abstractmethod
     def _compress(self, data: memoryview) -> bytes: ...
@@ -138,11 +200,10 @@ class Lossless(Codec):
         if max(row.shape, default=0) >= 2**32:
             raise SchemaError(f"found dims {list(row.shape)}; expected each below 2**32: use no codec for this field")
         stored = np.ascontiguousarray(narrow(row)).reshape(row.shape)
-        code, payload = filters.NONE, b""
+        code, payload = NONE, b""
         if row.size:
             payloads = [
-                (code, self._compress(filters.apply(code, stored).data))
-                for code in filters.filters_of(stored.dtype, stored.shape)
+                (code, self._compress(apply(code, stored).data)) for code in filters_of(stored.dtype, stored.shape)
             ]
             code, payload = min(payloads, key=lambda item: len(item[1]))
         codes = (_CODES[row.dtype], _CODES[stored.dtype], code, row.ndim)
@@ -168,10 +229,10 @@ class Lossless(Codec):
         except ValueError as error:
             raise _corrupt(f"a payload that {self.name} cannot decompress ({error})", f"{size} bytes in it") from None
         if header.stored == header.dtype:
-            filters.undo(header.filter, np.frombuffer(data, np.uint8), out)
+            undo(header.filter, np.frombuffer(data, np.uint8), out)
             return
         row = np.empty(header.shape, header.stored)
-        filters.undo(header.filter, np.frombuffer(data, np.uint8), row)
+        undo(header.filter, np.frombuffer(data, np.uint8), row)
         np.copyto(out, row, casting="safe")
 
 

@@ -13,9 +13,8 @@ import msgspec
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
-from memfeed.building.join import join
-from memfeed.building.merge import Part
-from memfeed.building.recovery import claim_recovered
+from memfeed.building.commit import claim_recovered
+from memfeed.building.join import Part, join
 from memfeed.convert.cache import cache_one
 from memfeed.convert.options import options_of
 from memfeed.convert.splits import keep_of

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from memfeed.convert.forms import Rounded
 from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.rounding import Rounded
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.torch_datasets import reads_as
+from memfeed.schema.containers import reads_as
 from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
 
 

@@ -1,38 +1,74 @@
-"""`memfeed.cache`: from a dataset to an open store."""
+"""`memfeed.cache`: from a dataset to an open store. To an address: build on this machine, then push."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
+import xxhash
 
 from memfeed.building.build import Build
-from memfeed.convert.at_address import cache_at
 from memfeed.convert.budget import forms_that_fit, within_budget
 from memfeed.convert.changes import Watched
 from memfeed.convert.conversion import open_or_convert
-from memfeed.convert.inputs import classify_input, refuse_copy, refuse_mapped_columns, require_length
+from memfeed.convert.forms import Rounded
+from memfeed.convert.inputs import RayRows, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import keep_of_filling, open_or_fill
 from memfeed.convert.options import ConvertOptions, options_of
 from memfeed.convert.ray_engine import import_ray
-from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.repair import repair_store
-from memfeed.convert.rounding import Rounded
 from memfeed.convert.splits import keep_of, split_input, store_at, with_rest
 from memfeed.convert.staleness import require_unchanged
-from memfeed.errors import SpaceError, StaleStoreError, StoreError
-from memfeed.remote.address import is_address
+from memfeed.errors import SpaceError, StaleStoreError, StoreError, StoreNotFoundError
+from memfeed.remote.address import Address, is_address, parse_address
+from memfeed.remote.layout import read_manifest
+from memfeed.remote.push_pull import pull, push
 from memfeed.schema.fields import Kind
 from memfeed.store import format
 from memfeed.store.store import Store
 from memfeed.system.files import local_path
+from memfeed.system.messages import format_bytes
 from memfeed.system.progress import write_line
 from memfeed.system.temporary import TemporaryDirectory
-from memfeed.system.units import format_bytes
 from memfeed.tables.table_column import is_a
+
+
+def cache_at(
+    address: str | os.PathLike[str] | Address, build: Callable[[Path], Store], *, replace: bool, progress: bool | None
+) -> Store:
+    """Return the store that ``build`` makes or opens in `build_directory`, after it was pushed to ``address``.
+
+    A store that is at the address and not on this machine is pulled first. Raises StaleStoreError if another store than
+    the one on this machine is at the address, unless ``replace``.
+    """
+    to = parse_address(address)
+    if to.kind == "http":
+        raise StoreError(f"{to}: found a web server, which memfeed only reads; expected s3://, gs://, az:// or file://")
+    local = build_directory(to)
+    try:
+        digest = read_manifest(to).digest
+    except StoreNotFoundError:
+        digest = None
+    if digest is not None and not replace and not local.exists() and not format.build_path(local).exists():
+        pull(to, local, progress=progress)
+    store = build(local)
+    if digest is not None and not digest.startswith(store.digest) and not replace:
+        raise StaleStoreError(
+            f"{to}: found another store than that of this dataset on this machine ({local}); expected the same: remove "
+            f"the one on this machine (rm -r {local}), or replace the one at the address: overwrite=True"
+        )
+    push(store.path, to, progress=progress)
+    return store
+
+
+def build_directory(address: Address) -> Path:
+    """Return where a store for ``address`` is built: below ``$XDG_CACHE_HOME/memfeed``, or ``~/.cache/memfeed``."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base, "memfeed", f"{xxhash.xxh3_64_hexdigest(str(address).encode())}-{address.name}")
 
 
 def cache(

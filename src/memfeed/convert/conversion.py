@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from memfeed.building.build import Build
 from memfeed.building.claim import clear, is_shared
+from memfeed.building.commit import claim_and_remove_remains, claim_recovered
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
-from memfeed.building.recovery import claim_recovered, remove_remains
 from memfeed.convert.attributes import kept_of
-from memfeed.convert.budget import describe_budget, mean_row_bytes
+from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor
 from memfeed.convert.driver import (
     OnReport,
     convert_columns,
@@ -30,7 +30,6 @@ from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_sampl
 from memfeed.convert.forms import coded_schema, losses_of, observed_shapes
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.overlap import overlap_factor
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.processes import open_processes
 from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
@@ -65,7 +64,7 @@ def open_or_convert(
     """
     identity = format.identity(target)
     if target.exists() and not options.overwrite:
-        remove_remains(target)
+        claim_and_remove_remains(target)
         return _compared(target, given, options, stored)
     if target.exists() and not (target / format.MANIFEST).exists():
         raise StoreError(

@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from memfeed.convert.inputs import Input
+from memfeed.convert.inputs import Input, RayRows
 from memfeed.convert.probe import ProbeResult, probe_indices
-from memfeed.convert.ray_rows import RayRows
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema

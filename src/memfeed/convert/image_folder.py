@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from memfeed.system.extras import require
 from memfeed.system.files import local_path
+from memfeed.system.messages import require
 
 FIELDS = ("image", "label")
 """The names of the fields of a sample."""

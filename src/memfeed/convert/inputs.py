@@ -1,4 +1,7 @@
-"""The input of a conversion: a dataset, how to read it, and the options."""
+"""The input of a conversion: a dataset, how to read it, and the options.
+
+A ``ray.data.Dataset`` is an iterable. Ray is not imported: who has such a dataset has done so.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError, SplitError
 from memfeed.schema.containers import flatten, tensors_in
@@ -23,6 +25,22 @@ from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
 from memfeed.system.mapped_memory import file_lookup
 from memfeed.tables.table_column import TableColumn, is_a
+
+
+class RayRows:
+    """The rows of a ``ray.data.Dataset``, dicts by column, in the order of its source.
+
+    Ray Data yields blocks in the order in which its tasks end, unless the dataset's context says otherwise. So this
+    sets ``preserve_order`` there, for this dataset only. What the pipeline itself draws each time (``random_shuffle``
+    without a seed) is found by iterating twice, as for each iterable that can be.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        dataset.context.execution_options.preserve_order = True
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._dataset.iter_rows()
 
 
 class Input(msgspec.Struct, frozen=True):

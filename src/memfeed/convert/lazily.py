@@ -12,7 +12,7 @@ import msgspec
 
 from memfeed.building.build import Build
 from memfeed.building.claim import ClaimedError, is_shared, share, unshare
-from memfeed.building.recovery import claim_recovered
+from memfeed.building.commit import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
     open_or_convert,

@@ -15,8 +15,8 @@ from memfeed.schema.fields import DEEPEST, Kind, Schema
 from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.tree import as_types
 from memfeed.store.dataset_attributes import Keep, metadata_problem
+from memfeed.system.messages import parse_bytes
 from memfeed.system.progress import is_shown
-from memfeed.system.units import parse_bytes
 
 WorkerInit = Callable[[int], None] | None
 """A function that each worker process calls with its number before it reads, as DataLoader's ``worker_init_fn``."""

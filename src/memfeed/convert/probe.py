@@ -15,10 +15,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.inputs import Input, read_sample
+from memfeed.convert.inputs import Input, RayRows, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
-from memfeed.convert.ray_rows import RayRows
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
 from memfeed.errors import RandomDataError, SampleError, SchemaError

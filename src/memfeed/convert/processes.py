@@ -20,12 +20,11 @@ import numpy as np
 import torch
 
 from memfeed.building.build import Build
-from memfeed.convert.failure import Failure, failure_of
 from memfeed.convert.jobs import RowJob, StreamJob
 from memfeed.convert.options import WorkerInit
+from memfeed.convert.randomness import set_worker_info
 from memfeed.convert.row_worker import Request
-from memfeed.convert.watchdog import ENDED, Stopped, Watchdog, describe_samples
-from memfeed.convert.worker_info import set_worker_info
+from memfeed.convert.watchdog import ENDED, Failure, Stopped, Watchdog, describe_samples, failure_of
 from memfeed.convert.write_run import Report, WritePlan
 from memfeed.errors import BuildError
 from memfeed.system import machine

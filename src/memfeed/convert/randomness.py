@@ -1,20 +1,26 @@
-"""Find out if a dataset's samples are random: a store keeps one draw of them for every epoch."""
+"""Find out if samples can be stored: whether they are random, share memory, or depend on their worker.
+
+A store keeps one draw of a random sample for every epoch. A dataset that fills one buffer for all samples has only the
+last of them. A sample may ask `torch.utils.data.get_worker_info` for its worker: the seed of a worker of a DataLoader
+is another one in each epoch, and so may be the worker that reads a sample.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import Subset
+from torch.utils.data._utils import worker as torch_worker
 
-from memfeed.convert import worker_info
 from memfeed.convert.changes import Watched
 from memfeed.convert.inputs import read_sample
-from memfeed.convert.sharing import share_memory
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import RandomDataError, SampleError, SchemaError, listed
@@ -23,8 +29,85 @@ from memfeed.schema.compare import Difference, difference, equal
 from memfeed.schema.containers import map_leaves
 from memfeed.schema.fields import Path, display
 from memfeed.schema.infer import infer
-from memfeed.splitting.draws import drawing_line
-from memfeed.splitting.generators import GLOBAL, Generators
+from memfeed.schema.tree import open_container
+from memfeed.splitting.generators import GLOBAL, Generators, drawing_line
+
+_IMMUTABLE = (type(None), bool, int, float, complex, str, bytes, np.generic)
+
+
+def share_memory(samples: Iterable[Any]) -> bool:
+    """Return True if two of some samples are in the same memory, or have the same list, dict or other object."""
+    seen: set[int] = set()
+    for sample in samples:
+        places: set[int] = set()
+        _collect(sample, places)
+        if places & seen:
+            return True
+        seen |= places
+    return False
+
+
+def _collect(value: Any, places: set[int]) -> None:
+    """Add the addresses of what can be written to in a sample: tensors, arrays, and objects that can change."""
+    if isinstance(value, _IMMUTABLE):
+        return
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_nested and value.numel():
+            places.add(value.data_ptr())
+        return
+    if isinstance(value, np.ndarray):
+        if value.size:
+            places.add(value.__array_interface__["data"][0])
+        return
+    if not isinstance(value, tuple):
+        if id(value) in places:  # it occurs twice, or contains itself
+            return
+        places.add(id(value))
+    try:
+        opened = open_container(value)
+    except SchemaError:  # the conversion refuses this sample, with its index
+        return
+    for part in opened[1] if opened is not None else ():
+        _collect(part, places)
+
+
+_asked = 0
+
+
+class _CountingInfo(torch_worker.WorkerInfo):
+    """Counts how often the number of the worker or its seed is asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        global _asked
+        if name in ("id", "seed"):
+            _asked += 1
+        return super().__getattribute__(name)
+
+
+def set_worker_info(worker: int, worker_count: int, seed: int, dataset: Any) -> None:
+    """Let this process be a worker for `get_worker_info`."""
+    info = _CountingInfo(id=worker, num_workers=worker_count, seed=seed, dataset=dataset)
+    torch_worker._worker_info = info  # torch has no public way to set it
+
+
+def times_asked() -> int:
+    """Return how often this process has asked for the number or the seed of its worker."""
+    return _asked
+
+
+@contextmanager
+def as_another_worker() -> Iterator[None]:
+    """Let this worker have another number and another seed, as in another epoch."""
+    info: Any = torch_worker._worker_info
+    if info is None:
+        yield
+        return
+    set_worker_info((info.id + 1) % info.num_workers, info.num_workers, info.seed + info.num_workers, info.dataset)
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
+
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
 REPEATS_OF_DRAWS = 4
@@ -217,7 +300,7 @@ class Draws:
         if self._generators is None or not self._has_read:
             self._has_read = self._generators is not None  # the first sample may make generators
             self._generators = Generators(self._dataset)
-        self._before, self._asked = self._generators.save(), worker_info.times_asked()
+        self._before, self._asked = self._generators.save(), times_asked()
 
     def check(self, read: Mapping[int, Sequence[Any]], read_again: Callable[[int], Sequence[Any]]) -> None:
         """Raise RandomDataError if one of the samples `read` since ``begin`` is random.
@@ -227,11 +310,11 @@ class Draws:
         if self._before is None or self._generators is None:
             return
         started, end, generators, index = time.monotonic(), self._generators.save(), self._generators, 0
-        asks = worker_info.times_asked() != self._asked
+        asks = times_asked() != self._asked
         drew = generators.moved(self._before, end)
         if not asks and not drew:
             return
-        with _restored(generators), worker_info.as_another_worker():
+        with _restored(generators), as_another_worker():
             begin = generators.seed(next(iter(read), 0), 1)
             for index, leaves in read.items():
                 if time.monotonic() - started > self._seconds_left:

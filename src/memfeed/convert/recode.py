@@ -14,7 +14,7 @@ from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.dataset_attributes import Kept, Loss
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store

@@ -13,7 +13,7 @@ import numpy as np
 from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
-from memfeed.building.recovery import claim_recovered
+from memfeed.building.commit import claim_recovered
 from memfeed.convert.attributes import targets_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions

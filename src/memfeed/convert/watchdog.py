@@ -1,14 +1,18 @@
-"""Say which process of a conversion makes no progress: in which step, at which sample, and whether it is alive."""
+"""What goes wrong in the processes of a conversion: exceptions, which are sent to another process, and no progress."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray
+from typing import NamedTuple
 
+from memfeed.errors import MemfeedError
 from memfeed.system.machine import process_state
 from memfeed.system.progress import write_line
 from memfeed.system.threads import started
@@ -133,3 +137,30 @@ class Watchdog:
 def describe_samples(samples: range) -> str:
     """Return "sample 3", or "samples 3 to 5"."""
     return f"sample {samples[0]}" if len(samples) == 1 else f"samples {samples[0]} to {samples[-1]}"
+
+
+class Failure(NamedTuple):
+    """An exception that a worker sends, and its cause."""
+
+    error: Exception
+    cause: Exception | None
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return `error` in a form that can be sent. A MemfeedError keeps its cause; others get their traceback as one."""
+    cause = error.__cause__ if isinstance(error, MemfeedError) else _traceback_of(error)
+    return Failure(_picklable(error), None if cause is None else _picklable(cause))
+
+
+def _picklable(error: BaseException) -> Exception:
+    """Return `error` itself if it survives pickling, else a RuntimeError with its traceback."""
+    try:
+        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # any class can break pickling in its own way
+        pass
+    return _traceback_of(error)
+
+
+def _traceback_of(error: BaseException) -> RuntimeError:
+    return RuntimeError("".join(traceback.format_exception(error)))

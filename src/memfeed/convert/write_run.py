@@ -12,7 +12,7 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.partial import SKIPPED, runs
 from memfeed.building.rows import RowWriter
-from memfeed.convert.failure import Failure
+from memfeed.convert.watchdog import Failure
 from memfeed.errors import NoSampleError, SchemaError
 from memfeed.schema import codec
 from memfeed.schema.codec import Packed, ShapeMismatchError

@@ -14,8 +14,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from memfeed.building import build as building
 from memfeed.building.build import Build
+from memfeed.building.commit import claim_recovered
 from memfeed.building.partial import ABSENT, runs
-from memfeed.building.recovery import claim_recovered
 from memfeed.building.rows import RowWriter
 from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.convert.forms import codecs_of, coded_schema, common_shapes

@@ -9,16 +9,15 @@ from typing import Any, get_args
 import torch
 
 from memfeed.errors import LoaderError, listed
+from memfeed.loading.batch_forms import as_returned, padded_fields
 from memfeed.loading.batch_order import BatchOrder, Tokens, batch_order
 from memfeed.loading.bind import UserTransform, bind, transform_of
-from memfeed.loading.clock import EpochClock
 from memfeed.loading.collate import LoaderCollate, user_collate
 from memfeed.loading.drawn_seed import LoaderName, next_name
 from memfeed.loading.index_samplers import Cuts, RowOrder, wraps_own_sampler
 from memfeed.loading.joined_stores import JoinedStore
-from memfeed.loading.padding import padded_fields
 from memfeed.loading.placement import PlacementOption, PlacementRequest, placement_requests
-from memfeed.loading.sample_lists import as_returned
+from memfeed.loading.position import EpochClock
 from memfeed.loading.settings import (
     LARGEST,
     ArrayKind,
@@ -29,9 +28,8 @@ from memfeed.loading.settings import (
     row_and_list_samplers,
 )
 from memfeed.loading.sources import Source, as_stores
-from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows
-from memfeed.order.mixture import shares
-from memfeed.order.shards import LastRows
+from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows, shares
+from memfeed.order.pieces import LastRows
 from memfeed.schema.fields import Node
 from memfeed.schema.graphs import graph_collater
 from memfeed.store.lengths import Fill

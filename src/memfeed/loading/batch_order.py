@@ -11,9 +11,8 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading.clock import EpochClock
 from memfeed.loading.index_samplers import RowOrder, RowSampler
-from memfeed.loading.position import rows_before
+from memfeed.loading.position import EpochClock, rows_before
 from memfeed.order.buckets import WINDOW_BATCHES, LengthBatches, enough_batches
 from memfeed.random import derive
 from memfeed.schema.codec import Int64Array

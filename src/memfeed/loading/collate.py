@@ -9,18 +9,25 @@ import torch
 from torch.utils.data import default_collate, default_convert, get_worker_info
 
 from memfeed.errors import LoaderError
-from memfeed.loading.arrays import converter
+from memfeed.loading.batch_forms import (
+    CollateSamples,
+    OneRow,
+    PaddedField,
+    collate_finished,
+    converter,
+    giving_samples,
+    pad_batch,
+    padded_fields,
+    padding_beside_collate,
+)
 from memfeed.loading.bind import Bound, UserTransform, bind, transform_of
-from memfeed.loading.clock import NO_EPOCH, EpochClock
 from memfeed.loading.drawn_seed import draw_seed
-from memfeed.loading.one_row import OneRow
-from memfeed.loading.padding import PaddedField, pad_batch, padded_fields, padding_beside_collate
-from memfeed.loading.sample_lists import CollateSamples, collate_finished, giving_samples
+from memfeed.loading.position import NO_EPOCH, EpochClock
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import with_extras
 from memfeed.random import Keys
+from memfeed.store.gather import ReadSamples
 from memfeed.store.lengths import Fill
-from memfeed.store.read_samples import ReadSamples
 from memfeed.store.store import Store
 from memfeed.system.buffers import shared_number
 from memfeed.system.messages import say_once

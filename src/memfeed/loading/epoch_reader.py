@@ -11,23 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memfeed.errors import LoaderError
-from memfeed.loading.batch_groups import BatchGroup
 from memfeed.loading.batch_order import BatchOrder
-from memfeed.loading.gather_tasks import GatherTask, LastBatch, tasks_of_batches, tasks_of_order, tasks_of_sampler
+from memfeed.loading.gather_tasks import (
+    BatchGroup,
+    GatherTask,
+    LastBatch,
+    tasks_of_batches,
+    tasks_of_order,
+    tasks_of_sampler,
+)
 from memfeed.loading.index_samplers import RowOrder
 from memfeed.loading.placement import ColumnPlacement, fallback
 from memfeed.loading.plan import LoadPlan, choose_placements, make_plan, with_columns
 from memfeed.loading.position import Position, SamplerPosition, rows_before
-from memfeed.loading.presence import present_tasks
-from memfeed.loading.readahead import announce_in_caller, announce_in_thread, drop_after_use
+from memfeed.loading.readahead import announce_in_caller, announce_in_thread, drop_after_use, present_tasks
 from memfeed.loading.settings import Settings
 from memfeed.order.buckets import LengthBatches
 from memfeed.order.choice import Shuffle
-from memfeed.order.epoch_orders import EpochOrders
-from memfeed.order.orders import BlockOrder, Order, Sequential, Shuffled
-from memfeed.order.shards import RankShards
+from memfeed.order.orders import BlockOrder, EpochOrders, Order, Sequential, Shuffled
+from memfeed.order.pieces import RankShards
 from memfeed.random import derive
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.store import Store
 from memfeed.system.messages import warn
 from memfeed.transfer.page_locked import is_out_of_memory

@@ -10,18 +10,17 @@ from memfeed.errors import LoaderError
 from memfeed.loading import position
 from memfeed.loading.arguments import Reading
 from memfeed.loading.background import Pause
-from memfeed.loading.batch_groups import BatchGroup
-from memfeed.loading.epoch import EpochIterator, EpochProgress, Start, run_epoch
+from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, Start, run_epoch
 from memfeed.loading.epoch_reader import EpochReader
+from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
+from memfeed.loading.loader_texts import Stats
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
-from memfeed.loading.prefetch_policy import PrefetchPolicy
 from memfeed.loading.samplers import FollowedSamplers, parts_of
 from memfeed.loading.settings import Settings, check_sharded, warn_about_ranks
-from memfeed.loading.stats import Stats
 from memfeed.order.choice import Blocks
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankShards
 from memfeed.store.store import Store
 
 

@@ -13,12 +13,11 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from memfeed.errors import LoaderError
-from memfeed.loading.clock import EpochClock
 from memfeed.loading.drawn_seed import joined_world_size
-from memfeed.loading.position import Position, rows_before
+from memfeed.loading.position import EpochClock, Position, rows_before
 from memfeed.loading.samplers import parts_of
 from memfeed.order.choice import Blocks, Shuffle, mixed_orders, orders_of, piece_orders
-from memfeed.order.epoch_orders import EpochOrders
+from memfeed.order.orders import EpochOrders
 from memfeed.order.pieces import RankCut
 
 CHUNK_ROWS = 4096  # rows that a sampler takes from the order at once

@@ -10,12 +10,12 @@ import numpy as np
 from torch.utils.data import DataLoader as DataLoader
 
 from memfeed.errors import LoaderError, SchemaError
-from memfeed.order.mixture import check_weights
+from memfeed.order.choice import check_weights
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
 from memfeed.schema.fields import Schema
 from memfeed.store.backing import Backing
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.messages import say_once

@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import default_convert
 
-from memfeed.loading.arrays import converter
-from memfeed.loading.batch_groups import BatchMaker
+from memfeed.loading.batch_forms import (
+    CollateSamples,
+    OneRow,
+    collate_finished,
+    collate_stored,
+    converter,
+    giving_samples,
+    masked_assembler,
+)
 from memfeed.loading.bind import Bound, bind, is_keyed
+from memfeed.loading.gather_tasks import BatchMaker
 from memfeed.loading.host_labels import host_labels
-from memfeed.loading.one_row import OneRow
-from memfeed.loading.padding import masked_assembler
 from memfeed.loading.placement import RESIDENT, ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
 from memfeed.loading.readahead import ReadAhead
-from memfeed.loading.sample_lists import CollateSamples, collate_finished, collate_stored, giving_samples
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Node
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.gather import MOST_AT_ONCE, Gather
 from memfeed.store.store import Store
 from memfeed.system.buffers import Pool
@@ -32,7 +37,7 @@ from memfeed.transfer.streams import Streams
 from memfeed.transfer.transfer import StreamTransfer, SyncTransfer, Transfer
 
 if TYPE_CHECKING:
-    from memfeed.loading.device_decode import DeviceDecoder
+    from memfeed.loading.placement import DeviceDecoder
 
 TASK_BYTES, TASK_BATCHES = 16 << 20, 32
 # to start a copy takes some 50 microseconds of Python, in which a GPU moves this much over the bus, or in its own
@@ -99,7 +104,7 @@ def make_plan(
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     decoders: Mapping[int, DeviceDecoder] = {}
     if streams is not None and any(one.where == "nvjpeg" for one in placements):
-        from memfeed.loading.device_decode import decoders_of  # few loaders decode on the device
+        from memfeed.loading.placement import decoders_of  # few loaders decode on the device
 
         decoders = decoders_of(placement.columns, [one.where for one in placement.placements], streams.device)
     on_device = {*placement.tables, *decoders}

@@ -1,15 +1,23 @@
 """Positions in an epoch: where a batch ends, where ``skip`` and ``rewind`` lead, where a saved state resumes.
 
-A state is a dict of plain ints and strings, which JSON and `torch.distributed.checkpoint` keep.
+A state is a dict of plain ints and strings, which JSON and `torch.distributed.checkpoint` keep. A clock has the epoch,
+the seed and the position that the next pass over a loader starts with.
 """
 
 from __future__ import annotations
 
 import json
+import operator
+import sys
 from typing import Any, NamedTuple
 
-from memfeed.errors import LoaderError
-from memfeed.order.shards import RankShards
+import torch
+
+from memfeed.errors import LoaderError, brief
+from memfeed.loading.drawn_seed import LoaderName, draw_seed, seed_of_ranks
+from memfeed.order.pieces import RankShards
+from memfeed.system.buffers import shared_number
+from memfeed.system.messages import say_once
 
 VERSION = 1
 FINISHED = "_iterator_finished"
@@ -131,3 +139,149 @@ def from_state(state: Any, identity: dict[str, Any], last_row: int | None) -> tu
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+NO_EPOCH = -1
+"""The running epoch that a ``collate_fn`` sees before somebody has set one, or has begun a pass over the sampler."""
+
+
+class EpochClock:
+    """The counter of epochs that a loader, its sampler and its ``collate_fn`` share.
+
+    A pass takes its epoch, seed and position when its first batch is asked for, not when ``iter()`` is called: trainers
+    call ``iter()`` first, and ``set_epoch`` or ``load_state_dict`` after it.
+
+    Args:
+        seed: the seed of order and keyed transforms; None draws one when the first pass starts.
+        generator: where a missing seed is drawn from; None is torch's default generator.
+        name: names a missing seed where several ranks share it.
+    """
+
+    def __init__(
+        self, seed: int | None, generator: torch.Generator | None = None, name: LoaderName | None = None
+    ) -> None:
+        self.seed, self._given, self._generator, self._name = seed, seed, generator, name or LoaderName("", 0)
+        self._draws, self._is_outdated = 0, False  # outdated: the generator was replaced, so a new seed must be drawn
+        self.epoch = 0  # of the newest pass, or what set_epoch was given after it started
+        self.was_set = self.was_loaded = False  # whether set_epoch, or a state, named the next epoch
+        self._next = 0
+        self._resume: tuple[int, Position | None] | None = None
+        self._at_end, self._offset, self._is_lent = False, 0, False
+        self._shared: torch.Tensor | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start the next pass at the beginning of ``epoch``. A position loaded for the same epoch is kept.
+
+        Raises LoaderError for what is no int, for a negative number, and for one that needs more than 63 bits.
+        """
+        try:
+            number = operator.index(epoch)  # of NumPy and torch too, and a state has ints
+        except TypeError:
+            number = -1
+        if not 0 <= number < 1 << 63:
+            raise LoaderError(f"found epoch {brief(epoch)}; expected 0 to 2**63 - 1, an int")
+        epoch = number
+        if self._resume is None or self._resume[0] != epoch:
+            self._resume = None
+        self._next = self.epoch = epoch
+        self.was_loaded, self.was_set = False, True
+        self._share(epoch)
+
+    def begin_at(self, epoch: int) -> None:
+        """Start the first pass at ``epoch``, unless somebody sets another one before it."""
+        self._next = self.epoch = epoch
+
+    def set_sampler_epoch(self, epoch: int) -> None:
+        """Do the same for a framework that calls the sampler, and may count epochs in its own way after a resume."""
+        resume = self._resume if self.was_loaded else None
+        if resume is not None and epoch != resume[0] and not (self._at_end and epoch > resume[0]):
+            self._offset = resume[0] - epoch
+            print(
+                f"memfeed: the sampler was set to epoch {epoch} after a state of epoch {resume[0]} was loaded; "
+                f"{self._offset} is added to this and later epochs",
+                file=sys.stderr,
+            )
+        self.set_epoch(epoch + self._offset)
+
+    def load(self, epoch: int, position: Position | None, *, at_end: bool) -> None:
+        """Continue ``epoch`` after ``position`` in the next pass; ``at_end``: nothing may be left of the epoch."""
+        self._resume, self._next, self.epoch = (epoch, position), epoch, epoch
+        self.was_loaded, self._at_end, self._offset = True, at_end, 0
+
+    def load_seed(self, seed: int | None) -> None:
+        """Go on with the seed of a state; None if it was not drawn yet."""
+        self.seed, self._is_outdated = seed, False
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """The generator that the seed is drawn from; one that was seeded with the seed, if that was given."""
+        if self._generator is None and self._given is not None:
+            # not None, because Accelerate would put a generator of its own there
+            self._generator = torch.Generator(device="cpu").manual_seed(self._given % 2**63)
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        if generator is self._generator:
+            return
+        if self._given is not None:
+            raise LoaderError(
+                f"found a generator for a loader with seed={self._given}, which decides its order; expected one of "
+                "them: leave seed= out, and the seed is drawn from the generator"
+            )
+        self._generator, self._is_outdated = generator, True
+
+    @property
+    def next(self) -> tuple[int, Position | None]:
+        """The epoch and the position that the next pass starts with."""
+        return (self._next, None) if self._resume is None else self._resume
+
+    def move(self, position: Position | None) -> None:
+        """Start the next pass after ``position`` of its epoch."""
+        self._resume = (self.next[0], position)
+
+    def start(self, world_size: int) -> tuple[int, Position | None]:
+        """Start a pass: return its epoch and position, and draw the seed if there is none yet."""
+        epoch, position = self.next
+        if self._is_outdated and position is None:
+            self.seed, self._is_outdated = None, False
+        if self.seed is None and self.was_set and epoch > 1:
+            say_once(
+                f"memfeed: the first epoch of a loader without seed= is {epoch}: its order is not that of an earlier "
+                "run; to go on with one, pass the same seed= in both, or call load_state_dict"
+            )
+        self.resolve_seed(world_size)
+        self._resume, self.epoch, self._next = None, epoch, epoch + 1
+        self.was_loaded = self.was_set = False
+        return epoch, position
+
+    def start_sampler(self, world_size: int) -> tuple[int, Position | None]:
+        """Start a pass of the sampler. It has no epoch of its own if a loader reads through it."""
+        if self._is_lent:
+            self._is_lent = False
+            return self.epoch, None
+        epoch, position = self.start(world_size)
+        self._share(epoch)
+        return epoch, position
+
+    def lend(self) -> None:
+        """Give the running epoch to the sampler: its next pass is the one that the loader has just started."""
+        self._is_lent = True
+
+    def resolve_seed(self, world_size: int) -> int:
+        """Return the seed. A missing one is drawn, by `seed_of_ranks` if there are several ranks, and kept."""
+        if self.seed is None:
+            own = self._generator
+            self.seed = draw_seed(own) if world_size == 1 else seed_of_ranks(self._name, self._draws, own)
+            self._draws += 1
+        return self.seed
+
+    def share(self) -> torch.Tensor:
+        """Return the epoch that was set or that the sampler has begun, in memory that workers see too, int64 []."""
+        if self._shared is None:
+            self._shared = shared_number(self.epoch if self.was_set else NO_EPOCH)
+        return self._shared
+
+    def _share(self, epoch: int) -> None:
+        if self._shared is not None:
+            self._shared.fill_(epoch)

@@ -1,4 +1,4 @@
-"""The arguments of a loader, checked."""
+"""The arguments of a loader, checked; and its pickle: its store, its arguments, and its position."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed
 from torch.utils.data import BatchSampler
 
 from memfeed.errors import LoaderError, brief
+from memfeed.loading.batch_forms import PaddedField, padding_beside_collate
 from memfeed.loading.bind import UserTransform
-from memfeed.loading.padding import PaddedField, padding_beside_collate
 from memfeed.loading.placement import PlacementRequest
-from memfeed.order.shards import LastRows, RankShards
+from memfeed.order.pieces import LastRows, RankShards
+from memfeed.store.store import Store
 from memfeed.system.messages import say_once, warn
 
 ArrayKind = Literal["torch", "numpy", "jax"]
@@ -221,3 +222,36 @@ def row_and_list_samplers(batch_size: int | None, sampler: Any, batch_sampler: A
     if batch_sampler is not None:
         return None, batch_sampler
     return (None, sampler) if batch_size is None and isinstance(sampler, BatchSampler) else (sampler, None)
+
+
+class _Resumable(Protocol):
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def reduced(
+    loader: _Resumable, store: Store, options: dict[str, Any], settings: Settings, collate_fn: Any
+) -> tuple[Any, ...]:
+    """Return the tuple of `Loader.__reduce__`. ``options`` are arguments that are attributes of the loader.
+
+    Raises TypeError for columns in memory, which a pickle would copy.
+    """
+    store.__reduce__()
+    options = options | {
+        "drop_last": settings.last == "drop",
+        "prefetch_factor": settings.prefetch,
+        "sampler": settings.sampler,
+        "batch_sampler": settings.batch_sampler,
+        "batch_size": 1 if settings.batch_sampler is not None else settings.batch_size,
+        "collate_fn": collate_fn,
+    }
+    if settings.takes_lists:
+        options |= {"sampler": settings.batch_sampler, "batch_sampler": None, "batch_size": None}
+    return _remake, (type(loader), store, options, loader.state_dict())
+
+
+def _remake(cls: Any, dataset: Any, options: dict[str, Any], state_dict: dict[str, Any]) -> Any:
+    loader = cls(dataset, **options)
+    loader.load_state_dict(state_dict)
+    return loader

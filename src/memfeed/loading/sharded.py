@@ -15,12 +15,11 @@ from memfeed.loading.exchange import GRACE_SECONDS, verdict_of_ranks
 from memfeed.loading.gather_tasks import rows_of_run
 from memfeed.loading.settings import Settings
 from memfeed.order.orders import Order
-from memfeed.order.pieces import RankCut, RankPieces
-from memfeed.order.shards import RankShards
+from memfeed.order.pieces import RankCut, RankPieces, RankShards
 from memfeed.schema.codec import Int64Array
 from memfeed.store.store import Store
 from memfeed.system import machine
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 
 ANSWER_SECONDS = 600.0  # that a rank waits for the others to begin their first epoch
 RUN_STEPS = 64  # steps of a rank whose rows are found together

@@ -16,8 +16,8 @@ from memfeed.errors import LoaderError, MemfeedError, NoSampleError, RandomDataE
 from memfeed.loading.joined_stores import JoinedStore, join
 from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
+from memfeed.schema.containers import reads_as
 from memfeed.schema.tensordicts import is_tensordict
-from memfeed.schema.torch_datasets import reads_as
 from memfeed.store.backing import Backing
 from memfeed.store.format import resolve
 from memfeed.store.memo_format import is_memo

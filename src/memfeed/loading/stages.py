@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from memfeed.errors import LoaderError
+from memfeed.loading.batch_forms import CollateSamples
 from memfeed.loading.bind import Bound
 from memfeed.loading.host_labels import BatchLabels
-from memfeed.loading.sample_lists import CollateSamples
 from memfeed.random import Keys
 from memfeed.schema.fields import Node
 from memfeed.schema.samples import Canvases

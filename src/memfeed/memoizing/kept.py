@@ -23,8 +23,7 @@ from memfeed.memoizing.keys import Key
 from memfeed.memoizing.memo import Found, Memo
 from memfeed.store.memo_format import MARKER, Bytes, make_blob, read_footer
 from memfeed.system import random_state
-from memfeed.system.messages import say_once, warn
-from memfeed.system.units import format_seconds
+from memfeed.system.messages import format_seconds, say_once, warn
 
 _PROVEN = 16  # keys of a function whose results are computed twice
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.05  # seconds, while another process computes the same key

@@ -23,7 +23,7 @@ from memfeed.building.rows import RowWriter
 from memfeed.building.space import take_back
 from memfeed.errors import BuildError, CorruptStoreError, StoreError
 from memfeed.memoizing.counts import remove_counts_of_others
-from memfeed.memoizing.digests import Digests
+from memfeed.memoizing.keys import Digests
 from memfeed.schema.codec import Packed
 from memfeed.store import memo_format
 from memfeed.store.format import WORK_DIRECTORY

@@ -16,7 +16,7 @@ from memfeed.memoizing.kept import Kept, Report
 from memfeed.memoizing.keys import Keys
 from memfeed.store.memo_format import MARKER
 from memfeed.system import files
-from memfeed.system.units import parse_bytes
+from memfeed.system.messages import parse_bytes
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from memfeed.errors import CorruptStoreError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.fields import DEEPEST, DTYPES, dtype_name
 from memfeed.store.memo_format import Bytes, Layout, Leaf
-from memfeed.system.extras import require
+from memfeed.system.messages import require
 
 MOST_BITS = 8192  # of an int: Python writes no longer ones as text
 LeafData = tuple[str, tuple[int, ...], Bytes]

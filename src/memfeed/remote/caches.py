@@ -24,7 +24,7 @@ from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.tensordict_dir import METADATA
 from memfeed.system import files, trust
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 
 SETTINGS = "remote.json"
 LEAVE_SECONDS = 3.0  # in which users of another size or generation may leave: a store that was dropped, say

@@ -13,12 +13,12 @@ import xxhash
 
 from memfeed.building.unit_queue import UnitQueue
 from memfeed.errors import CorruptStoreError, MemfeedError, StoreError
-from memfeed.remote.chunks import other_bytes
 from memfeed.remote.directory import CacheDirectory
+from memfeed.remote.layout import other_bytes
 from memfeed.remote.ranges import MOST_CHUNKS, ByteRange
 from memfeed.schema.codec import Int64Array
 from memfeed.store.checksums import Chunk
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 
 LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 4, 32
 WORTH = 1.1  # twice as many requests have to bring so much more

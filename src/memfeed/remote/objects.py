@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError, ObjectReplacedError, RemoteError
-from memfeed.remote import retry as retries
+from memfeed.remote import connections as retries
 from memfeed.remote.address import Address, parse_address
-from memfeed.remote.connections import connect, load_obstore
-from memfeed.remote.failures import RequestFailure, WrongBytesError, classify, is_unsupported
-from memfeed.remote.retry import Retry
+from memfeed.remote.connections import (
+    RequestFailure,
+    Retry,
+    WrongBytesError,
+    classify,
+    connect,
+    is_unsupported,
+    load_obstore,
+)
 from memfeed.system import files
 
 PART_BYTES = 8 << 20

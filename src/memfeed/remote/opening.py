@@ -13,12 +13,12 @@ from typing import Any
 from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
 from memfeed.remote.address import is_address, parse_address
 from memfeed.remote.caches import Remote, cached_remote, open_directory
+from memfeed.remote.connections import Retry
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest, read_pointer
 from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import aligned_steps
 from memfeed.remote.remote_supply import RemoteSupply
-from memfeed.remote.retry import Retry
 from memfeed.schema.tree import as_types
 from memfeed.store import format
 from memfeed.store.backing import Backing, open_backing, source_digest
@@ -28,8 +28,8 @@ from memfeed.store.opened import open as open_local
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.files import local_path
+from memfeed.system.messages import parse_bytes
 from memfeed.system.progress import write_line
-from memfeed.system.units import parse_bytes
 
 ANSWER_SECONDS = 5.0  # that an address has to say whether a complete cache is that of its newest store
 

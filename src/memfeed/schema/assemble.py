@@ -17,7 +17,7 @@ import optree
 import torch
 
 from memfeed.errors import SchemaError, brief
-from memfeed.schema import tv_tensors
+from memfeed.schema import kept_tensors
 from memfeed.schema.fields import Form, Node
 from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
 from memfeed.schema.kept_tensors import collate_kept, make_kept
@@ -215,7 +215,7 @@ def _template(
     """Return the structure as a tree whose leaves are the field indices."""
     if node.kind == "leaf":
         leaf = next(field_indices)
-        wrap = tv_tensors.name_wrapper(node.name) if node.name and not batched else None
+        wrap = kept_tensors.name_wrapper(node.name) if node.name and not batched else None
         return leaf if wrap is None else _Constructed(lambda values: wrap(values[0]), [leaf])
     if node.kind == "none":
         return None
@@ -226,7 +226,7 @@ def _template(
     children = [_template(child, types, forms, batched, field_indices) for child in node.children]
     if node.kind == "tv_tensor":  # default_collate makes plain tensors of them
         plain = operator.itemgetter(0)
-        return _Constructed(plain if batched else tv_tensors.sized_wrapper(node.name, node.value), children)
+        return _Constructed(plain if batched else kept_tensors.sized_wrapper(node.name, node.value), children)
     if node.kind == "list" or (node.kind == "tuple" and batched):
         return children
     if node.kind == "tuple":

@@ -3,6 +3,8 @@
 optree, in C++, opens tuples, lists, dicts, deques and namedtuples, and the classes that users registered with it. This
 module opens the rest: classes registered with torch's pytrees, dataclasses, and subclasses of containers. A TensorDict
 or tensorclass is a leaf. To walk along a structure that was inferred before, see `memfeed.schema.tree`.
+
+Tell datasets of torch that are read by their parts, in place of sample by sample.
 """
 
 from __future__ import annotations
@@ -207,3 +209,9 @@ def _construct(cls: Callable[[Any], Any], content: Any, otherwise: Callable[[Any
         return cls(content)
     except TypeError:  # its constructor takes something else
         return otherwise(content)
+
+
+def reads_as(data: Any, cls: type) -> bool:
+    """Return True for a dataset of this class of torch, also of a subclass that changes neither samples nor length."""
+    names = ("__getitem__", "__getitems__", "__len__")
+    return isinstance(data, cls) and all(getattr(type(data), n, None) is getattr(cls, n, None) for n in names)

@@ -10,12 +10,12 @@ import torch
 
 from memfeed.errors import FieldError, SchemaError, brief, listed
 from memfeed.schema.fields import Field, Kind, Node, Path, Schema, display, dtype_name
+from memfeed.schema.kept_tensors import SIZED_KEYS
 from memfeed.schema.names import find_field
 from memfeed.schema.stems import StemAssigner
 from memfeed.schema.structure import LeafSpecs, infer_structure
 from memfeed.schema.tensordicts import is_tensorclass
 from memfeed.schema.tree import record_names
-from memfeed.schema.tv_tensors import SIZED_KEYS
 
 
 class Inferred(NamedTuple):

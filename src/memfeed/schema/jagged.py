@@ -1,9 +1,13 @@
-"""Build jagged nested tensors from rows of varying length."""
+"""Rows of varying length: jagged nested tensors, lists of rows, and rows that are not copied yet.
+
+A list that is one field of a batch has tensors of different shapes. Rows that are not copied yet are what a transform
+reads its pixels from.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -129,3 +133,46 @@ def _constructor() -> Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tens
     except Exception:
         works = False
     return private if works else public
+
+
+class RaggedList(list[Any]):
+    """The rows of one field of a batch. To optree it is a leaf, where a plain list is a container of fields.
+
+    Args:
+        rows: one tensor per row of the batch; None for a row without a value.
+        own: returns the field as a batch has it, in memory of its own, if `rows` are views of a store's map: then
+            nobody may write to them or hand them on. None if they may be kept.
+    """
+
+    def __init__(self, rows: Iterable[Any], own: Callable[[], Any] | None = None) -> None:
+        super().__init__(rows)
+        self.own = own
+
+    def owned(self) -> Any:
+        """Return the field as users get it: a plain list of tensors that may be kept."""
+        return list(self) if self.own is None else self.own()
+
+
+class RowViews:
+    """A field [k, *shape] of a batch, as rows of a store's map. To optree it is a leaf, as a tensor is.
+
+    Nobody may write to the rows or hand them on.
+
+    Args:
+        data: the column, [n, *shape].
+        rows: the numbers of the rows in it, [k].
+        own: returns the field in memory of its own, [k, *shape].
+    """
+
+    is_nested = requires_grad = False
+
+    def __init__(self, data: torch.Tensor, rows: Int64Array, own: Callable[[], torch.Tensor]) -> None:
+        self.data, self.rows, self.owned = data, rows, own
+        self.shape, self.dtype, self.ndim = torch.Size((len(rows), *data.shape[1:])), data.dtype, data.ndim
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: slice) -> list[torch.Tensor]:
+        """Return a view of each of these rows, [*shape]."""
+        return [self.data[row] for row in self.rows[which].tolist()]

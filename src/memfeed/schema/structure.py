@@ -10,9 +10,8 @@ import msgspec
 from memfeed.errors import SchemaError
 from memfeed.schema import codec, values
 from memfeed.schema.fields import DEEPEST, Kind, Node, Path, display
-from memfeed.schema.kept_tensors import kept_name
+from memfeed.schema.kept_tensors import NAMED, SIZED, class_name, kept_name
 from memfeed.schema.tree import open_container
-from memfeed.schema.tv_tensors import NAMED, SIZED, class_name
 from memfeed.schema.values import ValueSpec
 
 LONGEST_STRUCTURE = 16  # a longer list is data, even if it is the whole sample, or its numbers are of mixed types

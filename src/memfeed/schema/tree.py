@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from memfeed.errors import SchemaError, brief
-from memfeed.schema import tv_tensors
+from memfeed.schema import kept_tensors
 from memfeed.schema.fields import Node, Path, display
 from memfeed.schema.graphs import is_graph, is_graph_class, open_graph
 from memfeed.schema.kept_tensors import kept_name, open_kept, part_names
@@ -61,10 +61,10 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     if isinstance(value, torch.Tensor):
         if kept := kept_name(value):
             return Node(kind="tensor", name=kept, keys=part_names(kept)), open_kept(value)
-        if cls is torch.Tensor or (name := tv_tensors.class_name(value)) not in tv_tensors.SIZED:
+        if cls is torch.Tensor or (name := kept_tensors.class_name(value)) not in kept_tensors.SIZED:
             return None
-        node = Node(kind="tv_tensor", name=name, keys=tv_tensors.SIZED_KEYS, value=tv_tensors.options_of(value))
-        return node, tv_tensors.parts_of(value)
+        node = Node(kind="tv_tensor", name=name, keys=kept_tensors.SIZED_KEYS, value=kept_tensors.options_of(value))
+        return node, kept_tensors.parts_of(value)
     if isinstance(value, str | bytes):
         return None
     if isinstance(value, tuple):
@@ -138,7 +138,7 @@ class Flattener:
 
     def _walk(self, node: Node, value: Any, path: Path, leaves: list[Any]) -> None:
         if node.kind == "leaf":
-            if node.name and value is not None and tv_tensors.class_name(value) != node.name:
+            if node.name and value is not None and kept_tensors.class_name(value) != node.name:
                 raise self._mismatch(path, type(value).__name__, f"an {node.name} of torchvision")
             leaves.append(value)
             return

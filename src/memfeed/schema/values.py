@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from memfeed.errors import SchemaError
-from memfeed.schema import tv_tensors
+from memfeed.schema import kept_tensors
 from memfeed.schema.containers import tensors_in
 from memfeed.schema.fields import DTYPES, Form, dtype_name
 from memfeed.schema.kept_tensors import copy_kept, kept_name
@@ -70,7 +70,7 @@ def holds_more(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return isinstance(value, np.ma.MaskedArray)
     is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "MemoryMappedTensor")
-    return not (is_plain or value.is_nested or tv_tensors.class_name(value))
+    return not (is_plain or value.is_nested or kept_tensors.class_name(value))
 
 
 def check_class(value: Any, where: str = "") -> None:

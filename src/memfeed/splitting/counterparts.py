@@ -12,8 +12,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
-from memfeed.schema.recipe import RecipeStep
-from memfeed.schema.recipe_arguments import TRANSFORMS
+from memfeed.schema.recipe import TRANSFORMS, RecipeStep
 from memfeed.splitting.generators import Generators
 from memfeed.splitting.leaves import from_stored, kind_of, to_stored
 from memfeed.splitting.library_steps import Asked, fill_of, transforms_for

@@ -1,7 +1,11 @@
-"""The random generators that a dataset may draw from: the global ones, and those that it and its pipelines hold."""
+"""The random generators that a dataset may draw from: the global ones, and those that it and its pipelines hold.
+
+For messages, the line of code that draws a random number is found too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 import site
@@ -10,13 +14,15 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from memfeed.errors import MemfeedError
 from memfeed.store.store import Store
 
 State = Any
@@ -201,3 +207,67 @@ def names_used(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_used(constant)
+
+
+_OWN = str(Path(__file__).parents[1])
+Calls = list[tuple[list[State], list[State]]]
+
+
+def drawing_line(
+    read: Callable[[int], Any],
+    rows: Sequence[int],
+    generators: Generators,
+    calls: Callable[[], Calls | None] = list,
+    watched: Sequence[int] | None = None,
+) -> str:
+    """Return " (FILE:LINE)" of the first line of the user's that draws when a sample is read; "" if none is found.
+
+    It reads samples with a trace function, which is slow.
+
+    Args:
+        read: reads the sample of an index.
+        rows: the indices of samples to read.
+        generators: all that may be drawn from.
+        calls: returns the states before and after each call that may draw, of those that this reading has made so far;
+            None inside such a call.
+        watched: the numbers of the generators that count; None for all.
+    """
+    found: list[str] = []
+    states, outer = generators.save(), sys.gettrace()
+    last, line, known = states, "", 0
+
+    def look() -> None:
+        nonlocal last, known
+        made = calls()
+        if made is None:
+            return
+        edges = [last, *chain.from_iterable(made[known:]), last := generators.save()]
+        known = len(made)
+        moved = set[int]().union(*map(generators.moved, edges[::2], edges[1::2]))
+        if line and (moved if watched is None else moved & {*watched}):
+            found.append(line)
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal line
+        if found or frame.f_code.co_filename.startswith((*LIBRARIES, _OWN, "<frozen")):
+            return None
+        look()
+        if calls() is not None:
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return trace
+
+    try:
+        for index in rows:
+            last, line, known = generators.seed(index, 0), "", 0
+            sys.settrace(trace)
+            try:
+                with contextlib.suppress(MemfeedError):  # the one that the line is looked for
+                    read(index)
+            finally:
+                sys.settrace(outer)
+            look()
+            if found:
+                break
+    finally:
+        generators.restore(states)
+    return f" ({found[0]})" if found else ""

@@ -13,7 +13,7 @@ import optree
 import torch
 
 from memfeed.errors import SplitError, brief
-from memfeed.schema import tv_tensors, values
+from memfeed.schema import kept_tensors, values
 from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import Schema
 from memfeed.schema.names import Path
@@ -165,7 +165,7 @@ def kind_of(leaf: Any) -> Kind:
             )
         return Kind(f"PIL {leaf.mode}", _DTYPES_OF_MODES.get(leaf.mode, "uint8"), 3)
     if isinstance(leaf, torch.Tensor):
-        name = tv_tensors.class_name(leaf) or ("tensor" if type(leaf) is torch.Tensor else "")
+        name = kept_tensors.class_name(leaf) or ("tensor" if type(leaf) is torch.Tensor else "")
         if not name or leaf.requires_grad or leaf.device.type != "cpu":
             raise SplitError(
                 f"found a {type(leaf).__name__} ({leaf.device}) in what is stored of a sample; expected a plain tensor "
@@ -204,7 +204,7 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
         palette = leaf.getpalette("RGB") or []
         return [values.as_tensor(leaf), torch.tensor(palette, dtype=torch.uint8, device="cpu")]
     if is_sized(leaf):
-        numbers, canvas = tv_tensors.parts_of(leaf)
+        numbers, canvas = kept_tensors.parts_of(leaf)
         return [numbers.detach(), torch.tensor(canvas, device="cpu")]
     if kind.name == "encoded":
         return [leaf]
@@ -228,7 +228,7 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
 
 def stored_count(kind: Kind) -> int:
     """Return how many values `to_stored` gives for a leaf of this kind."""
-    return 2 if kind.name in ("PIL P", *tv_tensors.SIZED) else 1
+    return 2 if kind.name in ("PIL P", *kept_tensors.SIZED) else 1
 
 
 def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
@@ -274,15 +274,15 @@ def from_stored(parts: Sequence[Any], kind: Kind) -> Any:
         return np.ascontiguousarray(first.numpy().transpose(1, 2, 0))
     if name == "array":
         return first.numpy()
-    if name in tv_tensors.SIZED:
-        return tv_tensors.sized_wrapper(name, dict(kind.options))((first, parts[1].tolist()))
-    wrap = tv_tensors.name_wrapper(name)
+    if name in kept_tensors.SIZED:
+        return kept_tensors.sized_wrapper(name, dict(kind.options))((first, parts[1].tolist()))
+    wrap = kept_tensors.name_wrapper(name)
     return first if wrap is None else wrap(first)
 
 
 def is_sized(leaf: Any) -> bool:
     """Return True for boxes or key points of torchvision, which have the size of their image."""
-    return isinstance(leaf, torch.Tensor) and tv_tensors.class_name(leaf) in tv_tensors.SIZED
+    return isinstance(leaf, torch.Tensor) and kept_tensors.class_name(leaf) in kept_tensors.SIZED
 
 
 def copied(leaf: Any) -> Any:
@@ -306,7 +306,7 @@ def _options(leaf: torch.Tensor) -> tuple[Any, ...]:
     """Return format and canvas of a tv_tensor, () for any other tensor."""
     if not is_sized(leaf):
         return ()
-    return tuple(tv_tensors.options_of(leaf).items()), tuple(tv_tensors.parts_of(leaf)[1])
+    return tuple(kept_tensors.options_of(leaf).items()), tuple(kept_tensors.parts_of(leaf)[1])
 
 
 def _pil(tensor: torch.Tensor, mode: str) -> Any:

@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     """One transform that a step asks for.
 
     Args:
-        name: of a class in `memfeed.schema.recipe_arguments.TRANSFORMS`.
+        name: of a class in `memfeed.schema.recipe.TRANSFORMS`.
         arguments: of it, as JSON.
         of_masks: True if it changes the masks alone, False if it begins with the image.
     """

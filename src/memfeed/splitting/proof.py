@@ -16,8 +16,7 @@ from memfeed.schema.compare import describe_difference, difference, equal
 from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
 from memfeed.splitting.cut import Cut, DrawsOutsideError
-from memfeed.splitting.draws import drawing_line
-from memfeed.splitting.generators import Generators
+from memfeed.splitting.generators import Generators, drawing_line
 from memfeed.splitting.leaves import ORIENTATION, copied_tree
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import find_places

@@ -27,15 +27,13 @@ from memfeed.schema.values import is_pil
 from memfeed.splitting.counterparts import counterpart
 from memfeed.splitting.cut import Cut, name_of
 from memfeed.splitting.generators import Generators
-from memfeed.splitting.keep import decoding_steps, encoded
 from memfeed.splitting.leaves import Kind, copied, from_stored, kind_of
 from memfeed.splitting.pattern import Pattern, Read
 from memfeed.splitting.proof import Proof
 from memfeed.splitting.recording import Entry, Node
-from memfeed.splitting.remake import Remake
+from memfeed.splitting.remake import Remake, Tail
 from memfeed.splitting.step_values import Value, as_field
-from memfeed.splitting.stored_layout import InPlace, Layout, Named, in_place, named
-from memfeed.splitting.tail import Tail
+from memfeed.splitting.stored_layout import InPlace, Layout, Named, decoding_steps, encoded, in_place, named
 from memfeed.splitting.tracer import Callee
 from memfeed.transforms import Compose, PerSample, Transform
 from memfeed.transforms.arrange import Arrange, Assemble

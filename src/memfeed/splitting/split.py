@@ -14,17 +14,16 @@ from memfeed.errors import SchemaError, SplitError, listed
 from memfeed.schema.names import display
 from memfeed.schema.recipe import RecipeStep
 from memfeed.splitting.cut import Cut
-from memfeed.splitting.keep import OpenedFiles, ShortSide, images_of, require_only_images_differ
 from memfeed.splitting.pattern import Read
 from memfeed.splitting.places import replaced
 from memfeed.splitting.proof import SEEDS, WATCHED, Proof, prove, prove_row
 from memfeed.splitting.rest import Rest, rest_of
 from memfeed.splitting.step_values import to_tensor
-from memfeed.splitting.stored_layout import Layout, Named
+from memfeed.splitting.stored_layout import Layout, Named, OpenedFiles, ShortSide, images_of, require_only_images_differ
 from memfeed.system.buffers import shared_number
 from memfeed.system.files import free_bytes
 from memfeed.system.machine import memory_limit
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 from memfeed.transforms import Compose
 
 WATCH_SHARE = 0.02  # of the time

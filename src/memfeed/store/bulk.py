@@ -19,13 +19,12 @@ from memfeed.schema.containers import leaves_with_paths
 from memfeed.schema.fields import Field, Path, display
 from memfeed.schema.jagged import batch_shape
 from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
+from memfeed.system.messages import format_bytes
 from memfeed.system.progress import SLOW_SECONDS, Progress
-from memfeed.system.units import format_bytes
-from memfeed.transfer.double_buffer import Copy, copies_to
-from memfeed.transfer.streams import memory_info
+from memfeed.transfer.streams import Copy, copies_to, memory_info
 from memfeed.transfer.to_device import check_device, to_device
 
 CHUNK_BYTES = 64 << 20

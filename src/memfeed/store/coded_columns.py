@@ -15,11 +15,9 @@ import torch
 
 from memfeed.codecs.codec import Codec
 from memfeed.errors import CorruptStoreError
-from memfeed.schema import coding
-from memfeed.schema.codec import Int64Array
-from memfeed.schema.coding import ROW_BYTES
-from memfeed.store.column import Column, FileRows
-from memfeed.store.columns import ComputedColumn
+from memfeed.schema import codec
+from memfeed.schema.codec import ROW_BYTES, Int64Array
+from memfeed.store.columns import Column, ComputedColumn, FileRows
 from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedColumn, RaggedRows
 from memfeed.system import share
@@ -43,12 +41,12 @@ class _Blobs:
 
     def __init__(self, stored: RaggedColumn) -> None:
         self.stored, self.decoded = stored, stored.field.decoded
-        self.dtype = coding.array_dtype(self.decoded)
+        self.dtype = codec.array_dtype(self.decoded)
 
     @cached_property
     def codec(self) -> Codec:
         """The codec. Raises ModuleNotFoundError if its library is not installed."""
-        return coding.codec_of_field(self.stored.field)
+        return codec.codec_of_field(self.stored.field)
 
     def of(self, located: Located) -> list[npt.NDArray[np.uint8]]:
         """Return the blobs of some rows, in the map of the heap; an empty one for None."""
@@ -143,7 +141,7 @@ class CodedFixedColumn(CodedColumn, ComputedColumn):
     def gather_into(self, rows: Int64Array, out: torch.Tensor) -> torch.Tensor:
         """See ``Column.gather_into``. Blobs are decoded in the threads of the caller, straight into ``out``."""
         blobs = self._blobs
-        of_rows, array = blobs.of(blobs.stored.locate(rows)), coding.as_array(out)
+        of_rows, array = blobs.of(blobs.stored.locate(rows)), codec.as_array(out)
 
         def decode(begin: int, end: int) -> None:
             for index in range(begin, end):

@@ -16,7 +16,7 @@ from memfeed.store.columns import FixedColumn
 from memfeed.store.dataset_attributes import in_form, targets_column
 from memfeed.store.row_supply import FillProgress
 from memfeed.store.view import View
-from memfeed.system.units import format_bytes, printable
+from memfeed.system.messages import format_bytes, printable
 
 if TYPE_CHECKING:
     from memfeed.transforms import Transform

@@ -1,12 +1,14 @@
 """Gather the rows of one or more batches into one buffer per column.
 
 `Column.read_row` is the slow, obviously right way; property tests compare them.
+
+Samples that were read together share the memory of one batch.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -16,10 +18,10 @@ import numpy as np
 import torch
 
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.jagged import SharedOffsets
-from memfeed.schema.row_views import RowViews
-from memfeed.store.column import Column
-from memfeed.store.columns import FixedColumn
+from memfeed.schema.jagged import RowViews, SharedOffsets
+from memfeed.schema.samples import Canvases
+from memfeed.schema.tensordicts import is_tensordict
+from memfeed.store.columns import Column, FixedColumn
 from memfeed.store.copied_ranges import copy_run, select_rows
 from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedRows
@@ -279,3 +281,37 @@ def all_rows(column: Column) -> Any:
     # a gather reads and does not map: a process may have 65,530 maps, and a stack more files
     whole = column.whole
     return Gather([column], [Fresh()])(np.arange(column.row_count or 0))[0] if whole is None else whole
+
+
+class ReadSamples(list[Any]):
+    """A list of samples, with the batch that ``Collate`` returns.
+
+    Methods of a TensorDict or tensorclass (``samples.to(device)``) are those of the batch, as tensordict's own
+    ``__getitems__`` allows.
+
+    Args:
+        samples: one for each row.
+        batch: the same rows as a batch.
+        rows: their numbers in the store that was indexed, int64 [k].
+        ids: their numbers in the base store, int64 [k].
+        store: the store that was indexed.
+        canvases: the leaves that samples have and the batch has not.
+    """
+
+    def __init__(
+        self,
+        samples: Iterable[Any],
+        batch: Any,
+        rows: Int64Array,
+        ids: Int64Array,
+        store: Any,
+        canvases: Canvases,
+    ) -> None:
+        super().__init__(samples)
+        self.batch, self.rows, self.ids, self.store, self.canvases = batch, rows, ids, store, canvases
+
+    def __getattr__(self, name: str) -> Any:
+        batch = self.__dict__.get("batch")
+        if name.startswith("__") or not is_tensordict(batch):
+            raise AttributeError(f"found no attribute {name!r} of a list of samples")
+        return getattr(batch, name)

@@ -12,11 +12,10 @@ from torch.utils.data import TensorDataset
 
 from memfeed.errors import SchemaError
 from memfeed.schema import values
-from memfeed.schema.containers import map_leaves
+from memfeed.schema.containers import map_leaves, reads_as
 from memfeed.schema.fields import Kind, Node, Path, Schema, display
 from memfeed.schema.infer import infer
 from memfeed.schema.tensordicts import is_a, is_tensordict
-from memfeed.schema.torch_datasets import reads_as
 from memfeed.schema.tree import Flattener, is_unbatched, open_container, record_names, types_of
 from memfeed.store.columns import InMemoryColumn
 from memfeed.tables.open_table import open_table

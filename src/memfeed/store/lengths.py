@@ -12,7 +12,7 @@ from memfeed.errors import FieldError, brief, listed
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.fields import Path as FieldPath
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 
 ROWS_AT_ONCE = 1 << 20
 

@@ -17,7 +17,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import DTYPES, Field, Kind, Node, Schema, display
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.stems import StemAssigner
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.mapping import map_file, read_file
 from memfeed.store.memo_format import BLOB, FOOTER_BYTES, KEY, Blob, is_right, layout_bytes, read_footer

@@ -19,8 +19,7 @@ from memfeed.errors import FieldError, brief
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Schema
 from memfeed.store.backing import Backing
-from memfeed.store.column import Column, FileRows
-from memfeed.store.columns import ComputedColumn
+from memfeed.store.columns import Column, ComputedColumn, FileRows
 from memfeed.store.copied_ranges import LOOPS, must_fit
 from memfeed.store.document_blocks import DocumentPieces, Packing
 from memfeed.store.lengths import Fill, fill_values, jagged_field, same_lengths

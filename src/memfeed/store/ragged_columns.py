@@ -18,7 +18,7 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES, Field
 from memfeed.schema.values import bytes_of
-from memfeed.store.column import Column, ConcatColumn, FileColumn
+from memfeed.store.columns import Column, ConcatColumn, FileColumn
 from memfeed.store.copied_ranges import copy_ranges
 from memfeed.store.mapping import ORDINARY, map_checked, read_file
 from memfeed.store.ragged import INT64_BYTES, Located, RaggedFiles, consecutive_starts, dims_width, element_counts

@@ -1,20 +1,24 @@
-"""Gather located rows of one column whose rows differ in size, in the form that a batch has them."""
+"""Gather located rows of one column whose rows differ in size, in the form that a batch has them, or one by one.
+
+``reference`` is the slow, obviously right way to read the rows of a batch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memfeed.errors import RowError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import HEAP_OF_BYTES
-from memfeed.schema.jagged import SharedOffsets, batch_shape, jagged_batches
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import RaggedList, SharedOffsets, batch_shape, jagged_batches
+from memfeed.store.columns import Column
 from memfeed.store.ragged import Located
 from memfeed.store.ragged_columns import RaggedRows
 from memfeed.system.buffers import Allocator, Fresh
@@ -143,3 +147,27 @@ def pad_rows(
         array[~is_real] = raw(torch.full((1,), value, dtype=flat.dtype, device="cpu"))[0]
         array[is_real] = raw(flat.contiguous())
     return padded, mask
+
+
+def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
+    """Read each column's rows one by one: every batch must equal this before it is stacked."""
+    return [[column.read_row(row) for row in rows] for column in columns]
+
+
+class RaggedView(Sequence[Any]):
+    """The rows of a ragged column, each a view of the map (str, bytes and json: decoded)."""
+
+    def __init__(self, column: Column, rows: Int64Array, owner: object) -> None:
+        self._column, self._rows, self._owner = column, rows, owner  # a temporary store lives as long as its views
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return RaggedView(self._column, self._rows[which], self._owner)
+        try:
+            row = int(self._rows[which])
+        except IndexError:
+            raise RowError(f"found row {which}; expected at most {len(self) - 1}") from None
+        return self._column.view_row(row)

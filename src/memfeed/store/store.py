@@ -22,13 +22,12 @@ from memfeed.schema.names import Name, Names
 from memfeed.schema.stems import decode_key
 from memfeed.store import bulk, indexing
 from memfeed.store.facts import Facts
-from memfeed.store.gather import all_rows
+from memfeed.store.gather import ReadSamples, all_rows
 from memfeed.store.lengths import row_lengths
-from memfeed.store.ragged_view import RaggedView
-from memfeed.store.read_samples import ReadSamples
+from memfeed.store.ragged_gather import RaggedView
 from memfeed.store.view import View
-from memfeed.system.forks import fork_safe
 from memfeed.system.messages import say_once
+from memfeed.system.openmp import fork_safe
 from memfeed.system.progress import SLOW_SECONDS, Progress
 
 if TYPE_CHECKING:

@@ -1,26 +1,173 @@
-"""A store as HTML: the bytes of its columns, its first rows, thumbnails of images.
+"""A store for people: as HTML, with the bytes of its columns, its first rows and thumbnails of images; values as text.
 
 It reads a few rows at most and waits for none. What cannot be read is shown as the error that it raised.
+
+Which values of a store are images, their pixels, and thumbnails of them.
+
+What a store keeps beside its columns, in lines for people.
+
+One value of a store in a few characters, for people.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from memfeed.schema.fields import Field
-from memfeed.schema.schema_html import MOST_FIELDS, count_text, more_fields, short_name
-from memfeed.schema.value_text import shape_text, summary
-from memfeed.store.column import Column
-from memfeed.store.images import thumbnail
+from memfeed.errors import brief, listed
+from memfeed.schema import values
+from memfeed.schema.fields import MOST_FIELDS, Field, count_text, more_fields, short_name
+from memfeed.store.columns import Column
 from memfeed.store.manifest import Manifest
-from memfeed.store.manifest_lines import manifest_lines
 from memfeed.store.view import View
 from memfeed.system.html_parts import SHADES, Html, bar_row, element, fragment, joined, table, text
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes, printable
+
+CELL_WIDTH = 60
+
+
+def summary(value: Any) -> str:
+    """Return a value in at most 60 characters: up to six numbers as they are, more by shape, range and mean."""
+    tensor = values.as_tensor(value)
+    if isinstance(value, bytes):
+        return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
+    if tensor is None:
+        try:
+            return _cut(printable(repr(value)))
+        except RecursionError:
+            return f"a deeply nested {type(value).__name__}"
+    shape = shape_text(tensor)
+    if tensor.numel() == 0 and tensor.ndim > 1:  # its list of lists could be long
+        return f"{shape} empty"
+    if tensor.numel() <= 6:
+        return _cut(repr(tensor.tolist()))
+    if tensor.is_complex() or tensor.dtype is torch.bool:
+        return shape if tensor.is_complex() else f"{shape} {int(tensor.sum()):,} true"
+    wide = tensor.double()
+    return f"{shape} {wide.min().item():.4g} to {wide.max().item():.4g}, mean {wide.mean().item():.4g}"
+
+
+def shape_text(tensor: torch.Tensor) -> str:
+    """Return the shape of a tensor as text: ``[3, 224, 224]``."""
+    return f"[{', '.join(map(str, tensor.shape))}]"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 3] + "..."
+
+
+CHANNELS = (1, 3, 4)
+SMALLEST_FLOAT = 8
+"""The least height and width of an image of floats: smaller ones are boxes and matrices more often."""
+
+
+class Thumbnail(NamedTuple):
+    """A small PNG image as the address of an HTML page, and its size in pixels."""
+
+    uri: str
+    width: int
+    height: int
+
+
+def may_hold_images(field: Field) -> bool:
+    """Return True if the dtype and shape of a field are those of images; floats must also lie in 0 to 1."""
+    if field.kind not in ("fixed", "jagged", "list"):
+        return False
+    dims = field.shape
+    is_float = field.torch_dtype.is_floating_point and field.torch_dtype.itemsize > 1
+    if field.dtype != "uint8" and not is_float:
+        return False
+    if len(dims) == 2:
+        return not is_float or _is_large(dims)
+    if len(dims) != 3:
+        return False
+    if dims[0] in (None, *CHANNELS) and (not is_float or _is_large(dims[1:])):
+        return True
+    return dims[2] in (None, *CHANNELS) and (not is_float or _is_large(dims[:2]))
+
+
+def _is_large(dims: tuple[int | None, ...]) -> bool:
+    return all(dim is None or dim >= SMALLEST_FLOAT for dim in dims)
+
+
+def pixels(value: Any, longest: int | None = None) -> torch.Tensor | None:
+    """Return an image as uint8 [h, w] or [h, w, c], in new memory; None for a value that is none.
+
+    Images are uint8 [c, h, w], [h, w, c] with 1, 3 or 4 channels, and [h, w]; and floats in 0 to 1 of these shapes,
+    of 8 pixels and more each way. With ``longest`` rows and columns of pixels are left out of larger ones, so that both
+    sides have at most twice as many.
+    """
+    if not isinstance(value, torch.Tensor) or not value.numel() or value.ndim not in (2, 3):
+        return None
+    image = value.detach().as_subclass(torch.Tensor)
+    if image.ndim == 3 and image.shape[0] in CHANNELS:
+        image = image.permute(1, 2, 0)
+    elif image.ndim == 3 and image.shape[2] not in CHANNELS:
+        return None
+    height, width = image.shape[:2]
+    if longest is not None:
+        step = max(1, max(height, width) // longest)
+        image = image[::step, ::step]
+    if image.is_floating_point():
+        low, high = image.min().item(), image.max().item()
+        if not 0 <= low <= high <= 1 or min(height, width) < SMALLEST_FLOAT:
+            return None
+        image = (image.float() * 255).round().to(torch.uint8)
+    elif image.dtype is not torch.uint8:
+        return None
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[:, :, 0]
+    return image.clone(memory_format=torch.contiguous_format)
+
+
+def thumbnail(value: Any, side: int) -> Thumbnail | None:
+    """Return an image in at most ``side`` pixels each way; None for a value that is none, and without Pillow."""
+    if find_spec("PIL") is None:
+        return None
+    found = pixels(value, side)
+    if found is None:
+        return None
+    from PIL import Image
+
+    picture, file = Image.fromarray(found.numpy()), io.BytesIO()
+    picture.thumbnail((side, side))
+    picture.save(file, "PNG")
+    return Thumbnail(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}", *picture.size)
+
+
+MOST_SKIPPED = 20
+LINE_WIDTH = 160
+MOST_KEYS = 20
+
+
+def manifest_lines(manifest: Manifest | None) -> Iterator[str]:
+    """Yield the samples that were skipped, the classes and the metadata; nothing for a directory without a manifest."""
+    if manifest is None:
+        return
+    if manifest.skipped:
+        more = ", ..." if len(manifest.skipped) > MOST_SKIPPED else ""
+        indices = ", ".join(map(str, manifest.skipped[:MOST_SKIPPED]))
+        yield f"samples skipped: {len(manifest.skipped):,}, dataset indices {indices}{more}"
+    if manifest.attributes and manifest.attributes.classes is not None:
+        classes = manifest.attributes.classes
+        yield f"classes: {len(classes):,}: {listed(classes, LINE_WIDTH)}"
+    metadata = manifest.metadata or {}
+    for key in list(metadata)[:MOST_KEYS]:
+        yield f"metadata {brief_key(key)}: {brief(metadata[key], LINE_WIDTH)}"
+    if len(metadata) > MOST_KEYS:
+        yield f"metadata: {len(metadata) - MOST_KEYS:,} more keys"
+
+
+def brief_key(key: str) -> str:
+    """Return a key, cut to a width that a line has room for."""
+    return key if len(key) <= LINE_WIDTH else f"{key[: LINE_WIDTH - 3]}..."
+
 
 ROWS = 3
 SIDE = 112

@@ -28,9 +28,9 @@ from memfeed.schema.fields import DEEPEST, DTYPES
 from memfeed.schema.stems import encode_key
 from memfeed.store.format import LARGEST_JSON, metadata_limit
 from memfeed.store.manifest import LARGEST_FILE, MOST_EMPTY_ROWS, MOST_ROWS
-from memfeed.store.tensordict_columns import Contents, contents_of
 from memfeed.store.tensordict_entries import (
     DESCRIPTIONS,
+    Contents,
     Entry,
     Group,
     LeftOut,
@@ -39,11 +39,11 @@ from memfeed.store.tensordict_entries import (
     Shared,
     Tensor,
     check_batch,
+    contents_of,
     merge,
 )
-from memfeed.system.messages import say_once
+from memfeed.system.messages import format_bytes, say_once
 from memfeed.system.temporary import TemporaryDirectory
-from memfeed.system.units import format_bytes
 
 METADATA = "meta.json"
 STORAGE_METADATA = "storage_metadata.json"  # of TorchRL

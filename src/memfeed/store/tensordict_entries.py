@@ -1,21 +1,27 @@
-"""The entries of a TensorDict, on disk or in memory, and how the pieces of a lazy stack are merged.
+"""The entries of a TensorDict, on disk or in memory; the pieces of a lazy stack merged; and fields and columns of them.
 
 `memfeed.store.tensordict_dir` finds them in a directory, `memfeed.store.tensordict_memory` in memory, and
-`memfeed.store.tensordict_columns` makes columns of them.
+`memfeed.store.tensordict_entries` makes columns of them.
+
+Turn the entries of a TensorDict, on disk or in memory, into the fields and columns of a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+import numpy as np
 import torch
 
 from memfeed.errors import StoreError
 from memfeed.schema.codec import Int64Array
-from memfeed.schema.fields import NodeKind, display
+from memfeed.schema.fields import Field, Kind, Node, NodeKind, Schema, display
 from memfeed.schema.fields import Path as FieldPath
+from memfeed.store.columns import Column, FixedColumn, InMemoryColumn, JsonColumn
+from memfeed.store.ragged_columns import NestedColumn, SeparateRowsColumn
 
 
 class Tensor(NamedTuple):
@@ -155,3 +161,93 @@ def _difference(first: Entry, other: Entry) -> str:
         same = first[:2] == other[:2] and len(first.batch) == len(other.batch)
         return "" if same else f"a {other.name or other.kind} of batch_size {list(other.batch)}"
     return "" if type(first) is type(other) else f"{DESCRIPTIONS[type(other)]}, not {DESCRIPTIONS[type(first)]}"
+
+
+class Contents(NamedTuple):
+    """The schema and columns of a TensorDict. ``row_count`` is None for batch_size [].
+
+    ``left_out`` says for each entry that is not read where it is and why.
+    """
+
+    schema: Schema
+    row_count: int | None
+    columns: tuple[Column, ...]
+    left_out: tuple[str, ...]
+
+
+def contents_of(top: Group) -> Contents:
+    """Return the fields and columns of a TensorDict. Raises StoreError if there is no column in it."""
+    row_count = top.batch[0] if top.batch else None
+    planner = _Planner(row_count)
+    structure = planner.node(top, ())
+    if not planner.columns:
+        left_out = f" besides what cannot be read ({', '.join(planner.left_out)})" if planner.left_out else ""
+        raise StoreError(f"found no tensor in it{left_out}; expected at least one field")
+    schema = Schema(fields=tuple(column.field for column in planner.columns), structure=structure)
+    return Contents(schema, row_count, tuple(planner.columns), tuple(planner.left_out))
+
+
+class _Planner:
+    """Builds the structure of a sample, and the columns in the order of its leaves."""
+
+    def __init__(self, row_count: int | None) -> None:
+        self._row_count = row_count
+        self._lengths: dict[bytes, int] = {}
+        self.columns: list[Column] = []
+        self.left_out: list[str] = []
+
+    def node(self, entry: Entry, path: FieldPath) -> Node:
+        if isinstance(entry, Shared | Unbatched):
+            return Node(kind="shared", value=entry.value)
+        if isinstance(entry, Group):
+            children = {}
+            for key, child in entry.children.items():
+                if isinstance(child, LeftOut):
+                    self.left_out.append(f"{display((*path, key))}: {child.why}")
+                else:
+                    children[key] = self.node(child, (*path, key))
+            return Node(
+                kind=entry.kind,
+                name=entry.name,
+                keys=tuple(children),
+                children=tuple(children.values()),
+                batch_dims=len(entry.batch) - 1,  # of one sample; -1 if the whole directory has no batch dim
+                dim_names=entry.dim_names if any(entry.dim_names) else (),
+            )
+        assert not isinstance(entry, LeftOut)
+        self.columns.append(self._column(entry, path))
+        return Node(kind="leaf")
+
+    def _column(self, entry: LeafEntry, path: FieldPath) -> Column:
+        def field(kind: Kind, dtype: str, shape: tuple[int | None, ...] = ()) -> Field:
+            stem = f"c{len(self.columns)}"
+            return Field(path=path, name=display(path), stem=stem, kind=kind, dtype=dtype, shape=shape)
+
+        if isinstance(entry, PerRow):
+            kind: Kind = "str" if all(isinstance(value, str) for value in entry.values) else "json"
+            return JsonColumn(field(kind, "uint8"), entry.values)
+        if isinstance(entry, Tensor):
+            shape = entry.shape if self._row_count is None else entry.shape[1:]
+            fixed = field("fixed", entry.dtype, shape)
+            if isinstance(entry.data, torch.Tensor):
+                return InMemoryColumn(fixed, entry.data)
+            return FixedColumn(fixed, entry.data, self._row_count)
+        if isinstance(entry, Nested):
+            return NestedColumn(self._ragged(field, entry.dtype, entry.dims, True), entry.data, entry.dims)
+        shapes = [tensor.shape for tensor in entry.tensors]
+        dims = np.array(shapes, np.int64).reshape(len(shapes), len(shapes[0]))
+        ragged = self._ragged(field, entry.tensors[0].dtype, dims, False)
+        return SeparateRowsColumn(ragged, [tensor.data for tensor in entry.tensors], shapes)
+
+    def _ragged(self, field: Callable[..., Field], dtype: str, dims: Int64Array, nested: bool) -> Field:
+        """Choose the kind as for a dataset's leaf: fixed, jagged if one dim varies, a list if several do."""
+        first = dims[0].tolist() if len(dims) else [0] * dims.shape[1]
+        varying = [axis for axis, size in enumerate(first) if (dims[:, axis] != size).any()]
+        if not varying and not nested:
+            return field("fixed", dtype, tuple(first))
+        if len(varying) > 1:
+            return field("list", dtype, (None,) * len(first))
+        ragged_dim = varying[0] if varying else 0
+        group = self._lengths.setdefault(dims[:, ragged_dim].tobytes(), len(self.columns))
+        shape = tuple(None if axis == ragged_dim else size for axis, size in enumerate(first))
+        return msgspec.structs.replace(field("jagged", dtype, shape), lengths_of=group)

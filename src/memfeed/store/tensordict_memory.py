@@ -23,8 +23,18 @@ from memfeed.schema import values
 from memfeed.schema.fields import Path as FieldPath
 from memfeed.schema.fields import display, dtype_name
 from memfeed.schema.tree import add_type, is_unbatched, typed_name
-from memfeed.store.tensordict_columns import Contents, contents_of
-from memfeed.store.tensordict_entries import Entry, Group, Nested, PerRow, Shared, Tensor, Unbatched, merge
+from memfeed.store.tensordict_entries import (
+    Contents,
+    Entry,
+    Group,
+    Nested,
+    PerRow,
+    Shared,
+    Tensor,
+    Unbatched,
+    contents_of,
+    merge,
+)
 
 
 def read(data: Any) -> tuple[Contents, tuple[type, ...]]:

@@ -20,7 +20,7 @@ from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.samples import SampleMaker
 from memfeed.store import indexing
 from memfeed.store.backing import Backing, open_backing
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.gather import Gather
 from memfeed.store.manifest import Manifest
 from memfeed.store.ragged import column_files

@@ -16,7 +16,7 @@ from memfeed.errors import FieldError, RowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Node, Path, Schema, display
 from memfeed.store.backing import Backing
-from memfeed.store.column import Column
+from memfeed.store.columns import Column
 from memfeed.store.gather import Gather, all_rows
 from memfeed.store.view import View
 from memfeed.store.windows import Episodes, MaskColumn, WindowColumn

@@ -12,8 +12,7 @@ import torch
 
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field
-from memfeed.store.column import Column, FileRows
-from memfeed.store.columns import ComputedColumn, ConcatFixedColumn
+from memfeed.store.columns import Column, ComputedColumn, ConcatFixedColumn, FileRows
 
 
 class Episodes:

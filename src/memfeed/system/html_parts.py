@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from memfeed.system.units import printable
+from memfeed.system.messages import printable
 
 SHADES = 6
 """The colours s0 to s5 of the style."""

@@ -1,6 +1,8 @@
-"""The threads that torch's own operations use in the calling thread: OpenMP keeps their number for each thread.
+"""Threads of OpenMP, which torch uses: their number, and forked children, which lack them.
 
 `torch.set_num_threads` also changes what threads that start later get, and drops what oneDNN has cached.
+
+A forked child lacks the threads of its parent; OpenMP would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -8,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -61,3 +64,45 @@ def at_most(threads: int) -> Iterator[None]:
         yield
     finally:
         library.omp_set_num_threads(before)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_is_child = False
+
+
+def _after_fork() -> None:
+    global _is_child
+    _is_child = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def is_child() -> bool:
+    """Return True in a process that was forked after memfeed was imported."""
+    return _is_child
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Let torch use one thread during the block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fork_safe(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that copies tensors, so that it uses one thread in a forked child."""
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> T:
+        if not _is_child:
+            return function(*arguments, **options)
+        with on_one_thread():
+            return function(*arguments, **options)
+
+    return call

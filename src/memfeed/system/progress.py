@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 from memfeed.errors import brief
-from memfeed.system.units import format_bytes, printable
+from memfeed.system.messages import format_bytes, printable
 
 SLOW_SECONDS = 2.0  # copies that take longer show a bar
 LINE_SECONDS = 30.0  # between two lines of a bar whose total is not known

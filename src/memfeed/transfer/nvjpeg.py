@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from memfeed.system import extras
+from memfeed.system import messages
 
 Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
 
@@ -16,7 +16,7 @@ Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
 def require() -> None:
     """Raise ModuleNotFoundError with the line to install if neither torchcodec nor torchvision is installed."""
     if find_spec("torchcodec") is None:
-        extras.require("vision", "torchvision")
+        messages.require("vision", "torchvision")
 
 
 def decode(blobs: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -9,18 +9,14 @@ from memfeed.transforms.mix import CutMix, MixUp
 from memfeed.transforms.ops.color import ColorJitter, RandomGrayscale
 from memfeed.transforms.ops.crop import CenterCrop, RandomCrop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
 from memfeed.transforms.ops.erase import RandomErasing
-from memfeed.transforms.ops.normalize import Normalize, ToDtype
-from memfeed.transforms.ops.pointwise import Pointwise
 from memfeed.transforms.ops.resize import RandomResizedCrop, Resize
 from memfeed.transforms.ops.rotate import RandomAffine, RandomRotation
+from memfeed.transforms.ops.values import Normalize, Pointwise, ToDtype
 from memfeed.transforms.params.box import Erased
-from memfeed.transforms.params.geometry import Geometry, Imagewise
-from memfeed.transforms.params.jitter import Gray, Jitter
+from memfeed.transforms.params.geometry import Geometry, Imagewise, Warped
 from memfeed.transforms.params.resample import Resampled
-from memfeed.transforms.params.value_changes import Affine, Mapped
-from memfeed.transforms.params.volume import VolumeWindow
-from memfeed.transforms.params.warp import Warped
-from memfeed.transforms.params.window import Window
+from memfeed.transforms.params.value_changes import Affine, Gray, Jitter, Mapped
+from memfeed.transforms.params.window import VolumeWindow, Window
 from memfeed.transforms.per_sample import PerSample
 from memfeed.transforms.transform import ImageTransform, Transform
 

@@ -15,9 +15,8 @@ from memfeed.errors import TransformError
 from memfeed.random import Keys
 from memfeed.schema.assemble import assembler
 from memfeed.schema.fields import Schema
+from memfeed.schema.jagged import RaggedList, RowViews
 from memfeed.schema.names import Path
-from memfeed.schema.ragged_list import RaggedList
-from memfeed.schema.row_views import RowViews
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.transform import Transform
 

@@ -11,9 +11,8 @@ import optree
 import torch
 
 from memfeed.errors import FieldError, TransformError, brief, listed
+from memfeed.schema.jagged import RaggedList, RowViews
 from memfeed.schema.names import Names, Path, display, find_fields
-from memfeed.schema.ragged_list import RaggedList
-from memfeed.schema.row_views import RowViews
 from memfeed.schema.tensordicts import is_a, is_tensor_collection
 
 _POSITIONS = re.compile(

@@ -9,7 +9,7 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import RaggedList
 from memfeed.transforms.batch_fields import On, find_all, mark_ragged, own_ragged, replace
 from memfeed.transforms.transform import Transform
 

@@ -16,10 +16,10 @@ import torch
 
 from memfeed.errors import TransformError
 from memfeed.random import Keys
+from memfeed.schema.jagged import RaggedList
 from memfeed.schema.names import display, find_field
-from memfeed.schema.ragged_list import RaggedList
 from memfeed.schema.tensordicts import is_tensor_collection
-from memfeed.system.extras import require
+from memfeed.system.messages import require
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.transform import Transform
 

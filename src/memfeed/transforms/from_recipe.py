@@ -8,8 +8,7 @@ from memfeed import transforms
 from memfeed.errors import TransformError, brief
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.names import Names, Path
-from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
-from memfeed.schema.recipe_arguments import arguments_problem
+from memfeed.schema.recipe import PER_SAMPLE, RecipeStep, arguments_problem
 from memfeed.transforms.compose import Compose
 from memfeed.transforms.transform import Transform
 

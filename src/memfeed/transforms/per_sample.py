@@ -12,7 +12,7 @@ import torch
 
 from memfeed.errors import TransformError, listed
 from memfeed.random import Keys, uniform
-from memfeed.schema.ragged_list import RaggedList
+from memfeed.schema.jagged import RaggedList
 from memfeed.system import random_state
 from memfeed.transforms.batch_fields import BatchField, On, find_all, replace, require_decision
 from memfeed.transforms.call import one_batch

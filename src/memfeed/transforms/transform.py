@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from memfeed.errors import TransformError, brief
 from memfeed.random import Keys
 from memfeed.schema.fields import Schema
+from memfeed.schema.jagged import RaggedList, RowViews
 from memfeed.schema.names import Path
-from memfeed.schema.ragged_list import RaggedList
-from memfeed.schema.row_views import RowViews
 from memfeed.system.buffers import Allocator
 from memfeed.transforms.backends.cpu import fused
 from memfeed.transforms.backends.gpu import kernel_for
@@ -34,13 +33,21 @@ from memfeed.transforms.batch_fields import (
     steps_of,
     without_steps,
 )
-from memfeed.transforms.followers import follow
-from memfeed.transforms.layouts import check_operations, in_format, open_field, owned
-from memfeed.transforms.operation import DrawFromStream, KeyedDraws, Operation, Step
+from memfeed.transforms.layouts import check_operations, follow, in_format, open_field, owned
+from memfeed.transforms.operation import (
+    DrawFromStream,
+    FusedPass,
+    KeyedDraws,
+    Operation,
+    Step,
+    TransformResult,
+    run_fused,
+    run_plain,
+    shape_of,
+)
 from memfeed.transforms.params.geometry import Geometry, Imagewise
 from memfeed.transforms.params.sizes import Images, ImageShape
 from memfeed.transforms.params.value_changes import Affine
-from memfeed.transforms.planning import FusedPass, TransformResult, run_fused, run_plain, shape_of
 
 B = TypeVar("B")
 T = TypeVar("T", bound="Transform")

@@ -16,7 +16,7 @@ import torch
 from memfeed.errors import LoaderError
 from memfeed.system.files import free_bytes
 from memfeed.system.machine import memory_limit
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 from memfeed.verdict.page_cache import evict
 from memfeed.verdict.program import core_count
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from memfeed.convert import measured_forms
+from memfeed.convert import budget
+from memfeed.convert.budget import SAMPLES
 from memfeed.convert.cache import cache_one
 from memfeed.convert.inputs import classify_input
-from memfeed.convert.measured_forms import SAMPLES
 from memfeed.convert.options import options_of
 from memfeed.errors import LoaderError
 from memfeed.system.files import free_bytes
-from memfeed.system.units import format_bytes
+from memfeed.system.messages import format_bytes
 from memfeed.verdict.results import Form
 
 
@@ -39,9 +39,7 @@ def measure_forms(dataset: Any, options: Mapping[str, Any], samples: int = SAMPL
     asked = {name: value for name, value in options.items() if name != "budget"}
     chosen = options_of(dataset, **{"budget": 1, **asked})  # it allows lossy forms
     chosen = msgspec.structs.replace(chosen, forms=msgspec.structs.replace(chosen.forms, lossy=True))
-    found = measured_forms.measure_forms(
-        dataset, chosen, cache_one, rounds_floats=True, samples=samples, seconds=seconds
-    )
+    found = budget.measure_forms(dataset, chosen, cache_one, rounds_floats=True, samples=samples, seconds=seconds)
     return [Form(one.written, one.row_bytes, one.rows_a_second, one.row_bytes * given.length) for one in found]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Literal, NamedTuple
 
-from memfeed.system.units import format_bytes, format_short
+from memfeed.system.messages import format_bytes, format_short
 from memfeed.verdict.results import Loop, Spread, Turn, spread, times_as_fast
 
 Kind = Literal["helps", "does not help", "cannot tell"]

@@ -12,7 +12,7 @@ import msgspec
 
 from memfeed.errors import LoaderError
 from memfeed.system.files import write_file
-from memfeed.system.units import format_bytes, format_short
+from memfeed.system.messages import format_bytes, format_short
 from memfeed.verdict.judge import Kind
 from memfeed.verdict.results import Form, Loop, SampleCost, Spread
 
@@ -141,7 +141,7 @@ class Verdict:
 
             write_file(target, page(self).encode())
         elif target.suffix == ".png":
-            from memfeed.verdict.picture import save_picture
+            from memfeed.verdict.report import save_picture
 
             save_picture(self, target)
         else:

@@ -1,7 +1,7 @@
 """The demo: time a few epochs of a small CNN from `DataLoader(dataset)` and from `memfeed.Loader(dataset, cache=...)`.
 
-``photos`` makes the images, ``side_by_side`` trains on them, ``result`` holds the times and writes them as JSON,
-``chart`` draws them.
+``photos`` makes the images, ``side_by_side`` trains on them, ``result`` holds the times, writes them as JSON, and
+draws them.
 """
 
 from memfeed.cli.demo.result import EpochTiming, Result

@@ -1,9 +1,13 @@
-"""The times that the demo measured, what follows from them, and their table."""
+"""The times that the demo measured, what follows from them, and their table.
+
+The picture has bars of both loaders, and samples trained on against seconds. It needs the extra [plots].
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,7 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from memfeed.system.files import write_file
-from memfeed.system.units import format_bytes, format_seconds
+from memfeed.system.messages import format_bytes, format_seconds
 
 FOOTNOTE = (
     "Measured once, on this machine. Both train the same model on the same images, with the same batch size and crops "
@@ -155,3 +159,118 @@ def last_crossing(one: Line, other: Line, end: float) -> tuple[float, float] | N
         return None
     seconds = float(times[not_ahead[-1]])
     return seconds, float(np.interp(seconds, *one))
+
+
+DATALOADER, MEMFEED, GRID, INK, PALE_INK = "#8d99ae", "#e4572e", "#d9dee7", "#22283a", "#5b647a"
+"""The colours of DataLoader, of memfeed, of grid lines, and of text."""
+HEIGHTS = (3.15, 2.4, 0.75, 0.0)
+_STYLE = {
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+}
+
+
+def save_chart(result: Result, path: Path) -> None:
+    """Draw the result to a PNG file. Needs no display, and leaves matplotlib's settings as they were."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    runs = (result.dataloader, result.memfeed)
+    seconds = [format_seconds(run.seconds) for run in runs]
+    heading = f"{result.epoch_count} epochs: {seconds[0]} from DataLoader, {seconds[1]} from memfeed"
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12, 6.4), dpi=130, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(
+            2, 2, width_ratios=(1, 2.1), left=0.135, right=0.965, top=0.80, bottom=0.11, hspace=0.42, wspace=0.26
+        )
+        figure.text(0.02, 0.94, heading, size=19, weight="bold")
+        figure.text(0.02, 0.895, f"{result.title}; measured once", size=11, color=PALE_INK)
+        parts = [part for run in runs for part in (run.first, run.later)]
+        rates = figure.add_subplot(grid[0, 0])
+        _draw_bars(rates, "Samples per second", [part.rate for part in parts], "{:,.0f}")
+        waits = figure.add_subplot(grid[1, 0])
+        _draw_bars(waits, "Share of time waiting for data", [100 * part.wait_share for part in parts], "{:.0f}%")
+        waits.barh(HEIGHTS, [100] * len(HEIGHTS), color=GRID, height=0.62, zorder=0)
+        waits.set_xlim(0, 122)
+        _draw_timeline(figure.add_subplot(grid[:, 1]), result)
+        canvas.print_png(path)
+
+
+def _draw_bars(axes: Any, heading: str, values: list[float], form: str) -> None:
+    """Draw the first and the later epochs of DataLoader, then those of memfeed."""
+    largest = max(values)
+    axes.set_title(heading, pad=8)
+    axes.barh(HEIGHTS, values, color=[DATALOADER, DATALOADER, MEMFEED, MEMFEED], height=0.62)
+    for height, value in zip(HEIGHTS, values, strict=True):
+        axes.text(value + 0.02 * largest, height, form.format(value), va="center", weight="bold")
+    axes.set_xlim(0, largest * 1.25)
+    names = [f"{name}, {epochs}" for name in ("DataLoader", "memfeed") for epochs in ("first", "later")]
+    axes.set_yticks(HEIGHTS, names)
+    axes.tick_params(length=0)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+
+
+def _draw_timeline(axes: Any, result: Result) -> None:
+    """Draw all epochs as measured, and the moment from which on memfeed is ahead."""
+    runs = (result.dataloader, result.memfeed)
+    end = 1.04 * max(run.seconds for run in runs)
+    top = 1.12 * sum(epoch.samples for epoch in result.dataloader.epochs)
+    axes.set_title("Samples trained on, from second 0", pad=8)
+    axes.set(xlim=(0, end), ylim=(0, top), xlabel="seconds", axisbelow=True)
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.tick_params(length=0, pad=7)
+    _draw_first_epoch(axes, result.memfeed.first.seconds, end, top)
+    for name, run, colour in zip(("DataLoader", "memfeed"), runs, (DATALOADER, MEMFEED), strict=True):
+        _draw_run(axes, name, run, colour)
+    style = {"frameon": False, "labelcolor": "linecolor", "handlelength": 1.2, "columnspacing": 1.2}
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.03, -0.06), ncols=2, **style)
+    point = result.ahead
+    if point is not None:
+        text_at = (point[0] + 0.08 * end, max(point[1] - 0.2 * top, 0.07 * top))
+        _draw_ahead(axes, f"ahead after {format_seconds(point[0])}", point, text_at)
+    axes.text(1.0, -0.13, "dots: the ends of epochs", transform=axes.transAxes, ha="right", color=PALE_INK)
+
+
+def _draw_run(axes: Any, name: str, run: Run, colour: str) -> None:
+    seconds, samples = run.line()
+    axes.plot(seconds, samples, color=colour, label=name, lw=3, zorder=3, solid_capstyle="round")
+    ends = np.cumsum([epoch.seconds for epoch in run.epochs])
+    counts = np.cumsum([epoch.samples for epoch in run.epochs])
+    axes.plot(ends, counts, "o", color=colour, ms=7, zorder=4)
+
+
+def _draw_first_epoch(axes: Any, seconds: float, end: float, top: float) -> None:
+    """Shade the first epoch of memfeed, and write there what it does: upright if the shade is narrow."""
+    axes.axvspan(0, seconds, color="#fdf1ed", lw=0, zorder=0.8)
+    is_wide = seconds > 0.26 * end
+    text = f"memfeed's first epoch{chr(10) if is_wide else ' '}fills the store: {format_seconds(seconds)}"
+    style = {"color": MEMFEED, "ha": "center", "va": "top", "linespacing": 1.4}
+    axes.text(seconds / 2, 0.97 * top, text, rotation="horizontal" if is_wide else "vertical", **style)
+
+
+def _draw_ahead(axes: Any, text: str, point: tuple[float, float], text_at: tuple[float, float]) -> None:
+    axes.plot(*point, "o", ms=10, mfc="white", mec=INK, mew=2, zorder=5)
+    axes.annotate(
+        text,
+        point,
+        text_at,
+        arrowprops={"arrowstyle": "-", "color": INK, "shrinkB": 6, "lw": 1},
+        bbox={"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85},
+        weight="bold",
+        linespacing=1.4,
+        va="center",
+        zorder=4,
+    )

@@ -16,12 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 import memfeed
-from memfeed.cli.demo.chart import save_chart
 from memfeed.cli.demo.photos import make_photos
-from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result, Run, load_result
+from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result, Run, load_result, save_chart
 from memfeed.convert.image_folder import image_folder
-from memfeed.system.extras import require
 from memfeed.system.files import local_path
+from memfeed.system.messages import require
 from memfeed.system.progress import Progress
 
 BATCH_SIZE = 32

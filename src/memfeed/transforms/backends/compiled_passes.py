@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memfeed.schema.row_views import RowViews
+from memfeed.schema.jagged import RowViews
 from memfeed.system.compiled import Loops
-from memfeed.transforms.params.geometry import Imagewise, filled
-from memfeed.transforms.params.jitter import Gray, Jitter
+from memfeed.transforms.params.geometry import Imagewise, Warped, filled
 from memfeed.transforms.params.pixels import borrow
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import GeometryBySize, Images
-from memfeed.transforms.params.value_changes import HALVES, Affine, scale_and_shift
-from memfeed.transforms.params.warp import Warped
+from memfeed.transforms.params.value_changes import HALVES, Affine, Gray, Jitter, scale_and_shift
 from memfeed.transforms.params.window import Window
 
 LOOPS = Loops("memfeed.transforms.backends.loops", after=150_000_000)  # values of outputs: half a second of work

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from memfeed.transfer.packing import upload
 from memfeed.transforms.backends import sampling_kernels
-from memfeed.transforms.params.geometry import Imagewise, filled
+from memfeed.transforms.params.geometry import Imagewise, Warped, filled
 from memfeed.transforms.params.resample import Resampled
 from memfeed.transforms.params.sizes import BySize, Images
 from memfeed.transforms.params.value_changes import Affine
-from memfeed.transforms.params.warp import Warped
 from memfeed.transforms.params.window import Window
 
 Sampled: TypeAlias = Resampled | Warped

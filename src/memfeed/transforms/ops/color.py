@@ -12,7 +12,7 @@ import torch
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
-from memfeed.transforms.params.jitter import Gray, Jitter
+from memfeed.transforms.params.value_changes import Gray, Jitter
 from memfeed.transforms.transform import ImageTransform, check_probability
 
 Range = float | Sequence[float]

@@ -13,8 +13,7 @@ from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform, StreamDraws
 from memfeed.transforms.params.geometry import Fill
-from memfeed.transforms.params.volume import VolumeWindow
-from memfeed.transforms.params.window import Window
+from memfeed.transforms.params.window import VolumeWindow, Window
 from memfeed.transforms.transform import ImageTransform, check_probability
 
 VOLUME = 3  # dims

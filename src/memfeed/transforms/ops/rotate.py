@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from memfeed.errors import TransformError
 from memfeed.transforms.batch_fields import On
 from memfeed.transforms.operation import DrawUniform
-from memfeed.transforms.params.geometry import Fill
+from memfeed.transforms.params.geometry import MODES, Fill, Warped
 from memfeed.transforms.params.resample import check_mode
-from memfeed.transforms.params.warp import MODES, Warped
 from memfeed.transforms.transform import ImageTransform
 
 Range = float | Sequence[float]
