@@ -265,15 +265,15 @@ class StreamDraws:
     def watched(self, samples: Iterator[Any]) -> Iterator[Any]:
         """Yield samples. Raise RandomDataError if a generator that the iterable does not seed has moved meanwhile."""
         before, count = self._generators.save(), 0
-        while True:
-            block = list(itertools.islice(samples, 1))
-            count += len(block)
-            is_due = not block or count % _STREAM_BLOCK == 0
-            if is_due and self._generators.moved(before, self._generators.save()) - self._seeded:
-                raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
-            if not block:
-                return
-            yield block[0]
+        for count, sample in enumerate(samples, 1):
+            if count % _STREAM_BLOCK == 0:
+                self._check(before, count)
+            yield sample
+        self._check(before, count)
+
+    def _check(self, before: list[Any], count: int) -> None:
+        if self._generators.moved(before, self._generators.save()) - self._seeded:
+            raise _random(self._dataset, f"iterating draws random numbers among its first {count} samples")
 
 
 class Draws:
