@@ -710,3 +710,8 @@ def test_any_sequence_with_kills(data):
         for name, rows in stores.items():
             assert holds(memfeed.open(Path(directory) / name), rows)
         assert all(name.endswith((".mf", ".mf.build.appended")) for name in os.listdir(directory))
+
+
+def test_arguments_in_the_order_of_cache_are_named(tmp_path):
+    with pytest.raises(TypeError, match=r"found list as the store .*memfeed\.append\(path, dataset\)"):
+        memfeed.append([1, 2], tmp_path / "a.mf")

@@ -153,6 +153,8 @@ def test_records_are_hashed_by_column(at):
     assert set(before) == {"samples", "_n"}, "one object is found once"
     moved = [(f"/elsewhere/x/{i}.png", i % 10) for i in range(1000)]
     assert texts(Of(samples=moved)) == before
+    for root in ("", "x/", "../x/"):  # paths that are relative to the working directory
+        assert texts(Of(samples=[(path.replace("/elsewhere/x/", root), label) for path, label in moved])) == before
     moved[at] = (moved[at][0], 11)
     assert texts(Of(samples=moved))["samples"] != before["samples"]
     records[at] = (records[at][0] + "x", records[at][1])

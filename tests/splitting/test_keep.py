@@ -116,6 +116,14 @@ def test_an_image_that_its_loader_turned_is_refused(loader, orientation, is_chec
         OpenedFiles(loader).leaves(proof.cut.patterns[0], read.leaves, is_checked=is_checked)
 
 
+def test_the_first_images_are_always_compared(tmp_path):
+    """Of a store that exists only a few samples are read: a loader that was edited must show there."""
+    files, proof = files_of(tmp_path, lambda path: ImageOps.mirror(opened(path)))
+    read = proof.cut.read(1)
+    with pytest.raises(SplitError, match="decodes to another image"):
+        files.leaves(proof.cut.patterns[0], read.leaves, is_checked=False)
+
+
 def cropped_with_boxes(image, boxes):
     """Crop an image and its boxes, as the references of torchvision do."""
     top, left, height, width = v2.RandomResizedCrop.get_params(image, (0.5, 1.0), (1.0, 1.0))

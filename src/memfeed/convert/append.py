@@ -71,6 +71,11 @@ def append(
     After an error or a kill the store is as it was, the new rows are kept in ``NAME.append.build`` (or, all of them, in
     ``NAME.append``), and the same call goes on from there. Rows whose commit was done are not added again.
     """
+    if not isinstance(store, Store | str | os.PathLike):
+        raise TypeError(
+            f"found {type(store).__name__} as the store to append to; expected a store or its path, and then the "
+            "dataset: memfeed.append(path, dataset)"
+        )
     options = options_of(
         dataset, forms=forms, types=types, split=split, length=length, workers=workers,
         worker_init_fn=worker_init_fn, on_error=on_error, allow=allow, progress=progress,
