@@ -586,3 +586,38 @@ def test_a_dataset_that_is_prepared_after_its_loader_was_made(tmp_path, capsys):
     assert found[0] != found[1]
     with pytest.raises(memfeed.errors.SampleError, match="expected a dataset that is ready when its Loader is made"):
         memfeed.Loader(Negatives(), 10, require="samples")
+
+
+@pytest.mark.parametrize("given", [None, lambda worker: random.seed(100 + worker)], ids=["none", "given"])
+def test_lightning_seeds_the_workers_of_each_rank(tmp_path, files, monkeypatch, given):
+    """As after `seed_everything(workers=True)`: the trainer gives its function to a loader that has none."""
+    fabric = pytest.importorskip("lightning.fabric.utilities.data")
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+
+    def make(cls):
+        def seeded(dataset, **options):
+            loader = cls(dataset, 4, num_workers=2, worker_init_fn=given, **options)
+            fabric._auto_add_worker_init_fn(loader, 1)
+            return loader
+
+        return seeded
+
+    expected, _ = epochs(make(DataLoader), SimClr(files))
+    found, loader = epochs(make(memfeed.Loader), SimClr(files), cache=tmp_path / "p.mf")
+    assert isinstance(loader, DecodedLoader)
+    assert difference(found, expected) is None
+    assert sum(one.report().hits for one in loader.decoded.used()) > 0
+
+
+def test_the_switch_of_lightning_alone_leaves_the_decoders_in_workers(tmp_path, files, monkeypatch):
+    monkeypatch.setenv("PL_SEED_WORKERS", "1")
+    _, loader = epochs(memfeed.Loader, SimClr(files), cache=tmp_path / "p.mf", num_workers=1)
+    assert loader.worker_init_fn is None
+    assert sum(one.report().hits for one in loader.decoded.used()) > len(files)
+
+
+def test_a_loader_of_the_parts_keeps_the_decoders_in_workers(tmp_path, files):
+    """As Accelerate makes one."""
+    loader = memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", num_workers=1)
+    _, _ = epochs(DataLoader, loader.dataset, num_workers=1, worker_init_fn=loader.worker_init_fn)
+    assert sum(one.report().hits for one in loader.decoded.used()) > len(files)

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -743,3 +744,16 @@ def test_rows_of_another_start_of_the_machine_are_hashed(tmp_path):
     for value in range(4):
         assert_equal(again(value), np.full((3, 2), value))
     assert set(CALLS) == {0}
+
+
+def test_results_whose_directory_was_removed_are_computed(tmp_path):
+    path = tmp_path / "m.mf"
+    function = memfeed.memoize(counted, path)
+    kept._memos[path] = memos.Memo(path)  # as that of a worker process, which has read no row yet
+    expected = [function(i) for i in range(3)]
+    kept._memos[path]._units._map = None
+    shutil.rmtree(path)
+    with pytest.warns(UserWarning, match="results of counted are computed and not kept: .*No such file"):
+        found = [function(i) for i in range(3)]
+    assert_equal(found, expected)
+    assert not path.exists()

@@ -103,10 +103,10 @@ def test_rows_come_in_order_through_a_cache_of_a_few_chunks(local, origin, tmp_p
     [
         (
             {"shuffle": True},
-            r"a cache of 17.* MB for an order that mixes all rows; .*shuffle=memfeed\.Blocks\(\)",
+            r"a cache of 17.* MB for an order that mixes all rows; .* \([\d,]+ bytes\): shuffle=memfeed\.Blocks\(\)",
         ),
         ({"shuffle": memfeed.Blocks(8)}, "mixes all rows"),  # each chunk would come again for each of its blocks
-        ({"shuffle": memfeed.Blocks(192)}, "mixes 384 rows; expected room for 33.* MB: a larger size="),
+        ({"shuffle": memfeed.Blocks(192)}, r"mixes 384 rows; expected room for 33.* MB \(.* bytes\): a larger size="),
         ({"sampler": [1, 2, 3]}, "mixes all rows"),
     ],
 )

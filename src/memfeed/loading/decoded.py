@@ -33,6 +33,7 @@ _SMALL_SHARE = 0.2
 _FUNCTIONS_SHOWN = 3
 _REASON_WIDTH = 240
 _RECORDED = ("__setattr__", "__delattr__")  # Lightning records calls of them, and leaves those of the base in classes
+_LIGHTNING_SEEDS = "PL_SEED_WORKERS"  # the variable that `seed_everything(workers=True)` sets
 _OF_STORES: dict[str, Any] = {
     "seed": None, "last": None, "bucket_by": None, "device": None, "transform": None, "placement": "auto",
     "ranks": None, "return_rows": False, "as_": "torch", "pad": None, "follow_batch": None, "exclude_keys": None,
@@ -66,14 +67,32 @@ class DecodedLoader(DataLoader[T_co]):
         worker_init_fn: Callable[[int], None] | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(worker_init_fn, _BeginWorker):  # a trainer may make a loader of the attributes of this one
-            worker_init_fn = _BeginWorker(decoded, worker_init_fn)
+        self.decoded = decoded
         options["worker_init_fn"] = worker_init_fn
         super().__init__(*arguments, **options)
-        self.decoded = decoded
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None] | None:
+        """What each worker process calls. A trainer makes a loader of it, and the decoders answer there too.
+
+        None if the program gave none and Lightning seeds workers: it does so only where it finds None.
+        """
+        own = vars(self)["worker_init_fn"]
+        if own is None and os.environ.get(_LIGHTNING_SEEDS, "0") not in ("", "0"):
+            return None
+        return own if isinstance(own, _BeginWorker) else _BeginWorker(self.decoded, own)
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, own: Callable[[int], None] | None) -> None:
+        vars(self)["worker_init_fn"] = own  # where a trainer looks for the arguments of a loader
 
     def _get_iterator(self) -> Any:
-        iterator = super()._get_iterator()
+        own = vars(self)["worker_init_fn"]
+        self.worker_init_fn = own if isinstance(own, _BeginWorker) else _BeginWorker(self.decoded, own)
+        try:
+            iterator = super()._get_iterator()
+        finally:
+            self.worker_init_fn = own
         fetcher = getattr(iterator, "_dataset_fetcher", None)  # without workers, samples are read by this thread
         if fetcher is not None:
             fetch = fetcher.fetch

@@ -95,9 +95,18 @@ class Kept:
         """
         began = time.perf_counter()
         digest = hashlib.blake2b(key.text, digest_size=16).digest()
-        row = self.memo.find(digest)
-        found = None if row is None else self.memo.read(row, digest, mapped=self._mapped)
+        found = self._stored(digest)
         return self._computed(key, digest, compute, began) if found is None else self._hit(found, began)
+
+    def _stored(self, digest: bytes) -> Found | None:
+        """Return the result that is there, or None; also, with a warning, if it cannot be read: it was removed."""
+        memo = self.memo
+        try:
+            row = memo.find(digest)
+            return None if row is None else memo.read(row, digest, mapped=self._mapped)
+        except OSError as error:
+            self._warn(error)
+            return None
 
     def report(self) -> Report:
         """Return how many calls of this run were answered from the disk; see `Report`."""
@@ -129,8 +138,7 @@ class Kept:
                 except (MemfeedError, OSError) as error:
                     self._warn(error)
                     return self._own(compute(), digest, 0.0)[0]
-                known = memo.find(digest)
-                found = None if known is None else memo.read(known, digest, mapped=self._mapped)
+                found = self._stored(digest)
                 if found is not None:
                     return self._hit(found, began)
                 if row is not None:

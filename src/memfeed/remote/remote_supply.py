@@ -244,7 +244,7 @@ class RemoteSupply(Service):
                 mixed, advice = "all rows", "shuffle=memfeed.Blocks(), or "
             raise StoreError(
                 f"{self.directory.root}: found a cache of {format_bytes(size)} for an order that mixes {mixed}; "
-                f"expected room for {format_bytes(need)}: {advice}a larger size=, or none, for all "
+                f"expected room for {format_bytes(need)} ({need:,} bytes): {advice}a larger size=, or none, for all "
                 f"{format_bytes(total)}"
             )
 
