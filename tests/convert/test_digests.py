@@ -147,14 +147,19 @@ def test_the_attributes_of_objects_in_an_array_count():
 
 
 @pytest.mark.parametrize("at", [0, 700, 999])
-def test_records_are_hashed_by_column(at):
+def test_records_are_hashed_by_column(at, tmp_path, monkeypatch):
     records = [(f"/data/a/{i}.png", i % 10) for i in range(1000)]
     before = texts(Of(samples=records, imgs=records))
     assert set(before) == {"samples", "_n"}, "one object is found once"
     moved = [(f"/elsewhere/x/{i}.png", i % 10) for i in range(1000)]
     assert texts(Of(samples=moved)) == before
-    for root in ("", "x/", "../x/"):  # paths that are relative to the working directory
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "0.png").touch()
+    for root in ("x/", "../x/"):  # paths that are relative to the working directory
         assert texts(Of(samples=[(path.replace("/elsewhere/x/", root), label) for path, label in moved])) == before
+    for root in ("y/", "z/"):  # words that name no file
+        assert texts(Of(samples=[(path.replace("/elsewhere/x/", root), label) for path, label in moved])) != before
     moved[at] = (moved[at][0], 11)
     assert texts(Of(samples=moved))["samples"] != before["samples"]
     records[at] = (records[at][0] + "x", records[at][1])

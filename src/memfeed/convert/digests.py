@@ -244,7 +244,8 @@ def _feed_tensors(hashed: Any, values: list[torch.Tensor], budget: _Budget, dept
 
 def _feed_text(hashed: Any, values: list[str], budget: _Budget) -> None:
     """Hash strings. Paths are hashed without the directory that all of them are in, which may have another place."""
-    if "/" in values[0]:  # relative ones too: they may become absolute
+    # relative paths of files too, which may become absolute; other words may have a slash as well
+    if values[0][:1] in ("/", ".", "~") or ("/" in values[0] and os.path.exists(values[0])):
         first, last = min(values), max(values)
         alike = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
         begin = first.rfind("/", 0, alike) + 1
