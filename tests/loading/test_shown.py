@@ -3,7 +3,7 @@
 import torch
 
 import memfeed
-from memfeed.loading.loader_texts import count_text, placement_text
+from memfeed.loading.shown import count_text, placement_text
 
 
 class Endless:

@@ -3,8 +3,9 @@
 import torch
 
 from html_pages import HOSTILE, require_harmless
-from memfeed.schema.fields import MOST_FIELDS, Field, count_text, fragment_of, short_name
+from memfeed.schema.fields import Field
 from memfeed.schema.infer import infer
+from memfeed.schema.schema_html import MOST_FIELDS, count_text, fragment_of, short_name
 
 
 def test_the_fields_of_a_schema():

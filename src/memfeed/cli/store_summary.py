@@ -20,7 +20,7 @@ from memfeed.remote.layout import read_manifest
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
-from memfeed.store.store_html import manifest_lines, summary
+from memfeed.store.store_html import manifest_lines, manifest_parts, parts, summary
 from memfeed.system.files import local_path, write_file
 from memfeed.system.messages import format_bytes, printable
 
@@ -52,8 +52,6 @@ def summarise(
     typer.echo(f"{printable(store)}: {size}, {len(opened.schema):,} fields, {format_bytes(opened.nbytes)}")
     if html is not None:
         # before what a damaged column ends
-        from memfeed.store.store_html import parts
-
         _write_page(html, store.name, parts(opened._view, rows))
     for line in _kept_lines(opened):
         typer.echo(printable(line))
@@ -89,8 +87,6 @@ def summarise_address(address: str, html: Path | None = None) -> None:
     sizes = [sum(manifest.files.get(name, 0) for name in column_files(field, 0)) for field in schema]
     _console().print(_fields_table(schema, sizes))
     if html is not None:
-        from memfeed.store.store_html import manifest_parts
-
         _write_page(local_path(html), remote.address.name, manifest_parts(remote.address, manifest, sizes))
 
 

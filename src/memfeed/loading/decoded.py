@@ -73,9 +73,9 @@ class DecodedLoader(DataLoader[T_co]):
 
     @property
     def worker_init_fn(self) -> Callable[[int], None] | None:
-        """What each worker process calls. A trainer makes a loader of it, and the decoders answer there too.
+        """Return what each worker process calls. A trainer makes a loader of it, and the decoders answer there too.
 
-        None if the program gave none and Lightning seeds workers: it does so only where it finds None.
+        It is None if the program gave none and Lightning seeds workers: it does so only where it finds None.
         """
         own = vars(self)["worker_init_fn"]
         if own is None and os.environ.get(_LIGHTNING_SEEDS, "0") not in ("", "0"):

@@ -14,7 +14,6 @@ from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, 
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
-from memfeed.loading.loader_texts import Stats
 from memfeed.loading.placement import ColumnPlacement
 from memfeed.loading.position import Position
 from memfeed.loading.samplers import FollowedSamplers, parts_of
@@ -258,3 +257,12 @@ def _new_policy(settings: Settings, store: Store) -> PrefetchPolicy:
     reads_here = store._view.supply is not None and store._view.supply.in_caller
     allowed = settings.prefetch > 0 and settings.has_own_order and not reads_here
     return PrefetchPolicy(allowed=allowed, always=on_gpu)
+
+
+class Stats(dict[str, Any]):
+    """A dict, which a notebook shows as bars and a table."""
+
+    def _repr_html_(self) -> str:
+        from memfeed.loading.loader_html import stats_html  # a training shows no page
+
+        return stats_html(self)

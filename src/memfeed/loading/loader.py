@@ -20,9 +20,9 @@ from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.epoch import EpochProgress, Start
 from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
-from memfeed.loading.loader_texts import loader_text
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, reduced, row_and_list_samplers
+from memfeed.loading.shown import loader_text
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows
@@ -290,7 +290,7 @@ class Loader(DataLoader[T_co]):
         return loader_text(self)
 
     def _repr_html_(self) -> str:
-        from memfeed.loading.loader_texts import loader_html  # a training shows no page
+        from memfeed.loading.loader_html import loader_html  # a training shows no page
 
         return loader_html(self)
 

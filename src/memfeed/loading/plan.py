@@ -22,7 +22,16 @@ from memfeed.loading.batch_forms import (
 from memfeed.loading.bind import Bound, bind, is_keyed
 from memfeed.loading.gather_tasks import BatchMaker
 from memfeed.loading.host_labels import host_labels
-from memfeed.loading.placement import RESIDENT, ColumnPlacement, FreeMemory, Placement, choose, column_sizes, place
+from memfeed.loading.placement import (
+    RESIDENT,
+    ColumnPlacement,
+    FreeMemory,
+    Placement,
+    choose,
+    column_sizes,
+    decoders_of,
+    place,
+)
 from memfeed.loading.readahead import ReadAhead
 from memfeed.loading.settings import Settings
 from memfeed.loading.stages import UserStages, build_stages, holds
@@ -104,8 +113,6 @@ def make_plan(
     transfer: Transfer = SyncTransfer(settings.device) if streams is None else StreamTransfer(streams, placement.tables)
     decoders: Mapping[int, DeviceDecoder] = {}
     if streams is not None and any(one.where == "nvjpeg" for one in placements):
-        from memfeed.loading.placement import decoders_of  # few loaders decode on the device
-
         decoders = decoders_of(placement.columns, [one.where for one in placement.placements], streams.device)
     on_device = {*placement.tables, *decoders}
     pad = {one.field_index: one.value for one in settings.padded}

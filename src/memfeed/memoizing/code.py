@@ -57,7 +57,13 @@ class Reads:
         for names, name, value in self._globals:
             if names.get(name, self) is not value:
                 return True
-        return any(cell.cell_contents is not value for cell, value in self._cells)
+        for cell, value in self._cells:
+            try:
+                if cell.cell_contents is not value:
+                    return True
+            except ValueError:  # the variable was deleted
+                return True
+        return False
 
 
 def hash_function(function: Any, version: object = None) -> str:

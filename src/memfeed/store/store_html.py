@@ -22,7 +22,8 @@ import torch
 
 from memfeed.errors import brief, listed
 from memfeed.schema import values
-from memfeed.schema.fields import MOST_FIELDS, Field, count_text, more_fields, short_name
+from memfeed.schema.fields import Field
+from memfeed.schema.schema_html import MOST_FIELDS, count_text, more_fields, short_name
 from memfeed.store.columns import Column
 from memfeed.store.manifest import Manifest
 from memfeed.store.view import View

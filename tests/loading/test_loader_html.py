@@ -8,7 +8,8 @@ import torch
 
 import memfeed
 from html_pages import HOSTILE, WIDTHS, needs_chromium, require_harmless, widest_part
-from memfeed.loading.loader_texts import Stats, stats_parts
+from memfeed.loading.epochs import Stats
+from memfeed.loading.loader_html import stats_parts
 from memfeed.system.html_parts import page
 from support import Made, cache
 
