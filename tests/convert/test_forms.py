@@ -208,7 +208,7 @@ def test_forms_without_a_meaning(given, said):
     [
         ({"picture": "zstd"}, FieldError, "no field 'picture'"),
         ({"picture": 256}, ValueError, "split"),
-        ({"mask": "jpeg"}, SchemaError, "field mask: found jpeg has uint8 images"),
+        ({"mask": "jpeg"}, SchemaError, "field mask: found that jpeg has uint8 images"),
         ("lossy", ValueError, "without budget"),
     ],
 )

@@ -262,7 +262,7 @@ def _coded(field: Field, codec: Codec, shape: Shape) -> Field:
     problem = codec.accepts(array_dtype(field), shape) if field.kind in _NUMBERS else f"rows of {field.kind}"
     if problem:
         raise SchemaError(
-            f"field {field.name}: found {problem}; expected rows that {codec.name} can hold: choose another form, or "
+            f"field {field.name}: found that {problem}; expected rows that {codec.name} can hold: choose another form, or "
             "leave this field raw"
         )
     codec = codec.fitted(array_dtype(field), shape)
