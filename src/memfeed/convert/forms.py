@@ -259,7 +259,7 @@ def _suits(field: Field, codec: Codec | None, shape: Shape, *, is_mask: bool) ->
 
 
 def _coded(field: Field, codec: Codec, shape: Shape) -> Field:
-    problem = codec.accepts(array_dtype(field), shape) if field.kind in _NUMBERS else f"its rows are {field.kind}"
+    problem = codec.accepts(array_dtype(field), shape) if field.kind in _NUMBERS else f"this has rows of {field.kind}"
     if problem:
         raise SchemaError(
             f"field {field.name}: found that {problem}; expected rows that {codec.name} can hold: choose another "
