@@ -22,6 +22,7 @@ WITHOUT_RULES = {
 """Modules of definitions alone, and what uses them."""
 
 OTHER_NAMES = {
+    "codecs/pixel_loops.py": "codecs/test_jpeg.py",
     "cli/demo/result.py": "cli/test_demo.py",
     "cli/demo/photos.py": "cli/test_demo.py",
     "cli/demo/side_by_side.py": "cli/test_demo.py",

@@ -12,6 +12,10 @@ from PIL import Image
 from memfeed.codecs import jpeg
 from memfeed.codecs.jpeg import LARGEST_SIDE, Jpeg
 from memfeed.errors import CorruptStoreError, SchemaError
+from memfeed.system.compiled import Loops
+
+LOOPS = Loops("memfeed.codecs.pixel_loops")
+LOOPS.wait()
 
 
 def an_image(height, width, channels=3):
@@ -51,6 +55,25 @@ def test_every_layout_has_the_pixels_of_the_library(height, width, quality, layo
     strided = np.empty((*row.shape, 2), np.uint8)[..., 1]
     codec.decode(blob, strided)
     np.testing.assert_array_equal(strided, expected)
+
+
+@given(height=st.integers(1, 40), width=st.integers(1, 40))
+@settings(deadline=None, max_examples=50)
+def test_the_compiled_loop_writes_the_same_planes(height, width):
+    codec = Jpeg(90)
+    row = in_layout(an_image(height, width), "chw")
+    blob = blob_of(codec, row)
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for loops in (LOOPS, Loops("none", after=1 << 60)):
+            patch.setattr(jpeg, "LOOPS", loops)
+            found.append(np.zeros_like(row))
+            codec.decode(blob, found[-1])
+    np.testing.assert_array_equal(*found)
+
+
+def test_the_loop_is_compiled():
+    assert LOOPS.get() is not None
 
 
 @pytest.mark.parametrize(("subsampling", "factors"), [("4:4:4", (1, 1)), ("4:2:2", (2, 1)), ("4:2:0", (2, 2))])

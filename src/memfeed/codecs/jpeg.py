@@ -18,6 +18,7 @@ import numpy as np
 from memfeed.codecs.contract import Array, Blob, Codec, Shape
 from memfeed.errors import CorruptStoreError, SchemaError, brief
 from memfeed.system import messages
+from memfeed.system.compiled import Loops
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 FULL_COLOR_FROM = 93
@@ -30,6 +31,7 @@ _END = re.compile(b"\xff\xd9")  # re took a third of the time of bytes.find
 _BASELINE, _OTHER_FRAMES = 0xC0, frozenset({*range(0xC1, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _MOST_KNOWN, _MOST_KNOWN_BYTES = 4, 4096  # headers, and the bytes of one, that are kept
 _MOST_SCRATCH = 16 << 20  # bytes that a thread keeps
+LOOPS = Loops("memfeed.codecs.pixel_loops", after=1 << 29)  # bytes of images: they save as much as numba's start takes
 
 
 @dataclass(frozen=True)
@@ -128,20 +130,19 @@ class Jpeg(Codec):
     def _decode_checked(self, data: memoryview, header: _Header, out: Array) -> None:
         decode = _simplejpeg().decode_jpeg
         height, width = header.height, header.width
-        if header.channels == 3 and self.layout == "chw":
-            # 4 bytes a pixel: shifts and casts of uint32 took a sixth of the time of copies of single bytes
-            pixels = _scratch(height * width * 4)
-            decode(data, colorspace="RGBX", buffer=pixels.reshape(height, width, 4))
-            _write_planes(pixels.view(np.uint32).reshape(height, width), out)
-            return
         color = "RGB" if header.channels == 3 else "GRAY"
         image = (height, width, header.channels)
-        if out.flags.c_contiguous:
+        is_planes = header.channels == 3 and self.layout == "chw"
+        if out.flags.c_contiguous and not is_planes:
             decode(data, colorspace=color, buffer=out.reshape(image))
             return
         pixels = _scratch(out.size)
         decode(data, colorspace=color, buffer=pixels.reshape(image))
-        np.copyto(out, pixels.reshape(out.shape))
+        loops = LOOPS.get(out.size) if is_planes and out.flags.c_contiguous else None
+        if loops is not None:
+            loops.write_planes(pixels, out.reshape(3, -1))
+        else:
+            np.copyto(out, pixels.reshape(image).transpose(2, 0, 1) if is_planes else pixels.reshape(out.shape))
 
 
 def _check_end(data: memoryview, header: _Header) -> None:
@@ -157,18 +158,6 @@ def _fits(layout: str, shape: Shape) -> bool:
     dims = dict(zip(layout, shape, strict=True))
     sides = (dims["h"], dims["w"])
     return dims.get("c", 1) in (1, 3, None) and all(side is None or 1 <= side <= LARGEST_SIDE for side in sides)
-
-
-def _write_planes(pixels: Array, out: Array) -> None:
-    """Write the three lower bytes of pixels [h, w], uint32, to out [3, h, w].
-
-    One call for all planes: each call gives Python's lock back and waits for it again, and with 16 threads that took
-    longer than the work.
-    """
-    np.right_shift(pixels, _PLANE_BITS, out=out, casting="unsafe")
-
-
-_PLANE_BITS = np.array([0, 8, 16], np.uint32).reshape(3, 1, 1)
 
 
 class _Header(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from memfeed.schema.jagged import RowViews
 from memfeed.system.compiled import Loops
+from memfeed.system.share import RowsFunction
 from memfeed.transforms.params.geometry import Imagewise, Warped, filled
 from memfeed.transforms.params.pixels import borrow
 from memfeed.transforms.params.resample import Resampled
@@ -61,36 +62,56 @@ class Head:
         """Return these images after the changes, each [c, h, w]."""
         begin, end, _ = which.indices(len(self))
         target = borrow(end - begin, *self.size)
-        self._write(target, None, begin, end)
+        self._write(_rows(target), False, self._constants(None), begin, end)
         return target.unbind(0)
 
     def can_apply(self, affine: Affine | None) -> bool:
-        """Return True if `fill` can do this Affine too, exactly as torch."""
+        """Return True if `filler` can do this Affine too, exactly as torch."""
         return _constants(affine, self.size[0]) is not None
 
-    def fill_output(self, affine: Affine | None, output: torch.Tensor, at_once: int, begin: int, end: int) -> None:
-        """Fill rows `begin` to `end` of the output; those of 16 bits by way of float32, `at_once` at a time."""
-        if output.dtype not in HALVES:
-            self._write(output[begin:end], affine, begin, end)
-            return
+    def filler(self, affine: Affine | None, output: torch.Tensor, at_once: int) -> RowsFunction:
+        """Return what fills rows `begin` to `end` of the output; those of 16 bits by float32, `at_once` at a time.
+
+        Several threads may call it. With other dtypes it calls no function of torch: most of them give Python's lock
+        back, and then wait for it.
+        """
+        if output.dtype in HALVES:
+            return partial(self._fill_halves, affine, output, at_once)
+        is_last, rows = not output.is_contiguous(), _rows(output)
+        constants = self._constants(affine)
+        return lambda begin, end: self._write(rows[begin:end], is_last, constants, begin, end)
+
+    def _fill_halves(self, affine: Affine | None, output: torch.Tensor, at_once: int, begin: int, end: int) -> None:
         scratch = torch.empty(min(at_once, end - begin), *self.size, device="cpu")
         for first in range(begin, end, at_once):
             last = min(first + at_once, end)
-            self._write(scratch[: last - first], affine, first, last)
-            output[first:last].copy_(scratch[: last - first])
+            part = scratch[: last - first]
+            self._write(_rows(part), False, self._constants(affine), first, last)
+            output[first:last].copy_(part)
 
-    def _write(self, target: torch.Tensor, affine: Affine | None, begin: int, end: int) -> None:
+    def _constants(self, affine: Affine | None) -> tuple[int, NDArray[np.float32]]:
         constants = _constants(affine, self.size[0])
         assert constants is not None
-        is_last = not target.is_contiguous()
-        flat = (target.permute(0, 2, 3, 1) if is_last else target).view(-1).numpy()
-        outputs = (flat, _NO_FLOATS) if target.dtype is torch.uint8 else (_NO_BYTES, flat)
+        return constants
+
+    def _write(
+        self, rows: NDArray[Any], is_last: bool, constants: tuple[int, NDArray[np.float32]], begin: int, end: int
+    ) -> None:
+        """Write images `begin` to `end` to rows, whose channels come last if `is_last`."""
+        flat = rows.reshape(-1)
+        outputs = (flat, _NO_FLOATS) if flat.dtype == np.uint8 else (_NO_BYTES, flat)
         images, windows = self.images[begin:end], self.windows[begin:end]
         if self.boxes is None:
             LOOPS.get().crop(images, windows, self.fill, *constants, *outputs, *self.size, is_last)
             return
         boxes, *full = self.boxes
         LOOPS.get().resize(images, boxes[begin:end], windows, *full, *constants, *outputs, *self.size, is_last)
+
+
+def _rows(images: torch.Tensor) -> NDArray[Any]:
+    """Return images [n, c, h, w] as they lie in memory, [n, c * h * w]."""
+    rows = images if images.is_contiguous() else images.permute(0, 2, 3, 1)
+    return rows.view(len(images), -1).numpy()
 
 
 def head_of(images: Images | RowViews, changes: Sequence[Imagewise], values: int) -> Head | None:
@@ -156,14 +177,13 @@ def _boxes(resize: Imagewise, array: NDArray[np.int64]) -> tuple[NDArray[np.int6
     parts, samples = [resize], [np.arange(len(array))]
     if isinstance(resize, GeometryBySize):
         parts, samples = [*resize.parts], [*resize.sizes.samples]
-    boxes = np.zeros((len(array), 4), np.int64)
-    kinds = set()
-    for part, those in zip(parts, samples, strict=True):
-        if type(part) is not Resampled or not part.antialias or len(part.top) != len(those):
-            return None
-        boxes[those] = np.stack([part.top, part.left, part.box_height, part.box_width], 1)
-        kinds.add((part.height, part.width, part.mode))
-    (height, width, mode), *others = kinds
+    resampled = [part for part in parts if type(part) is Resampled and part.antialias]
+    if len(resampled) < len(parts) or [len(part.top) for part in resampled] != [*map(len, samples)]:
+        return None
+    boxes, of_parts = np.zeros((len(array), 4), np.int64), np.concatenate(samples)
+    for column, name in enumerate(("top", "left", "box_height", "box_width")):
+        boxes[of_parts, column] = np.concatenate([getattr(part, name) for part in resampled])
+    (height, width, mode), *others = {(part.height, part.width, part.mode) for part in resampled}
     is_inside = boxes[:, :2].min() >= 0 and boxes[:, 2:].min() > 0
     is_inside = is_inside and bool((boxes[:, :2] + boxes[:, 2:] <= array[:, 3:]).all())
     if others or mode not in ("bilinear", "bicubic") or not is_inside or array[:, 4].min() < _LEAST_WIDTH:
