@@ -204,11 +204,10 @@ class RowWorker:
         return True
 
     def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> SchemaError:
-        field = self._build.schema.fields[field_index].decoded
-        differing = sum(one != other for one, other in zip(field.shape, shape, strict=True))
-        kind = "jagged" if field.kind == "fixed" and differing == 1 else "list"
+        field, store = self._build.schema.fields[field_index].decoded, self._build.root.with_suffix("")
         return SchemaError(
             f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
-            "had that were read first. A store that is read while it is filled keeps its columns: remove "
-            f"{self._build.root} and say so: cache(..., fields={{{field.name!r}: {kind!r}}})"
+            "had that were read first. A store that is read while it is filled keeps its columns: write it before it "
+            f"is read, once: memfeed.cache(dataset, {str(store)!r}), with the same split= and forms=, keeps the rows "
+            "that are written, and changes this column"
         )
