@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from memfeed.errors import SplitError, brief
@@ -222,6 +223,9 @@ class ShortSide:
                 return image
             from PIL import Image
 
+            if image.mode == "RGB" and not is_mask and min(target) > 1:  # torch takes half the time of Pillow
+                pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+                return Image.fromarray(_resized(pixels[None], target)[0].permute(1, 2, 0).contiguous().numpy())
             mode = Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR
             return image.resize(target[::-1], mode)
         tensor = to_tensor(copied(image))
@@ -236,7 +240,7 @@ class ShortSide:
             )
             shrunk = batch[0][:, rows[:, None], columns]
         else:
-            shrunk = torch.nn.functional.interpolate(batch, target, mode="bilinear", antialias=True)[0]
+            shrunk = _resized(batch, target)[0]
         return from_stored([shrunk.reshape(*planes.shape[:-2], *target).contiguous()], kind)
 
     def target(self, height: int, width: int) -> tuple[int, int]:
@@ -245,6 +249,11 @@ class ShortSide:
         if short <= self.size:
             return height, width
         return max(1, round(height * self.size / short)), max(1, round(width * self.size / short))
+
+
+def _resized(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Return images [n, c, h, w] in another size, (height, width)."""
+    return torch.nn.functional.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 def require_only_images_differ(cut: Cut, read: Read, shrink: ShortSide, index: int) -> None:
