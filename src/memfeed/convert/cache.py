@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import xxhash
@@ -16,7 +16,7 @@ from memfeed.convert.budget import forms_that_fit, within_budget
 from memfeed.convert.changes import Watched
 from memfeed.convert.conversion import open_or_convert
 from memfeed.convert.forms import Rounded
-from memfeed.convert.inputs import RayRows, classify_input, refuse_copy, refuse_mapped_columns, require_length
+from memfeed.convert.inputs import Input, RayRows, classify_input, refuse_copy, refuse_mapped_columns, require_length
 from memfeed.convert.lazily import keep_of_filling, open_or_fill
 from memfeed.convert.options import ConvertOptions, options_of
 from memfeed.convert.ray_engine import import_ray
@@ -35,6 +35,9 @@ from memfeed.system.messages import format_bytes
 from memfeed.system.progress import write_line
 from memfeed.system.temporary import TemporaryDirectory
 from memfeed.tables.table_column import is_a
+
+if TYPE_CHECKING:
+    from memfeed.splitting.split import Split
 
 
 def cache_at(
@@ -257,62 +260,23 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     target = format.resolve(path, to_write=options.overwrite or options.repair or not os.path.exists(path))
     refuse_copy(dataset, target, options.copy_existing)
     given = classify_input(dataset)
-    is_rows = isinstance(given.dataset, RayRows)
-    watched = None if is_rows else Watched(dataset, target)
+    watched = None if isinstance(given.dataset, RayRows) else Watched(dataset, target)
     stored = None if options.overwrite else store_at(target)
-    if options.budget is not None and stored is None:
-        if given.kind != "map":
-            raise ValueError(
-                f"found budget= for {type(dataset).__name__}; expected a map-style dataset (len and []), of which some "
-                'samples are measured: choose a form by hand, as forms="zstd"'
-            )
-        options = within_budget(dataset, target, options, cache_one)
-    elif options.budget is not None and stored is not None and stored.nbytes > 1.05 * options.budget and options.says:
-        write_line(
-            f"memfeed: {target} has {format_bytes(stored.nbytes)}, more than the budget of "
-            f"{format_bytes(options.budget)}, and stays as it is: memfeed recode writes a smaller one"
-        )
-    made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
-    if None not in (options.keep, made_with) and options.keep != made_with:
-        raise StaleStoreError(
-            f"{target}: found a store made with forms={made_with!r}; expected forms={options.keep!r}, as here: leave "
-            "forms= out to take the store as it is, or give another path. With cache(), overwrite=True writes it again"
-        )
-    options = msgspec.structs.replace(options, keep=options.keep or made_with)
+    options = _with_budget(dataset, given, stored, options, target)
+    options = _with_kept_form(stored, options, target)
     cut = split_input(given, stored, options, target)
-    if cut is None:
-        if options.keep is not None and options.says:
-            write_line(f"memfeed: forms={options.keep!r} has no effect: no random step resizes what is stored")
-        options = msgspec.structs.replace(options, keep=None)
-    else:
+    if cut is not None:
         watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
         given = msgspec.structs.replace(given, dataset=cut.dataset)
-        options = msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
-        if options.says:
-            write_line(f"memfeed: {cut.line}")
-    if options.floats is not None:
-        if given.kind != "map":
-            what = "columns" if given.kind == "columns" else "an iterable"
-            raise ValueError(
-                f"found forms={{float: {options.floats}}} for {what}; expected a dataset with len "
-                f"and []: round the tensors yourself, tensor.to({options.floats})"
-            )
+    options = _after_cut(cut, options)
+    if options.floats is not None and given.kind == "map":
         given = msgspec.structs.replace(given, dataset=Rounded(given.dataset, options.floats))
+    if isinstance(given.dataset, RayRows):
+        options = msgspec.structs.replace(options, engine=None)  # one process writes rows that come in order
+    _require_options_of(given, options)
     refuse_mapped_columns(given, target, options.copy_existing)
     require_length(given, options.length)
     given = msgspec.structs.replace(given, watched=watched)
-    if is_rows and options.workers:
-        raise ValueError(
-            f"found workers={options.workers} for a ray.data.Dataset, whose rows the tasks of Ray Data compute; "
-            "expected no workers=: choose their number in the dataset, as in ds.map(function, concurrency=8)"
-        )
-    if is_rows:
-        options = msgspec.structs.replace(options, engine=None)  # one process writes rows that come in order
-    if options.on_ray and given.kind != "map":
-        raise ValueError(
-            f'found workers="ray" for {"columns" if given.kind == "columns" else "an iterable"}; expected a dataset '
-            "with len and [], whose rows tasks can compute by number: leave workers= out"
-        )
     try:
         if options.lazily:
             store = open_or_fill(target, given, options, owner, stored)
@@ -329,3 +293,66 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         store._backing.check_dataset = partial(require_unchanged, given, options, cut is not None)
         store._backing.dataset, store._backing.leaf_makers = watched.dataset, watched.leaf_makers
     return store if cut is None else with_rest(store, cut)
+
+
+def _with_budget(
+    dataset: Any, given: Input, stored: Store | None, options: ConvertOptions, target: Path
+) -> ConvertOptions:
+    """Return the options with the forms of a new store that fit its budget; print a line about one that is larger."""
+    if options.budget is None:
+        return options
+    if stored is not None:
+        if stored.nbytes > 1.05 * options.budget and options.says:
+            write_line(
+                f"memfeed: {target} has {format_bytes(stored.nbytes)}, more than the budget of "
+                f"{format_bytes(options.budget)}, and stays as it is: memfeed recode writes a smaller one"
+            )
+        return options
+    if given.kind != "map":
+        raise ValueError(
+            f"found budget= for {type(dataset).__name__}; expected a map-style dataset (len and []), of which some "
+            'samples are measured: choose a form by hand, as forms="zstd"'
+        )
+    return within_budget(dataset, target, options, cache_one)
+
+
+def _with_kept_form(stored: Store | None, options: ConvertOptions, target: Path) -> ConvertOptions:
+    """Return the options with the form in which the existing store, or the unfinished one, has its images."""
+    made_with = keep_of_filling(target) if options.lazily and stored is None else keep_of(stored)
+    if None not in (options.keep, made_with) and options.keep != made_with:
+        raise StaleStoreError(
+            f"{target}: found a store made with forms={made_with!r}; expected forms={options.keep!r}, as here: leave "
+            "forms= out to take the store as it is, or give another path. With cache(), overwrite=True writes it again"
+        )
+    return msgspec.structs.replace(options, keep=options.keep or made_with)
+
+
+def _after_cut(cut: Split | None, options: ConvertOptions) -> ConvertOptions:
+    """Return the options of the fixed part of a pipeline, or of one that is not cut; print what was decided."""
+    if cut is None and options.keep is not None and options.says:
+        write_line(f"memfeed: forms={options.keep!r} has no effect: no random step resizes what is stored")
+    elif cut is not None and options.says:
+        write_line(f"memfeed: {cut.line}")
+    if cut is None:
+        return msgspec.structs.replace(options, keep=None)
+    return msgspec.structs.replace(options, recipe=cut.recipe, keep=cut.keep)
+
+
+def _require_options_of(given: Input, options: ConvertOptions) -> None:
+    """Raise ValueError for options that have no meaning for this kind of input."""
+    what = "columns" if given.kind == "columns" else "an iterable"
+    if options.floats is not None and given.kind != "map":
+        raise ValueError(
+            f"found forms={{float: {options.floats}}} for {what}; expected a dataset with len "
+            f"and []: round the tensors yourself, tensor.to({options.floats})"
+        )
+    if isinstance(given.dataset, RayRows) and options.workers:
+        raise ValueError(
+            f"found workers={options.workers} for a ray.data.Dataset, whose rows the tasks of Ray Data compute; "
+            "expected no workers=: choose their number in the dataset, as in ds.map(function, concurrency=8)"
+        )
+    if options.on_ray and given.kind != "map":
+        raise ValueError(
+            f'found workers="ray" for {what}; expected a dataset '
+            "with len and [], whose rows tasks can compute by number: leave workers= out"
+        )
