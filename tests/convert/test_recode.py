@@ -10,7 +10,7 @@ import torch
 import memfeed
 from forked_programs import Program
 from memfeed.cli import main
-from memfeed.errors import FieldError, SchemaError, StoreError
+from memfeed.errors import BuildError, FieldError, SchemaError, StoreError
 from memfeed.schema.compare import equal
 
 
@@ -143,6 +143,33 @@ def test_places_that_cannot_be(store, tmp_path):
         memfeed.recode(store.subset([1, 2]), tmp_path / "b.mf", "zstd")
     with pytest.raises(StoreError):
         memfeed.recode(tmp_path / "none.mf", tmp_path / "b.mf", "zstd")
+
+
+def test_another_process_that_was_first_is_told(store, tmp_path, monkeypatch):
+    from memfeed.building import copy_rows
+
+    claim = copy_rows.claim
+
+    def late(path):  # the other process writes the store while this one waits for the lock
+        monkeypatch.setattr(copy_rows, "claim", claim)
+        memfeed.recode(store, path, "lz4", progress=False)
+        return claim(path)
+
+    monkeypatch.setattr(copy_rows, "claim", late)
+    with pytest.raises(StoreError, match=r"b\.mf: found something there; expected a new path"):
+        memfeed.recode(store, tmp_path / "b.mf", "zstd", progress=False)
+    assert kinds(memfeed.open(tmp_path / "b.mf"))[0] == "lz4"
+    assert sorted(os.listdir(tmp_path)) == ["a.mf", "b.mf"]
+
+
+def test_rows_of_an_unfinished_conversion_stay(store, tmp_path):
+    with pytest.raises(ZeroDivisionError), memfeed.Writer(tmp_path / "b.mf") as writer:
+        writer.append({"x": 1})
+        _ = 1 / 0
+    with pytest.raises(BuildError, match=r"b\.mf\.build: found an unfinished build; expected none"):
+        memfeed.recode(store, tmp_path / "b.mf", "zstd", progress=False)
+    with memfeed.Writer(tmp_path / "b.mf") as writer:
+        assert len(writer) == 1
 
 
 def test_the_command(store, tmp_path, capsys, monkeypatch):

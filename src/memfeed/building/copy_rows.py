@@ -17,7 +17,7 @@ from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import runs
-from memfeed.errors import BuildError
+from memfeed.errors import BuildError, StoreError
 from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array, Packed
 from memfeed.schema.fields import Field, Schema
@@ -25,12 +25,12 @@ from memfeed.schema.values import bytes_of
 from memfeed.store.backing import Backing
 from memfeed.store.columns import Column
 from memfeed.store.dataset_attributes import Kept
-from memfeed.store.format import WORK_DIRECTORY
+from memfeed.store.format import MANIFEST, WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.system import files
 
 _AT_ONCE = 8 << 20  # bytes of the rows that a thread holds
-_SOURCE = "source"  # in the work directory: the digest of the store that is copied
+_SOURCE = f"{WORK_DIRECTORY}/source"  # the digest of the store that is copied
 
 
 def copy_rows(
@@ -58,7 +58,8 @@ def copy_rows(
         The manifest of the new store.
 
     Raises:
-        BuildError: there is no row. SpaceError: the disk is full. SchemaError: a row that a codec cannot hold.
+        BuildError: there is no row, or the unfinished build of another call. StoreError: something is at ``path``.
+        SpaceError: the disk is full. SchemaError: a row that a codec cannot hold.
     """
     schema = backing.schema if schema is None else schema
     if not backing.row_count:
@@ -66,6 +67,7 @@ def copy_rows(
     columns = [backing.column(index) for index in range(len(schema))]
     row_bytes = max(1, sum(column.mean_row_bytes for column in columns))
     with claim(path) as root:
+        _require_nothing(path, root)
         build = _resumed(root, backing, schema) or _begun(root, backing, schema, fingerprint)
         writer = build.writer()
         for rows, packed in _packed_in_order(schema, columns, build.absent(), max(1, _AT_ONCE // row_bytes)):
@@ -79,22 +81,40 @@ def copy_rows(
                 root, build.schema, len(build.units.states), fingerprint, (), {}, kept, punch=build.units.is_quiet()
             )
         manifest = msgspec.structs.replace(made, skipped=tuple(skipped))
-        files.remove(root / WORK_DIRECTORY / _SOURCE)
         commit.seal(root, manifest)
         commit.publish(root, path, overwrite=False)
     return manifest
 
 
+def _require_nothing(path: Path, root: Path) -> None:
+    """Raise StoreError if another process wrote a store at ``path``, BuildError if its build has rows of another call."""
+    if path.exists():
+        raise StoreError(
+            f"{path}: found something there; expected a new path: choose another, or remove it (it may be the store of "
+            "an earlier call that was killed at its end, or of another process: then open it)"
+        )
+    if any((root / name).exists() for name in (_SOURCE, MANIFEST)):
+        return
+    build = Build.resume(root)
+    if build is not None and len(build.absent()) < len(build.units.states):
+        raise BuildError(
+            f"{root}: found an unfinished build; expected none: finish it with the call that began it, choose another "
+            "path, or remove that directory"
+        )
+
+
 def _begun(root: Path, backing: Backing, schema: Schema, fingerprint: Fingerprint | None) -> Build:
     build = Build.begin(root, schema, backing.row_count or 0, fingerprint)
-    files.write_file(root / WORK_DIRECTORY / _SOURCE, backing.digest.encode())
+    files.write_file(root / _SOURCE, backing.digest.encode())
     return build
 
 
 def _resumed(root: Path, backing: Backing, schema: Schema) -> Build | None:
-    """Return the build of a copy of the same rows in the same forms; None if there is none."""
+    """Return the build of a copy of the same rows in the same forms; None if there is none, or if it was sealed."""
+    if (root / MANIFEST).exists():
+        return None
     try:
-        source = (root / WORK_DIRECTORY / _SOURCE).read_text()
+        source = (root / _SOURCE).read_text()
     except OSError:
         return None
     build = Build.resume(root) if source == backing.digest else None

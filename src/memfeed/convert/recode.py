@@ -61,7 +61,10 @@ def recode(
     old._view.require_filled("recode")
     target = format.resolve(path, to_write=True)
     if target.exists():
-        raise StoreError(f"{target}: found something there; expected a new path for the store in other forms")
+        raise StoreError(
+            f"{target}: found something there; expected a new path for the store in other forms: choose another, or "
+            "remove it (it may be the store of an earlier call that was killed at its end: then open it)"
+        )
     schema = recoded_schema(old, given)
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
         copy_rows(
