@@ -10,8 +10,9 @@ import torch
 import memfeed
 from forked_programs import Program
 from memfeed.cli import main
-from memfeed.errors import BuildError, FieldError, SchemaError, StoreError
+from memfeed.errors import BuildError, FieldError, SchemaError, StaleStoreError, StoreError
 from memfeed.schema.compare import equal
+from support import Made
 
 
 class Few:
@@ -143,6 +144,49 @@ def test_places_that_cannot_be(store, tmp_path):
         memfeed.recode(store.subset([1, 2]), tmp_path / "b.mf", "zstd")
     with pytest.raises(StoreError):
         memfeed.recode(tmp_path / "none.mf", tmp_path / "b.mf", "zstd")
+
+
+def test_what_jpeg_changed_is_not_forgotten(tmp_path, capsys):
+    images = torch.arange(12 * 3 * 16 * 16).view(12, 3, 16, 16).mul(7).remainder(251).to(torch.uint8)
+    data = Made(lambda i: {"image": images[i], "mask": torch.full((16, 16), i, dtype=torch.uint8)}, 12)
+    first = memfeed.cache(data, tmp_path / "a.mf", forms={"image": "jpeg:50"}, workers=0, progress=False)
+    losses = first._view.manifest.attributes.losses
+    assert losses[0].mean > 5
+    for number, form in enumerate([{"mask": "zstd"}, {"image": "zstd"}, "raw"]):
+        store = memfeed.recode(first, tmp_path / f"{number}.mf", form, progress=False)
+        assert store._view.manifest.attributes.losses == losses
+        assert store._view.manifest.version == 3
+        assert main(["inspect", str(store.path)]) == 0
+        assert f"pixels differ by {losses[0].mean:.2f} of 255" in capsys.readouterr().out
+        for _ in (loader := memfeed.Loader(data, 4, cache=store.path)):
+            pass
+        assert sum(len(batch["mask"]) for batch in loader) == 12
+        if number:
+            with pytest.raises(
+                StaleStoreError, match="after JPEG had changed its pixels; expected those of the dataset"
+            ):
+                memfeed.cache(data, store.path, forms={"image": "zstd" if number == 1 else "raw"})
+
+
+@pytest.mark.parametrize("form", [{"image": "zstd"}, "raw"])
+def test_a_repair_computes_no_pixels_that_jpeg_changed(tmp_path, form):
+    images = torch.arange(12 * 3 * 16 * 16).view(12, 3, 16, 16).mul(7).remainder(251).to(torch.uint8)
+    data = Made(lambda i: {"image": images[i], "label": i}, 12)
+    first = memfeed.cache(data, tmp_path / "a.mf", forms={"image": "jpeg:50"}, workers=0, progress=False)
+    store = memfeed.recode(first, tmp_path / "b.mf", form, progress=False)
+    rows = rows_of(store)
+
+    def damage(name):
+        (store.path / name).chmod(0o644)
+        with open(store.path / name, "r+b") as file:
+            file.write(b"\xff\xff")
+
+    damage("label.memmap")
+    assert equal(rows_of(memfeed.repair(data, store.path)), rows)
+    damage("image.memmap" if form == "raw" else "image/heap.bin")
+    with pytest.raises(StoreError, match="found damage in field image, which memfeed.recode stored as .* after JPEG"):
+        memfeed.repair(data, store.path)
+    assert sorted(os.listdir(tmp_path)) == ["a.mf", "b.mf"]
 
 
 def test_another_process_that_was_first_is_told(store, tmp_path, monkeypatch):

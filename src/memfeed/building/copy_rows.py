@@ -87,7 +87,7 @@ def copy_rows(
 
 
 def _require_nothing(path: Path, root: Path) -> None:
-    """Raise StoreError if another process wrote a store at ``path``, BuildError if its build has rows of another call."""
+    """Raise StoreError if a store is at ``path`` by now, BuildError if its build has rows of another call."""
     if path.exists():
         raise StoreError(
             f"{path}: found something there; expected a new path: choose another, or remove it (it may be the store of "

@@ -18,6 +18,7 @@ from memfeed.cli.error_lines import UsageError
 from memfeed.errors import StoreError, listed
 from memfeed.remote.layout import read_manifest
 from memfeed.schema.fields import HEAP_OF_BYTES, Field, Schema
+from memfeed.store.dataset_attributes import Loss
 from memfeed.store.ragged import column_files
 from memfeed.store.store import Store
 from memfeed.store.store_html import manifest_lines, manifest_parts, parts, summary
@@ -117,7 +118,13 @@ def _coded_lines(store: Store) -> list[str]:
     losses = {loss.field: loss for loss in attributes.losses} if attributes else {}
     lines = []
     for field_index, column in enumerate(store._view.columns):
-        if column.stored is column or not len(store):
+        loss = losses.get(store._view.fields[field_index])
+        if not len(store):
+            continue
+        if column.stored is column:
+            if loss is None:
+                continue
+            lines.append(f"{column.field.name}: raw, after a lossy codec; {_loss_text(loss)}")
             continue
         rows, started, count = np.arange(min(len(store), MOST_DECODED)), time.perf_counter(), 0
         while time.perf_counter() - started < DECODE_SECONDS:
@@ -130,14 +137,16 @@ def _coded_lines(store: Store) -> list[str]:
             f"{name}: {coding}, 1/{decoded / max(column.nbytes, 1):.1f} of "
             f"{format_bytes(decoded)}, {rate:,.0f} rows/s decoded by one core"
         )
-        if loss := losses.get(store._view.fields[field_index]):
-            ratio = "no loss" if loss.psnr is None else f"PSNR {loss.psnr:.1f} dB"
-            line += (
-                f"; {ratio}, pixels differ by {loss.mean:.2f} of 255 on average and {loss.largest} at most "
-                f"({loss.samples} samples)"
-            )
-        lines.append(line)
+        lines.append(line if loss is None else f"{line}; {_loss_text(loss)}")
     return lines
+
+
+def _loss_text(loss: Loss) -> str:
+    ratio = "no loss" if loss.psnr is None else f"PSNR {loss.psnr:.1f} dB"
+    return (
+        f"{ratio}, pixels differ by {loss.mean:.2f} of 255 on average and {loss.largest} at most "
+        f"({loss.samples} samples)"
+    )
 
 
 def _row_count(store: Store) -> int | None:

@@ -287,6 +287,14 @@ def losses_of(schema: Schema, rows_of: Callable[[int], Iterable[npt.NDArray[Any]
     return tuple(found)
 
 
+def lossy_before(manifest: Manifest | None) -> frozenset[int]:
+    """Return the fields that `memfeed.recode` stored without loss after a lossy codec had changed their rows."""
+    losses = manifest.attributes.losses if manifest is not None and manifest.attributes else ()
+    schema = manifest.schema if manifest is not None else ()
+    codecs = {index: codec_of_field(field) for index, field in enumerate(schema) if field.coding is not None}
+    return frozenset(loss.field for loss in losses if loss.field not in codecs or codecs[loss.field].lossless)
+
+
 DTYPES = (torch.float16, torch.bfloat16)
 
 

@@ -72,7 +72,7 @@ def recode(
             target,
             schema,
             fingerprint=manifest.fingerprint,
-            kept=_kept(old, manifest, losses_of(schema, lambda index: _some_rows(old, index))),
+            kept=_kept(old, manifest, _losses(old, manifest, schema)),
             skipped=manifest.skipped,
             on_rows=bar.advance,
         )
@@ -115,6 +115,15 @@ def _some_rows(store: Store, field_index: int) -> list[npt.NDArray[Any]]:
     """Return some rows of a field of images."""
     column = store._view.columns[field_index]
     return [np.asarray(value) for row in _looked_at(store).tolist() if (value := column.read_row(row)) is not None]
+
+
+def _losses(store: Store, manifest: Manifest, schema: Schema) -> tuple[Loss, ...]:
+    """Return what lossy codecs changed: now, and before in fields whose bytes are copied or stored without loss."""
+    losses = {loss.field: loss for loss in losses_of(schema, lambda index: _some_rows(store, index))}
+    for loss in manifest.attributes.losses if manifest.attributes else ():
+        if loss.field not in losses or schema.fields[loss.field].coding == manifest.schema.fields[loss.field].coding:
+            losses[loss.field] = loss
+    return tuple(losses[field] for field in sorted(losses))
 
 
 def _kept(store: Store, manifest: Manifest, losses: tuple[Loss, ...]) -> Kept:

@@ -15,6 +15,7 @@ from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.commit import claim_recovered
 from memfeed.convert.attributes import targets_of
+from memfeed.convert.forms import lossy_before
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.staleness import compare_store, stale
@@ -124,7 +125,7 @@ class _Column:
                     first = self.start * self.unit
                     overlaps = (first < chunk.first + chunk.size) & (first + sizes > chunk.first)
                     damaged |= ~displaced & (sizes > 0) & overlaps
-        self.damaged, self.displaced = damaged, displaced
+        self.damaged, self.displaced, self.is_lossy = damaged, displaced, False
 
     def write(self, root: Path, row: int, packed: Packed) -> None:
         """Write a row into the copy of the column at `root`: at its place, or at the end of the heap if displaced."""
@@ -165,6 +166,13 @@ def replace_rows(
     for field in manifest.schema:
         names = ragged.column_files(field, 0)
         columns.append(_Column(path, field, manifest, [chunk for chunk in chunks if chunk.name in names]))
+        columns[-1].is_lossy = len(columns) - 1 in lossy_before(manifest)
+        if columns[-1].is_lossy and columns[-1].damaged.any():
+            raise StoreError(
+                f"{path}: found damage in field {field.name}, which memfeed.recode stored as {field.form_text} after "
+                "JPEG had changed its pixels: the dataset does not have them; expected damage in other fields: recode the "
+                "store again from the one that it was made of, or write it from the dataset with overwrite=True"
+            )
     changed = {chunk.name for chunk in chunks}
     for column in columns:
         changed |= set(ragged.column_files(column.field, 0)) if column.displaced.any() else set()
@@ -234,6 +242,8 @@ def _replace_row(
     except SchemaError as error:
         raise stale(path, str(error)) from None
     for column, packed in zip(columns, found, strict=True):
+        if column.is_lossy:  # such a row is not the sample
+            continue
         field, where = column.field, f"field {column.field.name}, sample {index}"
         if not column.displaced[row]:
             kept = ragged.read_row(path, field, row)

@@ -17,7 +17,7 @@ from memfeed.convert.attributes import classes_of, targets_of
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
 from memfeed.convert.fingerprint import fingerprint_of, hash_packed
-from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of
+from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of, lossy_before
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
@@ -80,6 +80,7 @@ def compare_store(store: Store, given: Input, options: ConvertOptions, *, is_dam
         raise stale(store.path, f"found fields={brief(list(options.fields), 60)}, expected {brief(names, 60)}")
     if store._view.manifest is not None and options.forms.has_codecs:
         require_forms(store.path, store._view.manifest.schema, options.forms, shapes_in(store))
+        _require_no_loss(store, options.forms)
     result = probe_input(given, options, [probe.index for probe in old.probes], len(store))
     if given.kind == "iterable" and old.probes:
         found, probed = len(result.probed.samples), len(old.probes)
@@ -108,6 +109,19 @@ def require_forms(path: Path, stored: Schema, forms: Forms, shapes: Sequence[Sha
             "leave forms= out to take the store as it is, write another one with memfeed recode, or make it again with "
             "overwrite=True"
         )
+
+
+def _require_no_loss(store: Store, forms: Forms) -> None:
+    """Raise StaleStoreError if a form without loss was asked for, and a lossy one changed the rows before."""
+    assert store._view.manifest is not None
+    asked = asked_codings(store.schema, forms, shapes_in(store))
+    for index in sorted(lossy_before(store._view.manifest)):
+        if (at := store.schema.fields[index].path) in asked:
+            raise StaleStoreError(
+                f"{store.path}: found field {display(at)} stored as {asked[at]} by memfeed.recode, after JPEG had "
+                "changed its pixels; expected those of the dataset, as forms= says: leave forms= out to take the store "
+                "as it is, or make it again with overwrite=True"
+            )
 
 
 def _require_equal_attributes(store: Store, given: Input, options: ConvertOptions) -> None:
@@ -186,6 +200,7 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
     inferred, schema, watchdog = given.watched.inferred, store.schema, Watchdog(0)
     flattener = Flattener(inferred.structure_like(schema))
     skipped, columns = set(store._view.skipped), store._view.columns
+    changed = {at for at, field in enumerate(store._view.fields) if field in lossy_before(store._view.manifest)}
     with random_state.preserved(), watchdog.watch():
         for index in indices:
             if index in skipped or not _is_present(store, index):
@@ -193,6 +208,8 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
             try:
                 leaves = flattener(read_sample(given.dataset, index, watchdog))
                 for field_index, (field, leaf) in enumerate(zip(schema, leaves, strict=True)):
+                    if field_index in changed:
+                        continue  # such a row is not the sample
                     stored, coded = stored_value(store, index, field_index), columns[field_index].stored.field
                     # a lossy codec changes the sample as it changed the row
                     found = codec.decoded_row(coded, codec.pack(coded, [leaf], cast=field_index in inferred.casts))

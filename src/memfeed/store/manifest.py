@@ -73,7 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def required_version(manifest: Manifest) -> int:
     """Return the lowest version of the format that has all features of a manifest."""
     has_extras = manifest.attributes is not msgspec.UNSET or manifest.metadata is not msgspec.UNSET
-    if any(field.coding is not None for field in manifest.schema):
+    has_losses = bool(manifest.attributes and manifest.attributes.losses)
+    if has_losses or any(field.coding is not None for field in manifest.schema):
         return 3
     is_new = has_extras or _is_new_node(manifest.schema.structure)
     is_new = is_new or any(field.kind == "jagged" and field.ragged_dim for field in manifest.schema.fields)
