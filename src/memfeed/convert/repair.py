@@ -171,7 +171,7 @@ def replace_rows(
             raise StoreError(
                 f"{path}: found damage in field {field.name}, which memfeed.recode stored as {field.form_text} after "
                 "JPEG had changed its pixels: the dataset does not have them; expected damage in other fields: "
-                "recode the store again from the one that it was made of, or write it from the dataset with overwrite=True"
+                "recode the store again from the one that it was made of, or write it with overwrite=True"
             )
     changed = {chunk.name for chunk in chunks}
     for column in columns:
