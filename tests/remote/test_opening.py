@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 import shutil
@@ -171,7 +172,7 @@ def test_a_forked_child_gets_the_error_of_its_parent(origin, cache):
     _ = store[0]
     shutil.rmtree(cache.parent / "remote")
     loader = DataLoader(store, 30, num_workers=1, collate_fn=memfeed.Collate(), multiprocessing_context="fork")
-    with pytest.raises(Exception, match="no such object"):
+    with pytest.raises(Exception, match="found that this object was removed after the store was opened"):
         list(loader)
 
 
@@ -364,6 +365,38 @@ def test_a_full_disk_is_an_error_and_the_next_call_goes_on(local, origin, cache,
         with pytest.raises(SpaceError, match="no room"):
             _ = store[0]
     assert equal(store[0], local[0])
+
+
+def test_a_reader_of_objects_that_another_push_removed_is_told(tmp_path):
+    address = f"file://{tmp_path}/at/x.mf"
+    for rows in (100, 120):
+        memfeed.cache((torch.arange(rows), torch.rand(rows, 3)), tmp_path / f"{rows}.mf", progress=False)
+    memfeed.push(tmp_path / "100.mf", address, progress=False)
+    other = memfeed.open(address, cache_dir=tmp_path / "other")
+    memfeed.push(tmp_path / "120.mf", address, remove_old=True, progress=False)
+    with pytest.raises(
+        RemoteError, match=r"removed after the store was opened; .*remove_old=True.* another cache_dir="
+    ):
+        other[3]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_file_of_a_cache_that_was_cut_names_the_directory_to_remove(local, origin, tmp_path, is_complete):
+    cache = tmp_path / "the cache"
+    store = memfeed.open(origin, cache_dir=cache)
+    _ = store[3]
+    if is_complete:
+        store.finish()
+    del store
+    gc.collect()
+    files.chmod(cache / "label.memmap", 0o644)
+    os.truncate(cache / "label.memmap", 10)
+    with pytest.raises(
+        CorruptStoreError, match=r"found 10 bytes; .*remove this cache .* fetched again: rm -r '.*/the cache'"
+    ):
+        memfeed.open(origin, cache_dir=cache)
+    shutil.rmtree(cache)
+    assert equal(memfeed.open(origin, cache_dir=cache)[3], local[3])
 
 
 def test_a_disk_that_gives_no_room_back_is_an_error(local, origin, cache, monkeypatch):

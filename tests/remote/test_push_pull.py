@@ -305,3 +305,10 @@ def test_errors_never_show_credentials(store, bucket, proxy, tmp_path):
         assert address in text or "manifest" in text
         assert not [secret for secret in ("SECRET", "test-key-id", "127.0.0.1") if secret in text]
         assert len(text) < 400
+
+
+def test_commands_in_errors_quote_paths(tmp_path):
+    with pytest.raises(StoreError, match=r"memfeed cache MODULE:FACTORY '.*/my store\.mf'$"):
+        memfeed.push(tmp_path / "my store.mf", f"file://{tmp_path}/at/x.mf")
+    with pytest.raises(StoreError, match=r"memfeed push STORE 'file://.*/at the/x\.mf'$"):
+        memfeed.pull(f"file://{tmp_path}/at the/x.mf", tmp_path / "a.mf")

@@ -43,6 +43,26 @@ def test_an_unfinished_build_is_named(path):
         open_backing(path)
 
 
+def test_an_unfinished_pull_is_named(path):
+    work = path.with_name("a.mf.build") / ".build"
+    work.mkdir(parents=True)
+    (work / "remote.json").touch()
+    with pytest.raises(StoreError, match=r"a\.mf\.build is an unfinished pull: the same memfeed.pull\(\) resumes it"):
+        open_backing(path)
+
+
+def test_a_store_that_was_removed_is_told(path):
+    memfeed.cache((torch.arange(3), torch.arange(3)), path, progress=False)
+    store = memfeed.open(path)
+    assert store[0][0] == 0
+    path.rename(path.with_name("b.mf"))
+    with pytest.raises(StoreError, match=r"found nothing there any more; .* removed, or moved; .* make it again"):
+        store.verify(progress=False)
+    with pytest.raises(StoreError, match=r"found nothing there; expected a store: make one"):
+        memfeed.append(store, (torch.arange(3), torch.arange(3)), progress=False)
+    assert [file.name for file in path.parent.iterdir()] == ["b.mf"]
+
+
 def test_a_column_is_opened_once(path):
     memfeed.cache((torch.arange(3), torch.arange(3)), path, progress=False)
     backing = open_backing(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def _require_build(root: Path) -> None:
     except PermissionError as error:
         raise StoreError(
             f"{root}: found a directory that cannot be read ({error.strerror}); expected a build: give yourself the "
-            f"permission (chmod u+rwx {root}), or remove it"
+            f"permission (chmod u+rwx {shlex.quote(str(root))}), or remove it"
         ) from None
     if names and WORK_DIRECTORY not in names and format.MANIFEST not in names:
         raise StoreError(

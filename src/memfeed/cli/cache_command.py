@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,7 +148,8 @@ def cache(
         shown = [f"{label} {printable(name)}" for label, name in enumerate(dataset.classes[:MOST_CLASSES])]
         typer.echo(f"  classes: {', '.join(shown)}{', ...' if len(dataset.classes) > MOST_CLASSES else ''}")
     if store.skipped:
-        typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {printable(store.path)} lists them)")
+        path = printable(shlex.quote(str(store.path)))
+        typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {path} lists them)")
 
 
 def _torch_dtype(name: str) -> torch.dtype:

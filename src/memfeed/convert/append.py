@@ -85,6 +85,8 @@ def append(
     given = _whole(store)
     target = format.resolve(given.path, to_write=True)
     place = target.with_name(target.name + SUFFIX)
+    if not target.exists():
+        _whole(target)  # the store that is open was moved or removed: an error that says so
     with claim_recovered(target) as root:
         _require_no_build(root)
         format.require_nothing_else(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,8 @@ def cache_at(
     if digest is not None and not digest.startswith(store.digest) and not replace:
         raise StaleStoreError(
             f"{to}: found another store than that of this dataset on this machine ({local}); expected the same: remove "
-            f"the one on this machine (rm -r {local}), or replace the one at the address: overwrite=True"
+            f"the one on this machine (rm -r {shlex.quote(str(local))}), or replace the one at the address: "
+            "overwrite=True"
         )
     push(store.path, to, progress=progress)
     return store

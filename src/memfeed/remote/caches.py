@@ -26,7 +26,7 @@ from memfeed.store.tensordict_dir import METADATA
 from memfeed.system import files, trust
 from memfeed.system.messages import format_bytes
 
-SETTINGS = "remote.json"
+SETTINGS = format.CACHE_SETTINGS
 LEAVE_SECONDS = 3.0  # in which users of another size or generation may leave: a store that was dropped, say
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -107,7 +108,16 @@ class RemoteStore:
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
         """Return ``size`` bytes of a file of the store from byte ``first``. See `Objects.read` for ``accept``."""
         found = self.files[name]
-        return self.objects.read(found.name, first, size, etag=found.etag, accept=accept)
+        try:
+            return self.objects.read(found.name, first, size, etag=found.etag, accept=accept)
+        except ObjectNotFoundError as error:
+            if "no such bucket" in str(error):
+                raise
+            raise ObjectNotFoundError(
+                f"{self.address}/{found.name}: found that this object was removed after the store was opened; expected "
+                "it to stay: a push with remove_old=True (--remove-old) replaced the store, or it was deleted. Open "
+                "the address again, with another cache_dir=, or push the store again"
+            ) from None
 
     def _is_checksum_file(self, data: memoryview) -> bool:
         return format.digest(bytes(data)) == self.manifest.checksums
@@ -241,12 +251,12 @@ def _not_found(objects: Objects, pointer: Pointer | None, error: ObjectNotFoundE
     if any(name.startswith(f"{PUSHES}/") for name in names):
         return StoreNotFoundError(
             f"{objects.address}: found a push that is not complete; expected a store: finish it, "
-            f"memfeed push STORE {objects.address}"
+            f"memfeed push STORE {shlex.quote(str(objects.address))}"
         )
     others = f"{len(names):,} other objects" if names else "nothing"
     return StoreNotFoundError(
         f"{objects.address}: found {others}; expected a store: correct the address, or push one, "
-        f"memfeed push STORE {objects.address}"
+        f"memfeed push STORE {shlex.quote(str(objects.address))}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +146,9 @@ def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
                 f"{path}: found a store that is still being filled; expected a finished one: wait until its last row "
                 "is there, or run the call of cache() that builds it again"
             )
-        raise StoreError(f"{path}: found no store of memfeed; expected one: memfeed cache MODULE:FACTORY {path}")
+        raise StoreError(
+            f"{path}: found no store of memfeed; expected one: memfeed cache MODULE:FACTORY {shlex.quote(str(path))}"
+        )
     manifest, digest, _ = found
     is_all = not isinstance(store, Store) or (
         store.schema == manifest.schema.decoded and digest.startswith(store.digest)
@@ -283,7 +286,7 @@ def _begin(remote: RemoteStore, root: Path) -> CacheDirectory:
     if (root / WORK_DIRECTORY / "settings.json").exists():
         raise StoreError(
             f"{root}: found the unfinished store of a dataset; expected nothing there: finish it with the call of "
-            f"cache() that began it, or remove it: rm -r {root}"
+            f"cache() that began it, or remove it: rm -r {shlex.quote(str(root))}"
         )
     found = read_settings(root)
     if found is None or (found.address, found.digest) != (str(remote.address), remote.digest):

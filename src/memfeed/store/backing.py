@@ -141,9 +141,16 @@ def _checker(path: Path, identity: Identity, digest: str | None = None) -> Calla
     """Return ``check``; with the ``digest`` of its manifest, a store to which rows were appended is the same."""
 
     def check() -> None:
-        if format.identity(path) != identity and digest not in format.generations(path):
+        found = format.identity(path)
+        if found is None:
             raise StoreError(
-                f"{path}: found another store there than the one that was opened, which was replaced or removed; "
+                f"{path}: found nothing there any more; expected the store that was opened: it was removed, or moved; "
+                "columns that were in use are kept, others cannot be read any more: open it again where it is now, or "
+                "make it again"
+            )
+        if found != identity and digest not in format.generations(path):
+            raise StoreError(
+                f"{path}: found another store there than the one that was opened, which was replaced; "
                 "columns that were in use are kept, others cannot be read any more: open it again with memfeed.open"
             )
 
@@ -277,6 +284,8 @@ def memo_backing(root: Path, numbers: Int64Array | None = None) -> Backing:
 def _nothing(root: Path) -> str:
     build = format.build_path(root)
     hint = f"{build} is an unfinished build: call cache() again to resume it"
+    if (build / format.WORK_DIRECTORY / format.CACHE_SETTINGS).exists():
+        hint = f"{build} is an unfinished pull: the same memfeed.pull() resumes it"
     return (
         f"{root}: found nothing there; expected a store"
         f"{'; ' + hint if build.exists() else ': make one with memfeed.cache(dataset, path)'}"

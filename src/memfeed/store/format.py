@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will n
 LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
 JSON_A_FILE = 4096
 _READABLE = "give yourself the permission to read it, or check the disk"
+CACHE_SETTINGS = "remote.json"  # in the work directory of a cache of a store at an address
 _REMEDY = "restore it from a copy, or make the store again"
 
 Identity = tuple[int, int, int]
@@ -82,6 +84,16 @@ def decode(data: bytes, where: object) -> Manifest:
     return manifest
 
 
+def remedy(root: Path) -> str:
+    """Return what to do about a damaged file of the store at ``root``."""
+    if (root / WORK_DIRECTORY / CACHE_SETTINGS).exists():
+        return (
+            "remove this cache of a store at an address, whose rows are then fetched again: "
+            f"rm -r {shlex.quote(str(root))}"
+        )
+    return _REMEDY
+
+
 def check_file(root: Path, name: str, size: int, *, may_be_longer: bool = False) -> None:
     """Raise CorruptStoreError unless the file is a plain one inside ``root`` with ``size`` bytes, or perhaps more."""
     path = root
@@ -90,15 +102,15 @@ def check_file(root: Path, name: str, size: int, *, may_be_longer: bool = False)
         try:
             found = os.lstat(path)
         except OSError as error:
-            raise CorruptStoreError(f"{path}: found no such file ({error.strerror}): {_REMEDY}") from None
+            raise CorruptStoreError(f"{path}: found no such file ({error.strerror}): {remedy(root)}") from None
         if stat.S_ISLNK(found.st_mode):
             raise CorruptStoreError(f"{path}: found a symbolic link; expected a plain file inside the store")
     if not stat.S_ISREG(found.st_mode):
-        raise CorruptStoreError(f"{path}: found no plain file: {_REMEDY}")
+        raise CorruptStoreError(f"{path}: found no plain file: {remedy(root)}")
     if found.st_size < size or (found.st_size > size and not may_be_longer):
         raise CorruptStoreError(
             f"{path}: found {found.st_size:,} bytes; expected {size:,}, as the manifest says: "
-            f"the file was cut, grown or swapped; {_REMEDY}"
+            f"the file was cut, grown or swapped; {remedy(root)}"
         )
 
 

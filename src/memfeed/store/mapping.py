@@ -21,6 +21,10 @@ from memfeed.system.descriptors import open_read, with_descriptors
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # before Python 3.13 every map keeps a descriptor of its own open, which is not needed
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_REMEDY = (
+    "restore it from a copy, or make the store again; if it is in the cache of a store at an address (cache_dir=), "
+    "remove that directory"
+)
 ORDINARY = torch.inference_mode(False)  # decorates what outlives the caller's block
 
 
@@ -71,7 +75,7 @@ def _require_bytes(fd: int, path: Path, size: int) -> None:
     """Raise CorruptStoreError for a file of less than ``size`` bytes: touching a map after its end is a SIGBUS."""
     found = os.fstat(fd).st_size
     if found < size:
-        raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {size:,}: the file was cut")
+        raise CorruptStoreError(f"{path}: found {found:,} bytes; expected {size:,}: the file was cut; {_REMEDY}")
 
 
 def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
@@ -87,7 +91,7 @@ def read_file(path: Path, out: npt.NDArray[np.uint8], offset: int = 0) -> None:
             if not count:
                 found = offset + done
                 raise CorruptStoreError(
-                    f"{path}: found {found:,} bytes; expected {offset + len(data):,}: the file was cut"
+                    f"{path}: found {found:,} bytes; expected {offset + len(data):,}: the file was cut; {_REMEDY}"
                 )
             done += count
     finally:
