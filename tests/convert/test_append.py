@@ -22,6 +22,7 @@ from memfeed.convert import append as appending
 from memfeed.errors import (
     BuildError,
     CorruptStoreError,
+    FieldError,
     MemfeedError,
     SchemaError,
     StaleStoreError,
@@ -399,6 +400,18 @@ def test_many_appends_keep_a_short_fingerprint(path):
     store = append(path, some(32, 100, simple))
     assert len(store._view.manifest.fingerprint.probes) <= 64
     assert holds(cache(some(0, 100, simple), path), range(100))
+
+
+def test_other_forms_than_those_of_the_store_are_refused(path):
+    data = TensorDataset(torch.arange(60).view(20, 3), torch.arange(20))
+    memfeed.cache(data, path, fields=["x", "y"], progress=False)
+    with pytest.raises(StaleStoreError, match=r"a store whose field x is raw; expected zstd .*, as forms= says"):
+        append(path, data, forms={"x": "zstd"})
+    with pytest.raises(FieldError, match="no field 'z'; expected one of: x, y"):
+        append(path, data, forms={"z": "raw"})
+    assert len(append(path, data, forms={"x": "raw"})) == 40
+    with pytest.raises(StaleStoreError, match=r"a store whose field x is raw"):
+        memfeed.cache(ConcatDataset([data, data]), path, forms={"x": "zstd"}, progress=False)
 
 
 def test_what_a_writer_and_iterables_made(path):

@@ -158,6 +158,16 @@ def test_a_full_disk_names_the_forms_that_fit(tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_a_full_disk_of_temporary_files_too_hides_no_error(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(SpaceError, match=r"s\.mf"):
+        cached(tmp_path / "s.mf", progress=False)
+
+
 def test_no_form_that_fits_leaves_nothing_behind(tmp_path):
     with pytest.raises(SpaceError, match="expected|Expected"):
         cached(tmp_path / "s.mf", budget=1000, progress=False)

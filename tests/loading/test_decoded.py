@@ -621,3 +621,12 @@ def test_a_loader_of_the_parts_keeps_the_decoders_in_workers(tmp_path, files):
     loader = memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", num_workers=1)
     _, _ = epochs(DataLoader, loader.dataset, num_workers=1, worker_init_fn=loader.worker_init_fn)
     assert sum(one.report().hits for one in loader.decoded.used()) > len(files)
+
+
+def test_an_iterable_without_a_path_is_told_of_it():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from torch.rand(4, 3)
+
+    with pytest.raises(LoaderError, match=r"found Stream, an IterableDataset, without cache=; .* cache='PATH'"):
+        memfeed.Loader(Stream(), 2)

@@ -69,3 +69,9 @@ def test_an_unknown_request_is_not_supported():
     assert is_unsupported(NotImplementedError())
     assert is_unsupported(answer(501))
     assert not is_unsupported(answer(500))
+
+
+def test_a_web_server_without_ranges_is_named():
+    error = classify(named("NotSupportedError"), "reading 80 bytes from 0", "http://host/a.mf/x").final
+    assert "found a web server that ignores requests for ranges of bytes while reading 80 bytes" in str(error)
+    assert "python -m http.server does not" in str(error)

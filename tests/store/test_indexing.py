@@ -46,7 +46,7 @@ def test_splits_are_disjoint_and_cover(pairs, parts):
     assert [[y for _, y in part] for part in other] != [[y for _, y in part] for part in split]
 
 
-@pytest.mark.parametrize("parts", [[0.5, 0.2], [5, 6], [], [1.5, -0.5]])
+@pytest.mark.parametrize("parts", [[0.5, 0.2], [5, 6], [], [1.5, -0.5], [float("nan"), 1], ["a", 1], 3])
 def test_parts_that_do_not_add_up(pairs, parts):
     with pytest.raises(ValueError, match="found parts"):
         pairs.split(parts)

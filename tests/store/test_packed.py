@@ -221,3 +221,10 @@ def test_pieces_cut_by_numba_are_those_of_numpy(lengths, size, has_end, fills, d
     for name, one, other in zip(plain._fields, plain, compiled, strict=True):
         assert one.dtype == other.dtype, name
         assert np.array_equal(one, other), name
+
+
+@pytest.mark.parametrize("size", [1.5, "8", None, True, 0])
+def test_blocks_have_a_whole_number_of_tokens(size):
+    store = memfeed.cache([{"t": torch.arange(i % 5 + 1)} for i in range(20)], progress=False)
+    with pytest.raises(FieldError, match=r"found blocks of .* tokens; expected .*at least 1"):
+        store.packed("t", size)

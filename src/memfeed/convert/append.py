@@ -17,7 +17,9 @@ from memfeed.building.commit import claim_recovered
 from memfeed.building.join import Part, join
 from memfeed.convert.cache import cache_one
 from memfeed.convert.options import options_of
+from memfeed.convert.recode import shapes_in
 from memfeed.convert.splits import keep_of
+from memfeed.convert.staleness import require_forms
 from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
 from memfeed.schema.fields import Schema
 from memfeed.store import format
@@ -99,6 +101,8 @@ def append(
         options = msgspec.structs.replace(
             options, copy_existing=True, keep=options.keep or keep_of(old), like=_stored_schema(old)
         )
+        if options.forms.has_codecs:  # the rows are stored in the forms of the store
+            require_forms(target, _stored_schema(old), options.forms, shapes_in(old))
         try:
             new = cache_one(dataset, place, options)
         except StaleStoreError as error:

@@ -344,7 +344,7 @@ def forms_that_fit(dataset: Any, target: Path, options: ConvertOptions, make_sto
     lossy = msgspec.structs.replace(options, forms=msgspec.structs.replace(options.forms, lossy=True))
     try:
         found = measure_forms(dataset, lossy, make_store)
-    except MemfeedError:
+    except (MemfeedError, OSError):  # the directory of temporary files may be on the same disk
         return ""
     fitting = sorted((one for one in found if one.row_bytes * len(dataset) <= free), key=lambda one: -one.rows_a_second)
     if not fitting:

@@ -27,7 +27,7 @@ from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed
 from memfeed.schema import codec
 from memfeed.schema.compare import describe_difference, describe_value, leaves_like, rows_equal
-from memfeed.schema.fields import Schema, display
+from memfeed.schema.fields import Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store.backing import Backing
 from memfeed.store.manifest import Fingerprint
@@ -100,12 +100,12 @@ def require_forms(path: Path, stored: Schema, forms: Forms, shapes: Sequence[Sha
     """
     if not forms.has_codecs:
         return
-    found = codings_of(stored)
+    found, names = codings_of(stored), {field.path: field.name for field in stored}
     for at, asked in asked_codings(stored.decoded, forms, shapes).items():
         if asked == found[at]:
             continue
         raise StaleStoreError(
-            f"{path}: found a store whose field {display(at)} is {found[at]}; expected {asked}, as forms= says: "
+            f"{path}: found a store whose field {names[at]} is {found[at]}; expected {asked}, as forms= says: "
             "leave forms= out to take the store as it is, write another one with memfeed recode, or make it again with "
             "overwrite=True"
         )
@@ -118,9 +118,9 @@ def _require_no_loss(store: Store, forms: Forms) -> None:
     for index in sorted(lossy_before(store._view.manifest)):
         if (at := store.schema.fields[index].path) in asked:
             raise StaleStoreError(
-                f"{store.path}: found field {display(at)} stored as {asked[at]} by memfeed.recode, after JPEG had "
-                "changed its pixels; expected those of the dataset, as forms= says: leave forms= out to take the store "
-                "as it is, or make it again with overwrite=True"
+                f"{store.path}: found field {store.schema.fields[index].name} stored as {asked[at]} by memfeed.recode, "
+                "after JPEG had changed its pixels; expected those of the dataset, as forms= says: leave forms= out to "
+                "take the store as it is, or make it again with overwrite=True"
             )
 
 

@@ -294,6 +294,12 @@ def _as_store(source: Any) -> Store:
     from memfeed.store import in_memory  # it imports all that tables need
 
     columns = in_memory.as_columns(source)
+    if isinstance(source, IterableDataset):
+        raise LoaderError(
+            f"found {type(source).__name__}, an IterableDataset, without cache=; expected Loader(dataset, ..., "
+            "cache='PATH'): its samples are written to a store there first; if they are random, it is read as it is "
+            "and decoded files are kept there. To keep nothing, use torch's DataLoader"
+        )
     if columns is None:
         raise LoaderError(
             f"found {type(source).__name__}; expected a Store, a Subset of one, a list of stores, or columns in memory "

@@ -194,6 +194,11 @@ def classify(error: BaseException, action: str, where: str) -> RequestFailure:
             "expected the one that was there at the beginning: open the address again",
             ObjectReplacedError,
         )
+    if is_unsupported(error) and where.startswith("http") and not status:
+        return final(
+            "a web server that ignores requests for ranges of bytes",
+            "expected one that answers them, such as nginx, Apache or Caddy (python -m http.server does not)",
+        )
     if is_unsupported(error):
         return final("that this kind of store cannot do so", "expected one that can, such as s3://")
     kind = _first(_KIND, text)

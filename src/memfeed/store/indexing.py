@@ -59,10 +59,14 @@ def part_lengths(parts: Sequence[float], row_count: int) -> list[int]:
 
     As in `torch.utils.data.random_split`, the rows left by rounding go to the first parts, one each.
     """
-    parts = [getattr(part, "item", lambda part=part: part)() for part in parts]
-    total = sum(parts)
-    if not parts or min(parts) < 0:
-        raise ValueError(f"found parts {list(parts)}; expected fractions or counts, none negative")
+    try:
+        parts = [getattr(part, "item", lambda part=part: part)() for part in parts]
+        is_valid = bool(parts) and all(part >= 0 for part in parts)  # no NaN is
+        total = sum(parts) if is_valid else 0
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"found parts {parts!r:.150}; expected a list of fractions or counts, none negative")
     if all(isinstance(part, int) for part in parts) and total == row_count:
         return [int(part) for part in parts]
     if abs(total - 1) >= 1e-6:

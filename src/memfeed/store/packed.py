@@ -8,6 +8,7 @@ block, and where they begin in it, are arithmetic on the documents' lengths.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -160,6 +161,10 @@ def packed_backing(view: View, which: tuple[Any, ...], size: int, end: Fill, fil
     """Return the columns of ``store.packed``; see there."""
     indices = [jagged_field(view.schema, name, "packed") for name in which]
     sources: list[Any] = [view.columns[index] for index in indices]
+    try:
+        size = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        raise FieldError(f"found blocks of {size!r:.60} tokens; expected a whole number, at least 1") from None
     if size < 1:
         raise FieldError(f"found blocks of {size} tokens; expected at least 1")
     if other := next((source.field for source in sources if source.field.ragged_dim), None):

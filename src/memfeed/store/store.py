@@ -6,7 +6,6 @@ __lazy_modules__ = ["memfeed.store.lengths"]  # Python 3.15 imports it at its fi
 
 import contextlib
 import dataclasses
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -323,7 +322,7 @@ class Store(Facts):
         from memfeed.store.packed import packed_backing  # most stores are read as they are
 
         names = tuple(which) if isinstance(which, list) else (which,)
-        backing = packed_backing(self._view, names, operator.index(size), eos, pad)
+        backing = packed_backing(self._view, names, size, eos, pad)
         return Store(View(backing))
 
     def lengths(self, which: Name) -> torch.Tensor:

@@ -46,11 +46,12 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
         with contextlib.suppress(OSError):
             found = free_bytes(Path(os.path.dirname(str(path))))
         free = "" if found is None else f", {found:,} bytes free"
+        room = f"room for {size:,} bytes more" if size else "some room"
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
             error.errno,
-            f"{path}: found no room on the disk while {action} ({reason}{free}); expected room for {size:,} bytes "
-            f"more: {hint} and run this again",
+            f"{path}: found no room on the disk while {action} ({reason}{free}); expected {room}: {hint} and "
+            "run this again",
         )
     return BuildError(
         f"{path}: found that the disk refused while {action} ({reason}); expected the write to succeed: "
