@@ -642,6 +642,29 @@ def test_a_disk_that_refuses_costs_a_warning_and_no_value(tmp_path, monkeypatch)
     assert_equal(load(2), np.full((3, 2), 2))
 
 
+def test_a_disk_without_room_for_the_directory_costs_a_warning_and_no_value(tmp_path, monkeypatch):
+    write, load = memos.files.write_file, memfeed.memoize(counted, tmp_path / "r.mf", version=1)
+
+    def refuse(path, data):
+        raise memfeed.errors.SpaceError("the disk is full")
+
+    CALLS.clear()
+    monkeypatch.setattr(kept, "_FULL_SECONDS", 0.0)  # the directory is tried again at each call
+    monkeypatch.setattr(memos.files, "write_file", refuse)
+    kept._warned.clear()
+    with pytest.warns(UserWarning, match="results of counted are computed and not kept: the disk is full") as warned:
+        for value in (2, 3, 2):
+            assert_equal(load(value), np.full((3, 2), value))
+    assert len(warned) == 1
+    assert len(CALLS) == 3
+    assert load.report().hits == load.report().misses == 0
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(memos.files, "write_file", write)
+    for _ in range(2):
+        assert_equal(load(2), np.full((3, 2), 2))
+    assert load.report().hits == 1
+
+
 class TestHostile:
     def test_something_else_at_the_path(self, tmp_path):
         (tmp_path / "r.mf").mkdir()

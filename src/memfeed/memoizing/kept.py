@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from memfeed.errors import MemfeedError, RandomDataError, StoreError
+from memfeed.errors import MemfeedError, RandomDataError, SpaceError, StoreError
 from memfeed.memoizing import results
 from memfeed.memoizing.counts import Counts, begin_run
 from memfeed.memoizing.keys import Key
@@ -28,6 +28,7 @@ from memfeed.system.messages import format_seconds, say_once, warn
 _PROVEN = 16  # keys of a function whose results are computed twice
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.05  # seconds, while another process computes the same key
 _REPORT_SECONDS = 60.0
+_FULL_SECONDS = 10.0  # after which a directory is tried again for which the disk had no room
 _SEED = 0x6D656D6F
 
 
@@ -75,6 +76,7 @@ class Kept:
     ) -> None:
         self.path, self.digest, self.name = path, digest, name
         self._size, self._mapped, self._prove = size, mapped, prove
+        self._full_until = 0.0  # when the directory is tried again that a full disk has no room for
         self.seconds = 0.0  # that the calls of this process took to compute, or would have taken
 
     @cached_property
@@ -95,8 +97,24 @@ class Kept:
         """
         began = time.perf_counter()
         digest = hashlib.blake2b(key.text, digest_size=16).digest()
+        if not self._has_room():
+            return self._own(compute(), digest, 0.0)[0]
         found = self._stored(digest)
         return self._computed(key, digest, compute, began) if found is None else self._hit(found, began)
+
+    def _has_room(self) -> bool:
+        """Return False, with a warning, if the disk is so full that the directory cannot be made."""
+        if "memo" in vars(self):
+            return True
+        if time.monotonic() < self._full_until:
+            return False
+        try:
+            _ = self.memo
+        except SpaceError as error:
+            self._warn(error)
+            self._full_until = time.monotonic() + _FULL_SECONDS
+            return False
+        return True
 
     def _stored(self, digest: bytes) -> Found | None:
         """Return the result that is there, or None; also, with a warning, if it cannot be read: it was removed."""
@@ -110,6 +128,8 @@ class Kept:
 
     def report(self) -> Report:
         """Return how many calls of this run were answered from the disk; see `Report`."""
+        if not self._has_room():
+            return Report(self.name, self.path, 0, 0, 0.0, 0)
         totals = self._counts.totals()
         return Report(self.name, self.path, totals.hits, totals.misses, totals.seconds, totals.processes)
 
