@@ -223,6 +223,16 @@ def test_a_codec_for_all_fields_that_suits_none(tmp_path):
         cached([torch.zeros(2)] * 5, tmp_path / "s.mf", forms="zstd")
 
 
+@pytest.mark.parametrize("form", ["encoded", "full", 256])
+def test_the_size_of_images_is_not_that_of_a_number(form):
+    schema = infer([{"image": torch.zeros(3, 40, 40), "label": 3, "file": b"x", "name": "a"}] * 4).schema
+    for name in "label", "name":
+        with pytest.raises(SchemaError, match=f"field {name}: found forms=.*; expected the field of the images"):
+            coded_schema(schema, forms_of({name: form}))
+    for name in "image", "file":
+        assert coded_schema(schema, forms_of({name: form})) == schema
+
+
 def test_small_rows_are_not_compressed_unless_they_are_named():
     found = infer([{"id": 3, "x": torch.zeros(99)}] * 4)
     assert [field.kind for field in coded_schema(found.schema, forms_of("zstd"))] == ["fixed", "coded"]

@@ -168,7 +168,12 @@ def coded_schema(schema: Schema, forms: Forms, shapes: Sequence[Shape] | None = 
         return schema
     paths, names = [field.path for field in schema], [field.name for field in schema]
     if forms.keep_name is not None:
-        find_field(forms.keep_name, paths, names)
+        named = schema.fields[find_field(forms.keep_name, paths, names)]
+        if named.kind != "bytes" and named.rank < 2:
+            raise SchemaError(
+                f"field {named.name}: found forms={{{forms.keep_name!r}: {forms.keep!r}}} for {named.describe()}; "
+                "expected the field of the images that a random step resizes"
+            )
     chosen = {find_field(name, paths, names): codec for name, codec in forms.codecs.items()}
     fields, masks = [], {path for path, leaf in schema.structure.leaf_nodes() if leaf.name == "Mask"}
     for index, field in enumerate(schema):
