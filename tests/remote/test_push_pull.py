@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 import memfeed
 from forked_programs import Program
@@ -305,6 +306,15 @@ def test_errors_never_show_credentials(store, bucket, proxy, tmp_path):
         assert address in text or "manifest" in text
         assert not [secret for secret in ("SECRET", "test-key-id", "127.0.0.1") if secret in text]
         assert len(text) < 400
+
+
+def test_a_directory_of_tensordict_is_no_store_to_push_or_recode(tmp_path):
+    TensorDict({"x": torch.arange(4)}, [4]).memmap(str(tmp_path / "td"))
+    said = r"td: found .*no store of memfeed's own; .*memfeed.cache\(data, path, allow='copy'\)"
+    with pytest.raises(StoreError, match=said):
+        memfeed.push(tmp_path / "td", f"file://{tmp_path}/at/x.mf")
+    with pytest.raises(StoreError, match=said):
+        memfeed.recode(tmp_path / "td", tmp_path / "b.mf", "zstd")
 
 
 def test_commands_in_errors_quote_paths(tmp_path):

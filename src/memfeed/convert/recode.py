@@ -54,10 +54,13 @@ def recode(
     given = codecs_of(forms)
     old = store if isinstance(store, Store) else open_store(store)
     manifest = old._view.manifest
-    if manifest is None or not old._view.has_all_rows or old.schema != old._backing.schema:
+    if manifest is None:
         raise StoreError(
-            f"{old.path}: found a view, or no store of memfeed's own; expected a whole store: memfeed.recode(path, ...)"
+            f"{old.path}: found no store of memfeed's own; expected one: make it with memfeed.cache(data, path, "
+            "allow='copy')"
         )
+    if not old._view.has_all_rows or old.schema != old._backing.schema:
+        raise StoreError(f"{old.path}: found a view of a store; expected a whole store: memfeed.recode(path, ...)")
     old._view.require_filled("recode")
     target = format.resolve(path, to_write=True)
     if target.exists():

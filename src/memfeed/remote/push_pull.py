@@ -146,6 +146,11 @@ def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
                 f"{path}: found a store that is still being filled; expected a finished one: wait until its last row "
                 "is there, or run the call of cache() that builds it again"
             )
+        if path.exists():
+            raise StoreError(
+                f"{path}: found something that is no store of memfeed's own; expected one: make it at another path, "
+                "with memfeed.cache(data, path, allow='copy')"
+            )
         raise StoreError(
             f"{path}: found no store of memfeed; expected one: memfeed cache MODULE:FACTORY {shlex.quote(str(path))}"
         )
