@@ -10,7 +10,7 @@ import torch
 import memfeed
 from forked_programs import Program
 from memfeed.cli import main
-from memfeed.errors import BuildError, FieldError, SchemaError, StaleStoreError, StoreError
+from memfeed.errors import BuildError, CorruptStoreError, FieldError, SchemaError, StaleStoreError, StoreError
 from memfeed.schema.compare import equal
 from support import Made
 
@@ -187,6 +187,16 @@ def test_a_repair_computes_no_pixels_that_jpeg_changed(tmp_path, form):
     with pytest.raises(StoreError, match="found damage in field image, which memfeed.recode stored as .* after JPEG"):
         memfeed.repair(data, store.path)
     assert sorted(os.listdir(tmp_path)) == ["a.mf", "b.mf"]
+
+
+def test_a_damaged_store_is_not_recoded(store, tmp_path):
+    name = store.path / "label.memmap"
+    name.chmod(0o644)
+    with open(name, "r+b") as file:
+        file.write(b"\xff")
+    with pytest.raises(CorruptStoreError, match=r"label.memmap: found other bytes .* memfeed.repair"):
+        memfeed.recode(store, tmp_path / "b.mf", "zstd", progress=False)
+    assert os.listdir(tmp_path) == ["a.mf"]
 
 
 def test_another_process_that_was_first_is_told(store, tmp_path, monkeypatch):

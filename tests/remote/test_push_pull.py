@@ -322,3 +322,14 @@ def test_commands_in_errors_quote_paths(tmp_path):
         memfeed.push(tmp_path / "my store.mf", f"file://{tmp_path}/at/x.mf")
     with pytest.raises(StoreError, match=r"memfeed push STORE 'file://.*/at the/x\.mf'$"):
         memfeed.pull(f"file://{tmp_path}/at the/x.mf", tmp_path / "a.mf")
+
+
+def test_damaged_results_of_a_function_are_not_pushed(tmp_path):
+    load = memfeed.memoize(np.full, tmp_path / "r.mf", version=1)
+    assert load(5000, 3)[0] == 3
+    with open(tmp_path / "r.mf" / "blob" / "heap.bin", "r+b") as file:
+        file.seek(2000)
+        file.write(b"\xff\xff")
+    with pytest.raises(CorruptStoreError):
+        memfeed.push(tmp_path / "r.mf", f"file://{tmp_path}/at/x.mf")
+    assert not (tmp_path / "at").exists()

@@ -48,7 +48,8 @@ def recode(
 
     Raises:
         ValueError: forms that need the dataset: dtypes, sizes of images. FieldError: no such field. SchemaError: a
-        field that its codec cannot hold. StoreError: a view, or a path that is taken. SpaceError: the disk is full.
+        field that its codec cannot hold. StoreError: a view, or a path that is taken. CorruptStoreError: the store is
+        damaged. SpaceError: the disk is full.
     """
     is_shown(progress)  # raises for what has no meaning
     given = codecs_of(forms)
@@ -69,6 +70,7 @@ def recode(
             "remove it (it may be the store of an earlier call that was killed at its end: then open it)"
         )
     schema = recoded_schema(old, given)
+    old.verify(progress=progress)  # the checksums of the new store would vouch for damaged rows
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
         copy_rows(
             old._backing,

@@ -130,6 +130,8 @@ def _push_results(
         raise StoreError(
             f"{path}: found a view of memoized results; expected all of them: memfeed.push({str(path)!r}, ...)"
         )
+    if backing.verify is not None:
+        backing.verify(None)  # the checksums of the store would vouch for damaged results
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         finished = Path(folder) / path.name
         copy_rows(backing, finished)
