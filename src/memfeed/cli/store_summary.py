@@ -119,11 +119,9 @@ def _coded_lines(store: Store) -> list[str]:
     lines = []
     for field_index, column in enumerate(store._view.columns):
         loss = losses.get(store._view.fields[field_index])
-        if not len(store):
+        if (column.stored is column and loss is None) or not len(store):
             continue
-        if column.stored is column:
-            if loss is None:
-                continue
+        if loss is not None and column.stored is column:
             lines.append(f"{column.field.name}: raw, after a lossy codec; {_loss_text(loss)}")
             continue
         rows, started, count = np.arange(min(len(store), MOST_DECODED)), time.perf_counter(), 0
