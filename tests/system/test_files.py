@@ -93,7 +93,7 @@ def test_a_size_of_nothing_is_no_lack_of_room(tmp_path, monkeypatch):
     error = files.refused(OSError(errno.ENOSPC, "No space left"), tmp_path / "f", "writing 3 bytes", 3)
     assert "(No space left); expected room for 3 bytes more" in str(error)
     error = files.refused(OSError(errno.ENOSPC, "No space left"), tmp_path / "f", "renaming it")
-    assert "(No space left); expected some room: free some space" in str(error)
+    assert "(No space left); expected room for a few bytes more: free" in str(error)
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     assert files.free_bytes(tmp_path) == 0
 

@@ -46,7 +46,7 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
         with contextlib.suppress(OSError):
             found = free_bytes(Path(os.path.dirname(str(path))))
         free = "" if found is None else f", {found:,} bytes free"
-        room = f"room for {size:,} bytes more" if size else "some room"
+        room = f"room for {size:,} bytes more" if size else "room for a few bytes more"
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
         return SpaceError(
             error.errno,
