@@ -254,7 +254,7 @@ def test_an_iterator_that_lives_when_the_program_ends_says_nothing(tmp_path, wor
 
 class Scaled(Dataset):
     def __init__(self):
-        self.level = 1.0
+        self.level, self.split = 1.0, "train"
         self.transform = Noisy()
 
     def __len__(self):
@@ -278,6 +278,17 @@ def test_an_attribute_set_through_the_loader_reaches_the_dataset(tmp_path):
     loader.dataset.level = 2.0
     assert dataset.level == loader.dataset.level == 2.0
     with pytest.raises(StaleStoreError, match=r"dataset\.level has another content"):
+        list(loader)
+
+
+@pytest.mark.parametrize(("name", "value"), [("split", "val"), ("transform", None)])
+def test_so_does_one_that_a_store_has_too(tmp_path, name, value):
+    dataset = Scaled()
+    loader = Loader(dataset, 8, cache=tmp_path / "s.mf")
+    list(loader)
+    setattr(loader.dataset, name, value)
+    assert getattr(dataset, name) == value
+    with pytest.raises(StaleStoreError, match=rf"dataset\.{name}"):
         list(loader)
 
 

@@ -56,7 +56,11 @@ class Store(Facts):
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_own = any(name in vars(cls).get("__annotations__", {}) for cls in type(self).__mro__)
-        if not (is_own or name.startswith("_") or hasattr(type(self), name)):
+        is_public = not (is_own or name.startswith("_"))
+        if is_public and hasattr(type(self), name) and name in getattr(self._view.backing.dataset, "__dict__", {}):
+            setattr(self._view.backing.dataset, name, value)  # the program means its dataset's `split`, say
+            return
+        if is_public and not hasattr(type(self), name):
             if name not in vars(self) and hasattr(self, name):
                 setattr(self._view.backing.dataset, name, value)  # where the next epoch finds it
                 return
