@@ -468,3 +468,17 @@ def test_settings_are_those_of_the_pipelines():
     with torch.no_grad():
         dataset.transform[1].weight[0] = 7
     assert [path for path, one in settings_of(dataset).items() if before[path] != one] == ["transform[1][weight]"]
+
+
+def test_a_sparse_matrix_that_is_a_dict_is_compared(path):
+    matrix = pytest.importorskip("scipy.sparse").dok_matrix((N, 20))
+    for i in range(N):
+        matrix[i, i % 20] = 1.0
+
+    dataset = Labelled()
+    dataset.known = matrix  # pairs of users and items that a sampler of negatives leaves out
+    list(Loader(dataset, 100, cache=path))
+    list(Loader(dataset, 100, cache=path))
+    matrix[OTHER, OTHER % 20] = 2.0
+    with pytest.raises(StaleStoreError, match=r"dataset\.known\.data"):
+        list(Loader(dataset, 100, cache=path))

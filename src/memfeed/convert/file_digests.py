@@ -97,7 +97,7 @@ def _add_file(found: dict[str, Digest], leaf: Leaf) -> None:
 def _columns(value: Any) -> Iterator[Sequence[Any]]:
     """Yield the values that may name a file for each sample: a list, keys and values of a dict, a column."""
     if isinstance(value, dict):
-        if value:
+        if len(value):  # some dicts have no truth value
             values = list(value.values())
             yield list(value)
             yield [value[key] for key in ordered(value)] if isinstance(values[0], dict) else values

@@ -104,6 +104,8 @@ class _Walk:
             return
         self._seen.add(id(value))
         self._kept.append(value)
+        if isinstance(value, dict) and is_a(value, "scipy.sparse", "spmatrix", "sparray"):
+            value = value.tocoo()  # type: ignore[attr-defined]  # a dok_matrix, which iterates over matrices of one row
         if (memory := _memory(value)) is not None:
             is_data = len(memory) == owner_length or len(memory) >= SETTINGS
             yield Leaf(path, memory, "data" if is_data else "setting", folders)
