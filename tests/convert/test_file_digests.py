@@ -210,6 +210,25 @@ def test_files_below_a_folder_count_only_if_they_have_the_names_of_all_samples(f
     assert {name.partition(" (")[0] for name in names} == {"ids in data/*.npy", "ids in preview/*.png"}
 
 
+@pytest.mark.parametrize("name", ["{}_mask", "speaker{speaker}-mel-{}", "a.b-{}"])
+def test_files_whose_names_hold_those_of_samples_count(folder, path, name):
+    class Masks(Files):
+        def __init__(self):
+            self.root, self.ids = str(folder.parent), [f"u-{i}" for i in range(N)]
+
+        def __getitem__(self, index):
+            return torch.from_numpy(np.load(folder.parent / "masks" / f"{names[index]}.npy"))
+
+    names = [name.format(f"u-{i}", speaker=i % 2) for i in range(N)]
+    (folder.parent / "masks").mkdir()
+    for one in names:
+        rewrite(folder.parent / "masks" / f"{one}.npy", 1)
+    cache(Masks(), path)
+    rewrite(folder.parent / "masks" / f"{names[OTHER]}.npy", 7)
+    with pytest.raises(StaleStoreError, match=r"dataset\.ids in masks/.*\.npy \(file times\)"):
+        cache(Masks(), path)
+
+
 def test_lists_of_words_and_tokens_beside_a_folder_name_no_files(folder, path):
     class Tokens(Files):
         def __init__(self):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -25,6 +26,7 @@ WHOLE_BYTES = 16 << 20  # of one file that is named by itself; of a larger one, 
 NO_FILE = -1
 DEEPEST = 3  # containers around a name
 STEM_SECONDS = 1.0  # of looking for files that have the names of samples, without their ends
+MOST_NAMED = 16  # files of one folder in whose names one entry of a list is looked for
 ROOT = "root"
 
 
@@ -150,7 +152,7 @@ def _add_stems(
     columns: list[tuple[str, Sequence[Any], tuple[Any, ...]]],
     target: Path,
 ) -> None:
-    """Add the files below a folder that have the values of a column as their names, up to the folder and the end."""
+    """Add the files below a folder that have the values of a column in their names (`_by_name`)."""
     top = os.path.realpath(folder)
     some_of = [_extracted([column[i] for i in chosen(len(column), 64)], keys) for _, column, keys in columns]
     groups: dict[tuple[str, str], dict[str, str]] = {}
@@ -159,13 +161,30 @@ def _add_stems(
         groups.setdefault((os.path.dirname(file), end), {})[stem] = os.path.join(top, file)
     for (path, column, keys), some in zip(columns, some_of, strict=True):
         for (inner, end), files in groups.items() if _are_stems(some) else ():
-            by_name: dict[Any, str] = files
-            if type(some[0]) is int:
-                by_name = {int(stem): file for stem, file in files.items() if stem.isdecimal()}
-            names = _extracted(column, keys) if all(one in by_name for one in some) else []
-            named = [by_name[one] for one in names if isinstance(one, int | str) and one in by_name]
-            if names and len(named) == len(names):
-                _add_files(found, f"{path} in {os.path.join(inner, '*' + end)}", named)
+            for shown, by_name in _by_name(files, some):
+                names = _extracted(column, keys) if all(one in by_name for one in some) else []
+                named = [by_name[one] for one in names if isinstance(one, int | str) and one in by_name]
+                if names and len(named) == len(names):
+                    _add_files(found, f"{path} in {os.path.join(inner, shown + end)}", named)
+
+
+def _by_name(files: Mapping[str, str], some: Sequence[Any]) -> Iterator[tuple[str, Mapping[Any, str]]]:
+    """Yield the files of a folder by what may be their names: stems, or what stands before or behind "_mask", say."""
+    first = some[0]
+    if type(first) is int:
+        yield "*", {int(stem): file for stem, file in files.items() if stem.isdecimal()}
+        return
+    yield "*", files
+    longer = [stem for stem in files if len(stem) > len(first) and first in stem]
+    starting = [stem[len(first) :] for stem in longer if stem.startswith(first)]
+    for rest in sorted(set(starting[:MOST_NAMED])):
+        if not rest[0].isalnum():
+            yield f"*{rest}", {stem.removesuffix(rest): file for stem, file in files.items() if stem.endswith(rest)}
+    for mark in sorted({stem[-len(first) - 1] for stem in longer if stem.endswith(first)}):
+        if not mark.isalnum():  # what stands before it may differ: the name of a speaker
+            ends = [(stem[i + 1 :], file) for stem, file in files.items() for i, c in enumerate(stem) if c == mark]
+            counts = Counter(end for end, _ in ends)
+            yield f"*{mark}*", {end: file for end, file in ends if counts[end] == 1}
 
 
 def _are_stems(some: Sequence[Any]) -> bool:
