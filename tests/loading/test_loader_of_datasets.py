@@ -347,3 +347,29 @@ def test_so_does_a_loader_that_a_trainer_makes_of_the_parts(tmp_path, workers):
     assert list(again) == expected
     one = Loader(Pixels(), None, collate_fn=lambda sample: total([sample]), cache=tmp_path / "s.mf")
     assert list(one) == list(DataLoader(Pixels(), None, collate_fn=lambda sample: total([sample])))
+
+
+class SeededInWorkers(Dataset):
+    """Seeds the generators of a worker at its first sample, as RAFT does."""
+
+    def __init__(self):
+        self.transform, self.is_seeded = Noisy(), False
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        worker = get_worker_info()
+        if worker is not None and not self.is_seeded:
+            torch.manual_seed(worker.id)
+            self.is_seeded = True
+        return self.transform(torch.full((3,), float(index)))
+
+
+def test_a_dataset_that_seeds_itself_in_workers_is_read_there_as_by_a_data_loader(tmp_path, capsys):
+    inner = SeededInWorkers()
+    loader = Loader(ConcatDataset([inner]), 8, num_workers=2, cache=tmp_path / "s.mf")
+    assert "seeds a generator, in worker processes" in capsys.readouterr().err
+    assert not inner.is_seeded
+    expected = list(DataLoader(SeededInWorkers(), 8, num_workers=2))
+    assert torch.equal(torch.cat(list(loader)), torch.cat(expected))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data._utils import worker as torch_worker
 
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import require_same_together
+from memfeed.convert.randomness import require_same_together, set_worker_info
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.schema.recipe import PER_SAMPLE
@@ -20,6 +22,7 @@ from memfeed.system.progress import write_line
 if TYPE_CHECKING:
     from memfeed.splitting.split import Split
 
+_TRIED_AS_WORKER = 4  # samples
 _FAILED = 4  # samples that raise, before a dataset counts as not ready
 
 
@@ -68,6 +71,8 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
         cut = split(given.dataset, rows, name, options.keep, folder, cuts_fixed=which != "auto" or has_rest)
         if cut is not None:  # else the probe does this
             require_same_together(given.dataset, rows)
+            if options.workers and not has_rest:  # a store that exists was made where it could be
+                _require_cut_in_workers(cut, rows[:_TRIED_AS_WORKER], options.workers)
         return cut
     except StatefulError:
         if which != "auto" or has_rest:
@@ -89,6 +94,43 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
             for row in rows:
                 read_sample(given.dataset, row, Watchdog(0))
         raise
+
+
+def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
+    """Raise SplitError if a worker process could not read the cut dataset, which seeds generators there, say."""
+    from memfeed.splitting.cut import DrawsOutsideError  # most conversions split nothing
+
+    made, info = cut.dataset.cut, torch_worker._worker_info
+    states = made.generators.save()
+    kept = [(owner, dict(owner)) for one in (made.dataset, made.marked) for owner in _attributes_inside(one)]
+    set_worker_info(0, workers, 0, made.dataset)
+    try:
+        for row in rows:
+            made.read(row)
+    except DrawsOutsideError as error:
+        asked = "in worker processes, where torch.utils.data.get_worker_info() is not None"
+        raise SplitError(f"{error}, {asked}") from None
+    except Exception:
+        pass  # of a dataset that worker_init_fn prepares: the workers find out
+    finally:
+        torch_worker._worker_info = info
+        made.generators.restore(states)
+        for owner, before in kept:  # workers are to find the dataset as it was
+            owner.clear()
+            owner.update(before)
+
+
+def _attributes_inside(dataset: Any) -> list[dict[str, Any]]:
+    """Return the attributes of a dataset, and of those inside it: of a Subset, a ConcatDataset, a wrapper."""
+    found: dict[int, dict[str, Any]] = {}
+    ahead = [dataset]
+    while ahead:
+        own = getattr(ahead.pop(), "__dict__", None)
+        if isinstance(own, dict) and id(own) not in found:
+            found[id(own)] = own
+            parts = own.get("datasets", ())
+            ahead += [own.get("dataset"), *(parts if isinstance(parts, list | tuple) else ())]
+    return list(found.values())
 
 
 class NotReadyError(SampleError, SplitError):
