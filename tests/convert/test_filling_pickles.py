@@ -69,6 +69,20 @@ def test_a_loader_that_fills_is_an_argument_of_spawn(tmp_path):
     assert len(memfeed.open(tmp_path / "s.mf")) == ROWS
 
 
+def unpickled(store, folder):
+    (Path(folder) / "seen").write_text(str(len([store[row] for row in range(ROWS)])))
+
+
+@pytest.mark.long
+def test_a_process_unpickles_a_store_that_the_one_which_starts_it_still_fills(tmp_path):
+    store = cache(Slow(tmp_path / "log"), tmp_path / "s.mf", lazily=True, workers=0)  # fills no row by itself
+    child = torch.multiprocessing.get_context("spawn").Process(target=unpickled, args=(store, str(tmp_path)))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert (tmp_path / "seen").read_text() == str(ROWS)
+
+
 @pytest.mark.long
 def test_workers_of_a_dataloader_that_are_spawned_read_it(tmp_path):
     store = cache(Slow(tmp_path / "log"), tmp_path / "s.mf", lazily=True, workers=1)

@@ -133,14 +133,9 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
             if fd is not None:
                 return fd
             owner = _read_owner(root)
-            if owner is not None and machine.imports_program_of(owner.pid):  # which would wait for it
-                raise BuildError(
-                    f"{path}: found that a process which starts for the builder imports the program, and builds it "
-                    f"again; expected that only the builder does, as processes start with {machine.start_method()!r} "
-                    "here: put what the script runs below if __name__ == '__main__':"
-                )
             if not wait:
                 raise ClaimedError(f"{path}: found another process that builds it; expected none")
+            require_no_import(root, path)  # which would wait for it
             if (root, threading.get_ident()) in _held:
                 raise BuildError(
                     f"{path}: found that this very thread is building it already (a Writer, a store that is being "
@@ -155,6 +150,17 @@ def _wait_for_lock(root: Path, path: Path, wait: bool) -> int:
                 reported, due = owner, waited + REPORT_SECONDS
             seen = owner
         time.sleep(WAIT_SECONDS)
+
+
+def require_no_import(root: Path, path: Path) -> None:
+    """Raise BuildError in a process that imports the program of the builder, for which the builder waits."""
+    owner = _read_owner(root)
+    if owner is not None and machine.imports_program_of(owner.pid):
+        raise BuildError(
+            f"{path}: found that a process which starts for the builder imports the program, and builds it again; "
+            f"expected that only the builder does, as processes start with {machine.start_method()!r} here: put what "
+            "the script runs below if __name__ == '__main__':"
+        )
 
 
 def _report(owner: _Owner, path: Path, waited: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, is_shared, share, unshare
+from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share, unshare
 from memfeed.building.commit import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
@@ -44,10 +44,17 @@ SETTINGS = "filling.json"
 
 
 def open_or_fill(
-    target: Path, given: Input, options: ConvertOptions, owner: TemporaryDirectory | None, stored: Store | None = None
+    target: Path,
+    given: Input,
+    options: ConvertOptions,
+    owner: TemporaryDirectory | None,
+    stored: Store | None = None,
+    *,
+    unpickles: bool = False,
 ) -> Store:
     """Return the store at ``target``: the finished one, or one whose rows come while it is read.
 
+    A process that starts ``unpickles`` its arguments as it imports the program, and may join the one that started it.
     Raises what `open_or_convert` raises, SchemaError for anything but a map-style dataset, and BuildError if other
     processes fill the store under other settings.
     """
@@ -65,6 +72,8 @@ def open_or_fill(
                 try:
                     root = stack.enter_context(claim_recovered(target, wait=False))
                 except ClaimedError:
+                    if not unpickles:
+                        require_no_import(format.build_path(target), target)
                     store = _join(target, given, options)
                     if store is not None:
                         return store
@@ -262,4 +271,5 @@ def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backi
         )
     if multiprocessing.current_process().daemon:
         options = msgspec.structs.replace(options, workers=0)
-    return open_or_fill(target, given, msgspec.structs.replace(options, progress=False), None)._backing
+    options = msgspec.structs.replace(options, progress=False)
+    return open_or_fill(target, given, options, None, unpickles=True)._backing
