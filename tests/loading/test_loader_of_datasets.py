@@ -162,7 +162,7 @@ def test_an_iterable_is_written_before_the_first_batch(tmp_path, capsys):
     for _ in range(2):  # the second time the store is there
         assert [rows.tolist() for rows in Loader(Stream(), 2, cache=tmp_path / "s.mf")] == [[0, 1], [2, 3], [4]]
     assert "Stream, an IterableDataset, have no numbers: all are written to" in capsys.readouterr().err
-    with pytest.raises(LoaderError, match=r"found Stream; expected a Store"):
+    with pytest.raises(LoaderError, match="found Stream, an IterableDataset, without cache="):
         Loader(Stream(), 2)
 
 
