@@ -57,21 +57,10 @@ REASONS = {
         ),
     },
     "forms": {
-        "jpeg:90: images/s, of FFCV": (
-            "three runs of one day gave 1.71, 1.42 and 1.20, and the run before, on a day when all took three quarters "
-            "of the time, 1.56. The CPU time of an image hardly differed for memfeed, 0.72 to 0.76 ms; for FFCV it was "
-            "1.13, 1.03 and 0.97"
-        ),
-        "jpeg:90: images/s, of DataLoader": (
-            "three runs of one day gave 5.94, 5.58 and 5.73. Of the 0.76 CPU milliseconds of an image libjpeg-turbo "
-            "takes 0.40, to write its pixels as planes 0.06 to 0.09, and all that a raw store needs too, as crop and "
-            "normalise, 0.19. Of the 25.5 ms of a batch 17.1 are decoding and 4.7 the transform, in two threads, and "
-            "3.7 Python in one thread (by hand)"
-        ),
         "filling jpeg:95": (
-            "1.14 s pass before the first batch, while the cut is proven; that does not grow with the data. For each "
+            "1.10 s pass before the first batch, while the cut is proven; that does not grow with the data. For each "
             "photograph, beside the work of the dataset itself (1): to watch its calls 0.33, to shrink the whole image "
-            "0.44, to encode it 0.26, to decode it 0.18, to transform the batch 0.17, to prove one row in 64 0.12, on "
+            "0.25, to encode it 0.26, to decode it 0.17, to transform the batch 0.17, to prove one row in 64 0.12, on "
             "the two cores that DataLoader has for the first alone (CPU time, docs/notes/filling.md)"
         ),
     },
