@@ -67,6 +67,7 @@ class UnitQueue:
         self.failed: dict[int, Any] = {}
         self._returned = deque[tuple[float, Int64Array]]()  # taken, but not brought: when to try again
         self._asked: dict[ReadRequest, deque[_Asked]] = {}  # by reader; the one that waited last is the last
+        self._is_urgent = np.zeros(count, bool)  # the units of `_urgent`
         self._urgent = self._line = self._rest = NONE  # in order: waited for, asked for, others
         self._rest_due = 0.0
         self._known = self._places = NONE  # the units ahead, sorted; their places
@@ -98,9 +99,12 @@ class UnitQueue:
 
     def prioritise(self, units: Int64Array) -> bool:
         """Put units before all others. Return False if all of them were so already."""
-        new = units[~np.isin(units, self._urgent)]
+        new = units[~self._is_urgent[units]]
+        if not len(new):
+            return False
+        self._is_urgent[new] = True
         self._urgent = np.concatenate([self._urgent, new])
-        return bool(len(new))
+        return True
 
     def retry(self, units: Int64Array) -> None:
         """Let units be brought again that failed."""
@@ -127,7 +131,9 @@ class UnitQueue:
             most_rest: units that nobody asked for.
         """
         self._take_back(now)
-        self._urgent = self._urgent[self._are_absent(self._urgent)]
+        are_absent = self._are_absent(self._urgent)
+        self._is_urgent[self._urgent[~are_absent]] = False
+        self._urgent = self._urgent[are_absent]
         found, _ = self._take(self._urgent, most, parts)
         if not len(found) and not self._is_full:
             found, self._line = self._take(self._line, most, 1 if self._is_cut else parts)
@@ -191,7 +197,8 @@ class UnitQueue:
         lost = units[is_absent]
         if self.failed and len(lost):
             has_failed = np.isin(lost, list(self.failed))
-            self._urgent = self._urgent[~np.isin(self._urgent, lost[has_failed])]
+            self._is_urgent[lost[has_failed]] = False
+            self._urgent = self._urgent[self._is_urgent[self._urgent]]
             lost = lost[~has_failed]
         if len(lost):
             self._returned.append((due, lost))
@@ -268,7 +275,7 @@ class UnitQueue:
         is_known[is_known] = self._known[at[is_known]] == units[is_known]
         found = np.full(len(units), np.inf)
         found[is_known] = self._places[at[is_known]]
-        found[np.isin(units, self._urgent)] = -1.0
+        found[self._is_urgent[units]] = -1.0
         return found
 
 

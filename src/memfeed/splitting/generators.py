@@ -130,6 +130,7 @@ class Generators:
 def generators_in(*roots: Any) -> list[Any]:
     """Return the generators in attributes, containers, classes, closures, and globals that functions name."""
     found, seen, left = [], set[int](), [(root, 0) for root in reversed(roots)]
+    slots: dict[int, tuple[type[Any], list[str]]] = {}
     while left and len(seen) < _MOST_OBJECTS:
         one, depth = left.pop()
         if is_generator(one):
@@ -139,7 +140,8 @@ def generators_in(*roots: Any) -> list[Any]:
         if id(one) in seen or depth > _DEEPEST or isinstance(one, _CLOSED):
             continue
         seen.add(id(one))
-        left += [(part, depth + 1) for part in _parts(one) if not isinstance(part, _PLAIN)]
+        known = slots if depth < _DEEPEST else {}  # the parts of a class at the end of the way are not looked into
+        left += [(part, depth + 1) for part in _parts(one, known) if not isinstance(part, _PLAIN)]
     return found
 
 
@@ -152,8 +154,12 @@ _CLOSED = (type, types.ModuleType, torch.Tensor, np.ndarray, Store)
 _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
-def _parts(one: Any) -> Iterator[Any]:
-    """Yield the objects that an object refers to, as far as a generator may be there."""
+def _parts(one: Any, slots: dict[int, tuple[type[Any], list[str]]]) -> Iterator[Any]:
+    """Yield the objects that an object refers to, as far as a generator may be there.
+
+    ``slots`` has the classes that were looked at, by ``id``, with the names in their ``__slots__``: what a class
+    refers to is yielded once.
+    """
     if isinstance(one, dict):
         yield from list(one.values())[:_MOST_ITEMS]
     elif isinstance(one, list | tuple | set | frozenset | deque):
@@ -170,15 +176,22 @@ def _parts(one: Any) -> Iterator[Any]:
     else:
         for name in ("__self__", "__func__", "__wrapped__", "func", "args", "keywords"):  # methods, partials
             yield _attribute(one, name)
-        for cls in type(one).__mro__[:-1]:
-            for name, value in list(vars(cls).items()):
-                function = getattr(value, "__func__", getattr(value, "fget", value))  # of a static method, a property
-                if isinstance(function, types.MemberDescriptorType):  # of __slots__
-                    yield _attribute(one, name)
-                elif isinstance(value, (*_KINDS, list, dict)):
-                    yield value
-                elif isinstance(function, types.FunctionType) and not is_installed(function):
-                    yield function
+        kind, names = type(one), list[str]()
+        if id(kind) not in slots:
+            for cls in kind.__mro__[:-1]:
+                for name, value in list(vars(cls).items()):
+                    function = getattr(
+                        value, "__func__", getattr(value, "fget", value)
+                    )  # of a static method, a property
+                    if isinstance(function, types.MemberDescriptorType):  # of __slots__
+                        names.append(name)
+                    elif isinstance(value, (*_KINDS, list, dict)):
+                        yield value
+                    elif isinstance(function, types.FunctionType) and not is_installed(function):
+                        yield function
+            slots[id(kind)] = kind, names
+        for name in slots[id(kind)][1]:
+            yield _attribute(one, name)
     inner = _attribute(one, "__dict__")
     yield from list(inner.values()) if isinstance(inner, dict) else ()
 
