@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # Run the tests with the given python. First those that need a GPU, one at a time, because each fills its memory; without a
-# GPU they are skipped. Then all others, two files at a time, so that the last line counts the tests that ran.
+# GPU they are skipped. Then all others, three files at a time, because many of them wait, and so that the last line counts
+# the tests that ran.
 # Bytecode is kept even where the environment says no: the tests start some 200 processes.
 define run-tests
 	PYTHONDONTWRITEBYTECODE= $(1) -m pytest tests/cuda
-	PYTHONDONTWRITEBYTECODE= $(1) -m pytest --numprocesses 2 --dist loadfile --ignore tests/cuda
+	PYTHONDONTWRITEBYTECODE= $(1) -m pytest --numprocesses 3 --dist loadfile --ignore tests/cuda
 endef
 
 .PHONY: demo test test-long test-cuda torture lint types contract rooms inputs check bench test-oldest clean
