@@ -158,6 +158,16 @@ def test_a_full_disk_names_the_forms_that_fit(tmp_path, monkeypatch):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_store_that_fits_in_its_forms_is_written(tmp_path, monkeypatch, lazily):
+    monkeypatch.setattr(files, "free_bytes", lambda path: RAW_BYTES // 2)
+    with pytest.raises(SpaceError, match="bytes free"):
+        memfeed.cache(Smooth(), tmp_path / "a.mf", lazily=lazily, progress=False)
+    store = memfeed.cache(Smooth(), tmp_path / "b.mf", forms="jpeg:90", lazily=lazily, progress=False)
+    store.finish()
+    assert store.nbytes < RAW_BYTES // 2
+
+
 def test_a_full_disk_of_temporary_files_too_hides_no_error(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/x")

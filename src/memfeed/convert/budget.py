@@ -31,10 +31,10 @@ from memfeed.convert.recode import recode, recoded_schema
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError, SampleError, SchemaError, SpaceError
 from memfeed.random import Keys
-from memfeed.schema import values
+from memfeed.schema import codec, values
 from memfeed.schema.codec import Packed
 from memfeed.schema.compare import tensors_equal
-from memfeed.schema.fields import RAW
+from memfeed.schema.fields import RAW, Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store import format
 from memfeed.store.format import WORK_DIRECTORY
@@ -269,6 +269,7 @@ def _rows_a_second(store: Store) -> float:
 
 
 MOST_PROPOSED = 4
+CODED_SAMPLES = 8  # of the probed ones, which are compressed to estimate the bytes of a store
 LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
 
 
@@ -278,6 +279,16 @@ def mean_row_bytes(packed: Sequence[Sequence[Packed]]) -> float:
         sum(sum(map(len, p.buffers)) + (8 + p.dims.nbytes if p.dims is not None else 0) for p in row) for row in packed
     ]
     return float(np.mean(sizes))
+
+
+def stored_row_bytes(schema: Schema, result: ProbeResult, row_bytes: float) -> float:
+    """Return the mean number of bytes that a few of the probed samples take on disk; ``row_bytes`` without a codec."""
+    if all(field.coding is None for field in schema):
+        return row_bytes
+    found, flattener = result.inferred, Flattener(result.inferred.structure)
+    pairs = list(zip(result.probed.indices, result.probed.samples, strict=True))
+    few = pairs[:: -(-len(pairs) // CODED_SAMPLES)]
+    return mean_row_bytes([codec.pack_sample(schema, flattener(sample), found.casts, index) for index, sample in few])
 
 
 def describe_budget(

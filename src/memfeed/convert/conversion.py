@@ -17,7 +17,7 @@ from memfeed.building.claim import clear, is_shared
 from memfeed.building.commit import claim_and_remove_remains, claim_recovered
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
 from memfeed.convert.attributes import kept_of
-from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor
+from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor, stored_row_bytes
 from memfeed.convert.driver import (
     OnReport,
     convert_columns,
@@ -210,7 +210,8 @@ class Conversion:
             return build, f"resuming {build.root}: {_count_written(build):,} rows are written already"
         overlap = overlap_factor(self.given, self.result) if self.options.says else 1.0  # where nobody is told
         row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
-        budget = describe_budget(self.target, self.length, self.plan.row_bytes, row_seconds, overlap)
+        row_bytes = stored_row_bytes(self.schema, self.result, self.plan.row_bytes)
+        budget = describe_budget(self.target, self.length, row_bytes, row_seconds, overlap)
         return self.begin(), f"{budget} -> {self.target}"
 
     def kept_now(self) -> Kept:
