@@ -67,7 +67,8 @@ def copy_rows(
     columns = [backing.column(index) for index in range(len(schema))]
     row_bytes = max(1, sum(column.mean_row_bytes for column in columns))
     with claim(path) as root:
-        _require_nothing(path, root)
+        require_nothing_at(path)
+        _require_no_other_rows(root)
         build = _resumed(root, backing, schema) or _begun(root, backing, schema, fingerprint)
         writer = build.writer()
         for rows, packed in _packed_in_order(schema, columns, build.absent(), max(1, _AT_ONCE // row_bytes)):
@@ -86,13 +87,17 @@ def copy_rows(
     return manifest
 
 
-def _require_nothing(path: Path, root: Path) -> None:
-    """Raise StoreError if a store is at ``path`` by now, BuildError if its build has rows of another call."""
+def require_nothing_at(path: Path) -> None:
+    """Raise StoreError if something is at ``path``."""
     if path.exists():
         raise StoreError(
             f"{path}: found something there; expected a new path: choose another, or remove it (it may be the store of "
             "an earlier call that was killed at its end, or of another process: then open it)"
         )
+
+
+def _require_no_other_rows(root: Path) -> None:
+    """Raise BuildError if a build has rows of another call."""
     if any((root / name).exists() for name in (_SOURCE, MANIFEST)):
         return
     build = Build.resume(root)

@@ -14,6 +14,7 @@ from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.commit import claim_recovered
+from memfeed.building.copy_rows import require_nothing_at
 from memfeed.building.join import Part, join
 from memfeed.convert.cache import cache_one
 from memfeed.convert.options import options_of
@@ -152,11 +153,7 @@ def concat(
     target = format.resolve(path, to_write=True)
     files.make_directory(target.parent)
     with claim_recovered(target) as root:
-        if target.exists():
-            raise StoreError(
-                f"{target}: found something there; expected a new path: choose another, or remove it (it may be the "
-                "store of an earlier call that was killed at its end: then open it)"
-            )
+        require_nothing_at(target)
         _require_no_build(root)
         _join(root, opened, progress=progress)
         commit.publish(root, target, overwrite=False)

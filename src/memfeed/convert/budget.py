@@ -269,7 +269,7 @@ def _rows_a_second(store: Store) -> float:
 
 
 MOST_PROPOSED = 4
-CODED_SAMPLES = 8  # of the probed ones, which are compressed to estimate the bytes of a store
+CODED_SAMPLES, CODED_BYTES = 8, 64 << 20  # at most, that are compressed to estimate the bytes of a store
 LARGE_SHARE = 0.5  # of the free disk: above it, smaller forms of a store are proposed
 
 
@@ -287,7 +287,8 @@ def stored_row_bytes(schema: Schema, result: ProbeResult, row_bytes: float) -> f
         return row_bytes
     found, flattener = result.inferred, Flattener(result.inferred.structure)
     pairs = list(zip(result.probed.indices, result.probed.samples, strict=True))
-    few = pairs[:: -(-len(pairs) // CODED_SAMPLES)]
+    count = max(1, min(CODED_SAMPLES, int(CODED_BYTES // max(row_bytes, 1))))
+    few = pairs[:: -(-len(pairs) // count)]
     return mean_row_bytes([codec.pack_sample(schema, flattener(sample), found.casts, index) for index, sample in few])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.building.copy_rows import copy_rows
+from memfeed.building.copy_rows import copy_rows, require_nothing_at
 from memfeed.convert.forms import Forms, Shape, codecs_of, coded_schema, losses_of, observed_shapes
 from memfeed.errors import CorruptStoreError, StoreError
 from memfeed.schema.codec import Int64Array
@@ -64,11 +64,7 @@ def recode(
         raise StoreError(f"{old.path}: found a view of a store; expected a whole store: memfeed.recode(path, ...)")
     old._view.require_filled("recode")
     target = format.resolve(path, to_write=True)
-    if target.exists():
-        raise StoreError(
-            f"{target}: found something there; expected a new path for the store in other forms: choose another, or "
-            "remove it (it may be the store of an earlier call that was killed at its end: then open it)"
-        )
+    require_nothing_at(target)
     schema = recoded_schema(old, given)
     old.verify(progress=progress)  # the checksums of the new store would vouch for damaged rows
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:

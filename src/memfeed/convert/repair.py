@@ -163,10 +163,11 @@ def replace_rows(
     """
     root = format.build_path(path)
     columns = []
+    lossy = lossy_before(manifest)
     for field in manifest.schema:
         names = ragged.column_files(field, 0)
         columns.append(_Column(path, field, manifest, [chunk for chunk in chunks if chunk.name in names]))
-        columns[-1].is_lossy = len(columns) - 1 in lossy_before(manifest)
+        columns[-1].is_lossy = len(columns) - 1 in lossy
         if columns[-1].is_lossy and columns[-1].damaged.any():
             raise StoreError(
                 f"{path}: found damage in field {field.name}, which memfeed.recode stored as {field.form_text} after "

@@ -200,7 +200,8 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
     inferred, schema, watchdog = given.watched.inferred, store.schema, Watchdog(0)
     flattener = Flattener(inferred.structure_like(schema))
     skipped, columns = set(store._view.skipped), store._view.columns
-    changed = {at for at, field in enumerate(store._view.fields) if field in lossy_before(store._view.manifest)}
+    lossy = lossy_before(store._view.manifest)
+    changed = {at for at, field in enumerate(store._view.fields) if field in lossy}
     with random_state.preserved(), watchdog.watch():
         for index in indices:
             if index in skipped or not _is_present(store, index):

@@ -180,9 +180,8 @@ def _parts(one: Any, slots: dict[int, tuple[type[Any], list[str]]]) -> Iterator[
         if id(kind) not in slots:
             for cls in kind.__mro__[:-1]:
                 for name, value in list(vars(cls).items()):
-                    function = getattr(
-                        value, "__func__", getattr(value, "fget", value)
-                    )  # of a static method, a property
+                    # of a static method, a property
+                    function = getattr(value, "__func__", getattr(value, "fget", value))
                     if isinstance(function, types.MemberDescriptorType):  # of __slots__
                         names.append(name)
                     elif isinstance(value, (*_KINDS, list, dict)):

@@ -110,8 +110,7 @@ class Head:
 
 def _rows(images: torch.Tensor) -> NDArray[Any]:
     """Return images [n, c, h, w] as they lie in memory, [n, c * h * w]."""
-    rows = images if images.is_contiguous() else images.permute(0, 2, 3, 1)
-    return rows.view(len(images), -1).numpy()
+    return (images if images.is_contiguous() else images.permute(0, 2, 3, 1)).flatten(1).numpy()
 
 
 def head_of(images: Images | RowViews, changes: Sequence[Imagewise], values: int) -> Head | None:
