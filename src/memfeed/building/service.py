@@ -34,6 +34,7 @@ from memfeed.system.progress import write_line
 from memfeed.system.threads import end_at_exit
 
 _HEAD = struct.Struct("<qi?")  # how many errors there were, the bytes of the last one's text, whether it is the last
+_OTHER_COLUMNS = -1  # the last byte of the page: 1 once columns have changed
 _LARGEST = 4000
 _NO_UNIT = struct.pack("q", -1)
 _NUMBERS_AT_ONCE = 256  # a write of so many is one piece to the pipe (PIPE_BUF)
@@ -75,7 +76,19 @@ class ChildRequests:
         self._shared[_HEAD.size : _HEAD.size + len(text)] = text
         _HEAD.pack_into(self._shared, 0, self.error_count() + 1, len(text), is_last)
 
+    def columns_change(self) -> None:
+        """Let children raise an error that read columns from now on: they have those of before."""
+        self._shared[_OTHER_COLUMNS] = 1
+
     # --- in a child
+
+    def require_same_columns(self) -> None:
+        """Raise StoreError if the columns have changed since this process was forked."""
+        if self._shared[_OTHER_COLUMNS]:
+            raise errors.StoreError(
+                "found that a column has changed while the store was filled, because a row had another shape; expected "
+                "the columns of when this process was forked: start its workers again, as the next epoch does"
+            )
 
     def ask(self, units: Int64Array) -> None:
         """Ask the process that brings units for some. Raises an error if it has ended, or brings nothing any more."""

@@ -66,6 +66,7 @@ class DatasetSupply(Service):
         self._tick_due = 0.0
         self._caller_lock, self._wake = threading.Lock(), threading.Event()
         self._here: RowWorker | None = None  # in the caller's thread
+        self._is_continued = False  # by another supply, of other columns
 
     # --- see `Service`
 
@@ -82,6 +83,19 @@ class DatasetSupply(Service):
         """Stop workers and thread: after the commit if all rows are there, else now."""
         if not self._will_commit():
             self.stop()
+
+    def withdraw(self) -> list[Backing]:
+        """End, so that columns can change; return the backings that read them. [] in a process that cannot do that.
+
+        Forked children that read the columns raise an error from now on.
+        """
+        if self.is_elsewhere() or self._lead is None or self._thread is None or self._is_over():
+            return []
+        found, self._is_continued = list(self._backings), True
+        self._children.columns_change()
+        self.stop()
+        self._thread.join()
+        return found
 
     def absent(self, units: Int64Array) -> Int64Array:
         """See ``Service``."""
@@ -167,7 +181,7 @@ class DatasetSupply(Service):
         if self._done.is_set() or self._lead is None or self.conversion.is_temporary:
             return
         self.build.sync()
-        if self.conversion.options.says:
+        if self.conversion.options.says and not self._is_continued:
             found = self.progress()
             write_line(
                 f"memfeed: {self.conversion.target}: {found.present:,} of {found.total:,} rows are kept; the same call "
@@ -192,6 +206,8 @@ class DatasetSupply(Service):
 
     def wait(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_] | None:
         """See ``RowSupply``."""
+        if self.is_elsewhere():
+            self._children.require_same_columns()
         self.note_wait(reader, rows)
         self.bring(rows)
         self._reread_here()
@@ -262,6 +278,8 @@ class DatasetSupply(Service):
 
     def ready(self, reader: ReadRequest, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """See ``RowSupply``."""
+        if self.is_elsewhere():
+            self._children.require_same_columns()
         states = self._states[rows]
         found: npt.NDArray[np.bool_] = (states != ABSENT) & (states != SKIPPED)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from memfeed.convert.dataset_supply import DatasetSupply, backing_at
 from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
+from memfeed.convert.write_run import promote_column
 from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError
 from memfeed.schema.fields import Field
 from memfeed.store import format
-from memfeed.store.backing import Backing, filling_backing
+from memfeed.store.backing import Backing, filling_backing, switch_columns
 from memfeed.store.dataset_attributes import Attributes
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.opened import open_store
 from memfeed.store.ragged import column_files
+from memfeed.store.row_supply import UnfitRowError
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system import files
@@ -250,8 +253,40 @@ def _filled(
     supply = DatasetSupply(conversion, build, lead, shared, owner)
     remake = (joined_backing, (target.absolute(), msgspec.structs.replace(conversion.given, watched=None), options))
     backing = filling_backing(target, build.root, manifest, supply, owner, remake, masks_rows=options.skips_errors)
+    backing.widen = partial(_widen, conversion)
     supply.begin(backing)
     return Store(View(backing, conversion.result.types))
+
+
+def _widen(conversion: Conversion, backing: Backing, unfit: UnfitRowError) -> None:
+    """Let the column that a row does not fit take rows of its shape too, and go on filling the store.
+
+    All views of this process read the new columns. Raises ``unfit`` if other processes fill the store: they have the
+    columns of before.
+    """
+    supply, target = backing.supply, conversion.target
+    backings = supply.withdraw() if isinstance(supply, DatasetSupply) else []
+    if not backings:
+        raise unfit
+    try:
+        with claim_recovered(target, wait=False) as root:
+            build = None if is_shared(root) else Build.resume(root)
+            if build is None:
+                raise unfit
+            before = build.schema.fields[unfit.field_index].decoded
+            promote_column(build, unfit.field_index, [unfit.shape])
+            after = build.schema.fields[unfit.field_index].decoded
+    except ClaimedError:
+        raise unfit from None
+    if conversion.options.says:
+        write_line(
+            f"memfeed: {target}: found dims {list(unfit.shape)} in field {before.name}, which was {before.describe()}; "
+            f"it is {after.describe()} from now on"
+        )
+    owner = backing.owner if isinstance(backing.owner, TemporaryDirectory) else None
+    other = open_or_fill(target, conversion.given, conversion.options, owner)._backing
+    for each in backings:
+        switch_columns(each, other)
 
 
 def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backing:

@@ -16,6 +16,7 @@ from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_samp
 from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
+from memfeed.store.row_supply import UnfitRowError
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -183,6 +184,7 @@ class RowWorker:
 
     def _write(self, rows: Sequence[int], read: Mapping[int, list[Any]], report: Report) -> bool:
         """Write rows, which ascend, and report those that fit no column. Return False if one needs a promotion."""
+        problem: SchemaError
         while rows:
             before = report.row_count
             try:
@@ -203,11 +205,14 @@ class RowWorker:
             rows = rows[done + 1 :]
         return True
 
-    def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> SchemaError:
+    def _drift(self, row: int, field_index: int, shape: tuple[int, ...]) -> UnfitRowError:
         field, store = self._build.schema.fields[field_index].decoded, self._build.root.with_suffix("")
-        return SchemaError(
+        return UnfitRowError(
             f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
-            "had that were read first. A store that is read while it is filled keeps its columns: write it before it "
-            f"is read, once: memfeed.cache(dataset, {str(store)!r}), with the same split= and forms=, keeps the rows "
-            "that are written, and changes this column"
+            "had that were read first. A store that is read while it is filled keeps its columns, unless the only "
+            "process that fills it has a Loader with a collate_fn and no transform: write it before it is read, once: "
+            f"memfeed.cache(dataset, {str(store)!r}), with the same split= and forms=, keeps the rows that are "
+            "written, and changes this column",
+            field_index,
+            shape,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memfeed.errors import LoaderError
+from memfeed.errors import LoaderError, MemfeedError, StoreError
 from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.gather_tasks import (
     BatchGroup,
@@ -32,6 +32,7 @@ from memfeed.order.orders import BlockOrder, EpochOrders, Order, Sequential, Shu
 from memfeed.order.pieces import RankShards
 from memfeed.random import derive
 from memfeed.store.columns import Column
+from memfeed.store.row_supply import UnfitRowError
 from memfeed.store.store import Store
 from memfeed.system.messages import warn
 from memfeed.transfer.page_locked import is_out_of_memory
@@ -96,6 +97,7 @@ class EpochReader:
         self._streams: Streams | None = None
         self._plan: LoadPlan | None = None
         self._planned_for_filling = False
+        self._planned_columns: Sequence[Column] = ()
         self._fell_back = False
         self._piece: RankRows | None = None  # what is placed, with placement="sharded"
         self._piece_placements: Sequence[ColumnPlacement] | None = None
@@ -119,7 +121,9 @@ class EpochReader:
         return self._plan
 
     def prepare(self) -> LoadPlan:
-        """Return how batches are made. Places the columns at the first call."""
+        """Return how batches are made. Places the columns at the first call, and those that have changed since."""
+        if self._planned_columns is not self._store._view.columns:
+            self._plan, self._planned_columns = None, self._store._view.columns
         if self._plan is None:
             # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
             self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
@@ -205,6 +209,7 @@ class EpochReader:
         """Yield the batches of an epoch after ``position``; ``shards`` is the share of this rank in it.
 
         Where memory runs out, the columns fall back to the next placement that needs less, once in a loader's life.
+        Where a row of a store that is being filled fits no column, that is changed if the loader can take such rows.
         """
         while True:
             try:
@@ -212,7 +217,9 @@ class EpochReader:
                     yield group
                     position = group.positions[-1]
                 return
-            except (RuntimeError, MemoryError, OSError) as error:
+            except (RuntimeError, MemoryError, OSError, MemfeedError) as error:
+                if self._has_new_columns(error):
+                    continue
                 if "captur" in str(error) and "stream" in str(error):
                     raise LoaderError(CAPTURED) from error
                 placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
@@ -226,6 +233,18 @@ class EpochReader:
                 f"memory ran out in epoch {epoch}: the columns fell back to places that need less, now "
                 f"{self.describe_placements()}; leave more room with placement=, or a smaller batch"
             )
+
+    def _has_new_columns(self, error: Exception) -> bool:
+        """Return True if the store has other columns now, from which the next batches can be read.
+
+        They are changed for a row that fits none: of a loader that can take such rows.
+        """
+        view, backing = self._store._view, self._store._backing
+        if not self._settings.takes_any_shape:
+            return False
+        if isinstance(error, UnfitRowError) and backing.widen is not None and self._planned_columns is view.columns:
+            backing.widen(backing, error)
+        return isinstance(error, MemfeedError) and self._planned_columns is not view.columns
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
         plan = self._plan_of_epoch(epoch, seed, shards, position)
@@ -254,7 +273,19 @@ class EpochReader:
         """Yield ``tasks``; of a store that is being filled, once their rows are there."""
         if self._store._view.supply is None and not self._store._backing.masks_rows:
             return tasks
-        return present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
+        tasks = present_tasks(tasks, self._store, has_own_order=self._settings.has_own_order)
+        return self._of_planned_columns(tasks)
+
+    def _of_planned_columns(self, tasks: Iterator[GatherTask]) -> Iterator[GatherTask]:
+        """Yield ``tasks`` as long as the columns are those that are read: later rows may lie in others only."""
+        for task in tasks:
+            if self._planned_columns is not self._store._view.columns:
+                raise StoreError(
+                    f"{self._store.path}: found that another loader has changed a column of the store, because a row "
+                    "had another shape; expected the columns of when this epoch began: iterate again, with a "
+                    "collate_fn that takes such rows"
+                )
+            yield task
 
     def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings

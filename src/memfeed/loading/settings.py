@@ -110,6 +110,11 @@ class Settings:
         return self.collate_fn is not None or (self.gives_samples and self.has_own_transform)
 
     @property
+    def takes_any_shape(self) -> bool:
+        """Return True if the user's code gets each sample as it is: a field whose rows differ in shape is no other."""
+        return (self.collate_fn is not None or self.gives_samples) and self.transform is None and not self.takes_lists
+
+    @property
     def finishes_samples(self) -> bool:
         """Return True if the store's own transform runs before batches are taken apart."""
         return self.has_own_transform and self.collates_samples

@@ -29,7 +29,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.mapping import ORDINARY, map_descriptor
 from memfeed.store.ragged import Located, RaggedFiles, column_files, fixed_file, ragged_files
 from memfeed.store.ragged_columns import RaggedColumn
-from memfeed.store.row_supply import RowSupply
+from memfeed.store.row_supply import RowSupply, UnfitRowError
 from memfeed.system.descriptors import open_read
 
 
@@ -105,7 +105,8 @@ class Backing:
     opened from an address; 0 for any other. ``dataset`` is the one that the rows are read from, where it is at hand,
     ``leaf_makers`` make its arrays and PIL images of rows, and ``check_dataset`` raises StaleStoreError if it has
     changed since. ``verify`` compares the rows of memoized results with their hashes, as `Store.verify` does with those
-    of a store.
+    of a store. ``widen`` changes a column of a store that is being filled, so that it takes a row, or raises the error
+    of that row. ``views`` are those that read these columns, by their `id`.
     """
 
     path: Path | None
@@ -128,6 +129,8 @@ class Backing:
     leaf_makers: Mapping[tuple[Any, ...], Callable[[Any], Any]] = field(default_factory=dict)
     source: str | None = None
     verify: Callable[[Callable[[int, int], None] | None], None] | None = None
+    widen: Callable[[Backing, UnfitRowError], None] | None = None
+    views: weakref.WeakValueDictionary[int, Any] = field(default_factory=weakref.WeakValueDictionary, repr=False)
     _columns: dict[int, Column] = field(default_factory=dict)
 
     def column(self, field_index: int) -> Column:
@@ -226,6 +229,18 @@ def switch_to_committed(backing: Backing) -> bool:
     backing.manifest, backing.digest, backing.supply, backing.remake = manifest, digest, None, None
     backing.check = _checker(backing.path, identity)
     return True
+
+
+def switch_columns(backing: Backing, other: Backing) -> None:
+    """Let a backing, and all views of it, read the columns of another one, which has the same rows."""
+    if other.supply is not None:
+        other.supply.follow(backing)
+    backing.schema, backing.manifest, backing.digest = other.schema, other.manifest, other.digest
+    backing.open_column, backing._columns = other.open_column, {}
+    backing.remake, backing.check, backing.widen = other.remake, other.check, other.widen
+    backing.supply = other.supply
+    for view in list(backing.views.values()):
+        view.renew()
 
 
 def source_digest(manifest: Manifest | None) -> str | None:

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 class Facts(Dataset[Any]):
     """The part of a `Store` that reads no row."""
 
-    schema: Schema
-
     def __init__(self, view: View) -> None:
         self._view, self._backing = view, view.backing
-        self.schema = view.schema
+
+    @property
+    def schema(self) -> Schema:
+        """The fields, in order, and the structure of a sample. It may change once while the store is filled."""
+        return self._view.schema
 
     @property
     def path(self) -> Path:

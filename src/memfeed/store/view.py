@@ -49,7 +49,15 @@ class View:
     ) -> None:
         self.backing, self.types, self.rows = backing, types, rows
         self.fields = list(range(len(backing.schema))) if fields is None else list(fields)
+        self._has_all_fields = fields is None
         self.schema: Schema = backing.schema if fields is None else backing.schema.select(self.fields)
+        backing.views[id(self)] = self
+
+    def renew(self) -> None:
+        """Read the columns that the backing has now."""
+        self.schema = self.backing.schema if self._has_all_fields else self.backing.schema.select(self.fields)
+        for name in ("columns", "window_paths", "sample_maker", "assemble_batch", "gather"):
+            self.__dict__.pop(name, None)
 
     @property
     def path(self) -> Path:

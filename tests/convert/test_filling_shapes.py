@@ -1,0 +1,194 @@
+"""Rows of a store that is being filled that fit no column: a loader that takes such rows changes the column."""
+
+import gc
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import memfeed
+from memfeed import Loader
+from memfeed.building.claim import share, unshare
+from memfeed.convert.probe import probe_indices
+from memfeed.errors import SchemaError, StoreError
+from memfeed.store import format
+from memfeed.system.threads import end_all
+from memfeed.testing import equal
+
+N, BATCH = 90, 6
+PROBED = set(probe_indices(N))
+ODD = [row for row in (33, 47, 50, 71, 88) if row not in PROBED]
+
+
+@pytest.fixture(autouse=True)
+def no_filler_is_left():
+    yield
+    end_all()
+    assert not multiprocessing.active_children()
+
+
+class Sounds(Dataset):
+    """Sounds of one length but for a few, as clips that were cut at the end of a recording."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        count = 16 - ODD.index(index) - 1 if index in ODD else 16
+        return torch.arange(count, dtype=torch.float32) + index, f"clip {index}", index
+
+
+class Pictures(Dataset):
+    """Images of one size but for some, of which first one side differs and then both do; arrays in a dict."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        sides = {ODD[0]: (8, 9), ODD[1]: (7, 8), ODD[2]: (5, 3)}.get(index, (8, 8))
+        return {"image": np.full((*sides, 3), index, np.uint8), "id": index}
+
+
+def require_rows(batches, dataset, key):
+    """All rows came once, and each is the one of the dataset."""
+    samples = [sample for batch in batches for sample in batch]
+    assert sorted(sample[key] for sample in samples) == list(range(N))
+    assert all(equal(sample, dataset[sample[key]]) for sample in samples)
+
+
+def require_store(path, dataset):
+    store = memfeed.open(path)
+    assert len(store) == N
+    assert all(equal(tensors(store[i]), tensors(dataset[i])) for i in range(N))
+    store.verify()
+
+
+def tensors(sample):
+    return {**sample, "image": torch.as_tensor(sample["image"])} if isinstance(sample, dict) else sample
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+@pytest.mark.parametrize(("make", "key"), [(Sounds, 2), (Pictures, "id")])
+def test_every_row_comes_once_and_the_store_is_right(make, key, workers, tmp_path, capsys):
+    dataset, path = make(), tmp_path / "s.mf"
+    loader = Loader(dataset, BATCH, shuffle=True, seed=3, num_workers=workers, collate_fn=list, cache=path)
+    for _ in range(2):
+        require_rows(list(loader), dataset, key)
+    loader.store.finish()
+    require_rows(list(loader), dataset, key)
+    require_store(path, dataset)
+    assert "from now on" in capsys.readouterr().err
+    again = Loader(dataset, BATCH, shuffle=True, seed=3, num_workers=workers, collate_fn=list, cache=path)
+    require_rows(list(again), dataset, key)
+
+
+def test_the_order_is_that_of_a_store_that_is_whole(tmp_path):
+    dataset = Sounds()
+    memfeed.cache(dataset, tmp_path / "whole.mf", workers=0, progress=False)
+    one, other = (
+        Loader(dataset, BATCH, shuffle=True, seed=3, collate_fn=list, cache=tmp_path / name)
+        for name in ("whole.mf", "s.mf")
+    )
+    ids = [[sample[2] for sample in batch] for batch in other]
+    assert ids == [[sample[2] for sample in batch] for batch in one]
+    other.store.finish()
+    assert memfeed.open(tmp_path / "s.mf").schema == one.store.schema
+
+
+def test_single_samples(tmp_path):
+    dataset = Sounds()
+    loader = Loader(dataset, None, num_workers=2, cache=tmp_path / "s.mf")
+    require_rows([map(tuple, loader)], dataset, 2)
+
+
+def test_a_state_from_before_the_change_goes_on_after_it(tmp_path):
+    dataset = Sounds()
+
+    def make():
+        return Loader(dataset, BATCH, shuffle=True, seed=3, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+
+    loader = make()
+    iterator = iter(loader)
+    first = [next(iterator)]
+    state = loader.state_dict()
+    rest = list(iterator)
+    del iterator, loader
+    end_all()
+    resumed = make()
+    resumed.load_state_dict(state)
+    after = list(resumed)
+    assert equal(after, rest)
+    require_rows(first + after, dataset, 2)
+
+
+def test_an_interrupted_filling_goes_on_with_the_new_column(tmp_path):
+    dataset = Sounds()
+    loader = Loader(dataset, BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+    for batch in loader:
+        if any(sample[2] in ODD for sample in batch):
+            break
+    del loader, batch
+    end_all()
+    assert not (tmp_path / "s.mf").exists()
+    again = Loader(dataset, BATCH, shuffle=True, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    require_rows(list(again), dataset, 2)
+    again.store.finish()
+    require_store(tmp_path / "s.mf", dataset)
+
+
+def test_rows_views_and_other_loaders_read_the_new_column(tmp_path):
+    dataset = Sounds()
+    loader = Loader(dataset, BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    store = loader.store
+    other = Loader(store, BATCH, shuffle=True, seed=1, collate_fn=list)
+    part, begun = store.split([0.5, 0.5], seed=0)[0], iter(other)
+    batches = [next(begun)]
+    require_rows(list(loader), dataset, 2)
+    require_rows(batches + list(begun), dataset, 2)
+    assert all(equal(store[i], dataset[i]) for i in range(N))
+    assert all(equal(sample, dataset[sample[2]]) for sample in part)
+    assert part.schema == store.schema
+
+
+def test_a_loader_of_whole_batches_ends_with_an_error(tmp_path):
+    dataset = Sounds()
+    loader = Loader(dataset, BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    begun = iter(Loader(loader.store, BATCH))
+    next(begun)
+    require_rows(list(loader), dataset, 2)
+    with pytest.raises(StoreError, match="another loader has changed a column"):
+        list(begun)
+
+
+def test_a_forked_process_never_reads_a_row_from_the_old_column(tmp_path):
+    dataset = Sounds()
+    loader = Loader(dataset, BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    forked = iter(DataLoader(loader.store, BATCH, num_workers=1, prefetch_factor=1, collate_fn=list))
+    batches = [next(forked)]
+    require_rows(list(loader), dataset, 2)
+    with pytest.raises(StoreError, match="a column has changed"):
+        batches.extend(forked)
+    del forked
+    gc.collect()
+    assert all(equal(sample, dataset[sample[2]]) for batch in batches for sample in batch)
+    require_rows(list(DataLoader(loader.store, BATCH, num_workers=1, collate_fn=list)), dataset, 2)
+
+
+def test_columns_stay_where_another_process_fills_the_store(tmp_path):
+    loader = Loader(Sounds(), BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    shared = share(format.build_path(tmp_path / "s.mf"))
+    try:
+        with pytest.raises(SchemaError, match=r"found dims \[15\]; expected float32 \[16\]"):
+            list(loader)
+    finally:
+        unshare(shared)
+    require_rows(list(Loader(Sounds(), BATCH, collate_fn=list, cache=tmp_path / "s.mf")), Sounds(), 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": lambda batch: batch}])
+def test_columns_stay_for_whole_batches(options, tmp_path):
+    loader = Loader(Sounds(), BATCH, num_workers=2, cache=tmp_path / "s.mf", **options)
+    with pytest.raises(SchemaError, match=r"found dims \[15\]; expected float32 \[16\].*a collate_fn and no transform"):
+        list(loader)
