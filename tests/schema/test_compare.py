@@ -277,6 +277,16 @@ def test_a_difference_is_told_in_short(found, expected, text):
     assert describe_difference(found, expected) == text
 
 
+def test_a_difference_of_long_text_is_shown_where_it_begins():
+    """Two texts of one beginning, cut to their beginning, would be the same in the message."""
+    one, other = "a" * 100 + "b", "a" * 100
+    assert describe_difference(one, other) == f"found '{'a' * 15}b' from character 85 on, expected '{'a' * 15}'"
+    assert describe_difference(one.encode(), other.encode()).startswith("found b'aaaaaaaaaaaaaaab' from character 85")
+    assert describe_difference("a photo of a cat", "a photo of a dog") == (
+        "found 'a photo of a cat', expected 'a photo of a dog'"
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in DTYPES if name.startswith("float8")])
 def test_a_difference_of_one_byte_floats_is_told(name):
     one, other = torch.tensor([1.0, 2.0]).to(DTYPES[name]), torch.tensor([1.0, 0.5]).to(DTYPES[name])

@@ -87,8 +87,29 @@ def test_a_batch_is_that_of_dataloader(path):
 
 def test_a_change_of_what_a_tensor_knows_is_noticed(path):
     memfeed.cache([scan(i) for i in range(20)], path, progress=False)
-    with pytest.raises(StaleStoreError, match=r"no longer matches what was stored: field state, sample 0"):
+    with pytest.raises(StaleStoreError, match=r"field state, sample 0: found '.*other\.nii.*, expected '.*0\.nii"):
         memfeed.cache([scan(i, filename_or_obj="other.nii") for i in range(20)], path, progress=False)
+
+
+def traced():
+    """Scans with the operations that MONAI notes: each has the address of its transform, as any object of a process."""
+    spacing, scale = object(), object()
+    samples = [scan(i) for i in range(20)]
+    for sample in samples:
+        inner = {"class": "Zoom", "id": id(scale), "extra_info": {}}
+        sample._applied_operations = [{"class": "Spacing", "id": id(spacing), "extra_info": {"zoom": inner, "id": 7}}]
+    return samples
+
+
+def test_the_addresses_of_transforms_are_no_difference(path):
+    """They are others in each process; an ``id`` that is "none" is one that MONAI does not compare."""
+    first, second = traced(), traced()
+    assert first[0]._applied_operations != second[0]._applied_operations
+    memfeed.cache(first, path, progress=False)
+    store = memfeed.cache(second, path, progress=False)
+    inner = {"class": "Zoom", "id": "none", "extra_info": {}}
+    expected = [{"class": "Spacing", "id": "none", "extra_info": {"zoom": inner, "id": 7}}]
+    assert store[3]._applied_operations == expected
 
 
 def test_what_json_does_not_say_is_refused(path):

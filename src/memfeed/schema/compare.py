@@ -19,6 +19,7 @@ devices and classes of tensors do not count, and classes of namedtuples, TensorD
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import msgspec
@@ -211,7 +212,11 @@ def rows_equal(field: Field, one: Packed, other: Packed, rounding: float = 0.0) 
 
 
 def describe_difference(found: Any, expected: Any) -> str:
-    """Return a phrase with two leaves that differ in short form; of tensors, the first elements that differ."""
+    """Return a phrase with two leaves that differ in short form; of tensors and long text, where they begin to differ."""
+    if isinstance(found, str | bytes) and type(found) is type(expected):
+        start = len(commonprefix([found, expected])) - 15  # a few characters before the first one that differs
+        if start > 0 and max(len(found), len(expected)) > 50:
+            return f"found {brief(found[start:])} from character {start} on, expected {brief(expected[start:])}"
     one, other = _numbers(found), _numbers(expected)
     if one is None or other is None or one.shape != other.shape:
         return f"found {describe_value(found)}, expected {describe_value(expected)}"

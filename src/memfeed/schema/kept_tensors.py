@@ -82,7 +82,9 @@ def open_kept(value: Any) -> tuple[Any, ...]:
                 "those of MONAI itself: return x.as_tensor() in the dataset"
             )
     try:
-        text = json.dumps(_encoded(state))
+        encoded = _encoded(state)
+        known = {key: _without_addresses(one) if "operations" in key else one for key, one in encoded.items()}
+        text = json.dumps(known)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(
             f"found a {name} that holds {error}; expected tensors, arrays, numbers, text, and lists and dicts of them: "
@@ -132,6 +134,19 @@ def _encoded(value: Any) -> Any:
         kept = numbers.double() if numbers.dtype is torch.bfloat16 else numbers
         return ["torch", str(value.dtype).removeprefix("torch."), list(value.shape), kept.ravel().tolist()]
     raise TypeError(f"a {type(value).__name__}")
+
+
+def _without_addresses(value: Any) -> Any:
+    """Return the operations of a MetaTensor, as JSON, without the ``id`` of their transforms.
+
+    It is an address, which each process has anew. MONAI compares no ``id`` that is "none".
+    """
+    if isinstance(value, list):
+        return [_without_addresses(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_addresses(one) for key, one in value.items()}
+    return {**kept, "id": "none"} if "class" in kept and type(kept.get("id")) is int else kept
 
 
 def _decoded(value: Any) -> Any:
