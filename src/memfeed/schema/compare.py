@@ -19,7 +19,7 @@ devices and classes of tensors do not count, and classes of namedtuples, TensorD
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -212,9 +212,10 @@ def rows_equal(field: Field, one: Packed, other: Packed, rounding: float = 0.0) 
 
 
 def describe_difference(found: Any, expected: Any) -> str:
-    """Return a phrase with two leaves that differ in short form; of tensors and long text, where they begin to differ."""
+    """Return a phrase with two leaves that differ in short form; of tensors and long text, where they differ."""
     if isinstance(found, str | bytes) and type(found) is type(expected):
-        start = len(commonprefix([found, expected])) - 15  # a few characters before the first one that differs
+        alike = (one == other for one, other in zip(found, expected, strict=False))
+        start = len(list(takewhile(bool, alike))) - 15  # a few characters before the first one that differs
         if start > 0 and max(len(found), len(expected)) > 50:
             return f"found {brief(found[start:])} from character {start} on, expected {brief(expected[start:])}"
     one, other = _numbers(found), _numbers(expected)
