@@ -127,6 +127,32 @@ def test_steps_that_draw_the_same_numbers_are_refused():
     assert prove(Rows(v1.Compose([v1.ToTensor(), Shift(7), Shift(8)])), rows_to_prove(64)) is not None
 
 
+class Seldom:
+    """Two steps that draw from generators in one state, in one sample of ten."""
+
+    def __init__(self):
+        self.steps = [Shift(7), Shift(7)]
+
+    def __call__(self, image):
+        return self.steps[1](self.steps[0](image)) if random.random() < 0.1 else image
+
+
+def test_steps_that_seldom_draw_the_same_numbers_are_refused_too():
+    """The first sample that is random may be so by another step."""
+    assert "which are in the same state" in refusal(Rows(v1.Compose([FLIP, v1.ToTensor(), Seldom()])))
+
+
+class Twice(Shift):
+    def __call__(self, image):
+        return super().__call__(super().__call__(image))
+
+
+def test_steps_whose_generators_are_soon_apart_are_split():
+    """As the two generators of each random step of MONAI, which begin in one state."""
+    apart = v1.Compose([v1.ToTensor(), Shift(7), Twice(7)])
+    assert prove(Rows(apart), rows_to_prove(64)) is not None
+
+
 class Decides(Rows):
     """A method draws, rarely with an effect, and the dataset's own code decides by what it returns."""
 

@@ -16,7 +16,7 @@ from memfeed.schema.compare import describe_difference, difference, equal
 from memfeed.schema.names import display
 from memfeed.schema.values import is_pil
 from memfeed.splitting.cut import Cut, DrawsOutsideError
-from memfeed.splitting.generators import Generators, drawing_line
+from memfeed.splitting.generators import Generators, State, drawing_line
 from memfeed.splitting.leaves import ORIENTATION, copied_tree
 from memfeed.splitting.pattern import Pattern, Read, from_parts, to_parts
 from memfeed.splitting.places import find_places
@@ -134,8 +134,8 @@ def prove(
         is_fixed = not samples.is_random and not samples.loose
         if is_fixed and not cuts_fixed:
             return None
-        if generators.is_twice(states, samples.loose):
-            raise SplitError(_SAME_NUMBERS)
+        if generators.is_twice(states, range(len(states))):
+            _require_apart(dataset, rows, generators, states)
         cut = Cut(dataset, places, generators, rows)
         if not cut.drawing():
             samples = look(dataset, rows, generators, at_once=False)
@@ -160,6 +160,24 @@ def prove(
         )
     finally:
         generators.restore(states)
+
+
+def _require_apart(dataset: Any, rows: Sequence[int], generators: Generators, states: Sequence[State]) -> None:
+    """Raise SplitError if generators that are in one state stay so while samples are read: they draw the same numbers.
+
+    Those of which one draws more often than the other are soon apart, such as the two of each random step of MONAI.
+    """
+    loose = look(dataset, rows, generators, at_once=False).loose
+    generators.restore(states)
+    started = time.monotonic()
+    for done, index in enumerate(rows):
+        if not generators.is_twice(generators.save(), loose):
+            return
+        if done >= _FEWEST_ROWS and time.monotonic() - started > LOOK_SECONDS:
+            break
+        dataset[index]
+    if generators.is_twice(generators.save(), loose):
+        raise SplitError(_SAME_NUMBERS)
 
 
 def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
@@ -301,7 +319,7 @@ _SAME_NUMBERS = (
     "found steps that draw from generators of their own which are in the same state, so they draw the same numbers: "
     "HorizontalFlip and VerticalFlip flip always together, for example, in a DataLoader too. Here each would draw its "
     "own; expected generators with different seeds: leave seed= of an albumentations Compose out (seed= of the Loader "
-    "decides what it draws)"
+    "decides what it draws), and give each generator of your own another seed"
 )
 _ON_WATCH = (
     "its code tells a watched step, or a value that one returned, from the usual one: by id(x), `x is y` or "
