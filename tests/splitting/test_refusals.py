@@ -134,7 +134,7 @@ class Seldom:
         self.steps = [Shift(7), Shift(7)]
 
     def __call__(self, image):
-        return self.steps[1](self.steps[0](image)) if random.random() < 0.1 else image
+        return self.steps[1](self.steps[0](image)) if random.random() > 0.9 else image
 
 
 def test_steps_that_seldom_draw_the_same_numbers_are_refused_too():

@@ -1,9 +1,14 @@
 """The samples that a collate_fn gets have the types of the dataset's own, also where the rest runs on batches."""
 
+import copy
+import sys
+from types import ModuleType
+
 import albumentations as A
 import numpy as np
 import optree
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import Dataset, default_collate
 from torchvision import tv_tensors
@@ -11,6 +16,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 import memfeed
+from memfeed.schema import kept_tensors
 from memfeed.system.threads import end_all
 from short_form import short_form
 
@@ -100,3 +106,59 @@ def test_arrays_that_no_pipeline_made_keep_their_axes(transform, takes_pil, tmp_
     dataset = Made(transform, make)
     (batch,) = memfeed.Loader(dataset, 40, cache=tmp_path / "s.mf")
     assert np.array_equal(batch[1], np.stack([dataset[i][1] for i in range(40)]))
+
+
+class MetaTensor(torch.Tensor):
+    """What memfeed knows of MONAI's: its name, its module and its attributes."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        made = super().__torch_function__(func, types, args, kwargs)
+        if type(made) is cls and not vars(made):
+            made.__dict__ = copy.deepcopy(vars(next(one for one in args if type(one) is cls)))
+        return made
+
+    def __deepcopy__(self, memo):
+        return self.clone()
+
+
+MetaTensor.__module__ = "monai.data.meta_tensor"
+
+
+def scan(index):
+    """As MONAI's LoadImage: a volume that knows its file, and which steps were taken."""
+    made = torch.from_numpy(IMAGES[index]).float().as_subclass(MetaTensor)
+    made._meta, made._applied_operations = {"file": f"{index}.nii", "affine": torch.eye(4) * index}, []
+    made._pending_operations, made._is_batch = [], False
+    return made
+
+
+def random_crop(image):
+    """A random step that reads what the tensor knows, and notes what it did."""
+    at = int(torch.randint(0, 9, ()))
+    made = image[at : at + 8] + image._meta["affine"][0, 0]
+    made._meta["start"] = at
+    made._applied_operations.append({"class": "Crop", "id": id(random_crop), "start": at})
+    return made
+
+
+def test_what_monai_knows_of_an_image_is_kept_before_a_random_step(path, monkeypatch):
+    module = ModuleType("monai.data.meta_tensor")
+    module.MetaTensor = MetaTensor
+    for name in ("monai", "monai.data", module.__name__):
+        monkeypatch.setitem(sys.modules, name, module)
+    kept_tensors._class.cache_clear()
+    dataset = Made(v1.Compose([scan, random_crop]), lambda steps, index: {"image": steps(index), "row": index})
+    loader = memfeed.Loader(dataset, 8, cache=path, collate_fn=list, require="samples")
+    found = [sample for _ in range(2) for batch in loader for sample in batch]
+    kept_tensors._class.cache_clear()
+    assert len({sample["image"]._meta["start"] for sample in found}) > 5
+    for sample in found:
+        image, row = sample["image"], int(sample["row"])
+        start = image._meta["start"]
+        assert type(image) is MetaTensor
+        assert image._meta["file"] == f"{row}.nii"
+        assert [operation["start"] for operation in image._applied_operations] == [start]
+        assert torch.equal(
+            image.as_subclass(torch.Tensor), torch.from_numpy(IMAGES[row][start : start + 8]) + float(row)
+        )

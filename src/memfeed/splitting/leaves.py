@@ -12,7 +12,7 @@ import numpy as np
 import optree
 import torch
 
-from memfeed.errors import SplitError, brief
+from memfeed.errors import SchemaError, SplitError, brief
 from memfeed.schema import kept_tensors, values
 from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import Schema
@@ -139,12 +139,17 @@ class Kind(NamedTuple):
     @property
     def is_image(self) -> bool:
         """True for what may be an image or a mask: PIL images, tensors and arrays of two dims or more."""
-        is_plain = self.name in ("value", "numbers", "BoundingBoxes", "KeyPoints") or self.name.startswith("rows of ")
+        is_plain = self.name in ("value", "numbers", "BoundingBoxes", "KeyPoints", META) or self.name.startswith(
+            "rows of "
+        )
         return not is_plain and (self.rank >= 2 or self.name == "encoded")
 
 
 ORIENTATION = 0x0112
 """The tag of Exif that says how an image is to be turned."""
+
+META = "MetaTensor"
+"""The name of the kind of MONAI's tensors, of which a store keeps what they hold beside their numbers as text."""
 
 NONE = Kind("value", "NoneType")
 """The kind of None. Another sample may have a value in its place."""
@@ -166,6 +171,7 @@ def kind_of(leaf: Any) -> Kind:
         return Kind(f"PIL {leaf.mode}", _DTYPES_OF_MODES.get(leaf.mode, "uint8"), 3)
     if isinstance(leaf, torch.Tensor):
         name = kept_tensors.class_name(leaf) or ("tensor" if type(leaf) is torch.Tensor else "")
+        name = META if kept_tensors.kept_name(leaf) == META else name
         if not name or leaf.requires_grad or leaf.device.type != "cpu":
             raise SplitError(
                 f"found a {type(leaf).__name__} ({leaf.device}) in what is stored of a sample; expected a plain tensor "
@@ -196,7 +202,8 @@ _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "I;
 
 
 def to_stored(leaf: Any, kind: Kind) -> list[Any]:
-    """Return a leaf as what a store keeps of it: one value, or two for a tv_tensor with a canvas or a palette image.
+    """Return a leaf as what a store keeps of it: one value, or two for a tv_tensor with a canvas, a palette image
+    or a MetaTensor.
 
     Tensors may share the memory of the leaf.
     """
@@ -206,6 +213,11 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
     if is_sized(leaf):
         numbers, canvas = kept_tensors.parts_of(leaf)
         return [numbers.detach(), torch.tensor(canvas, device="cpu")]
+    if kind.name == META:
+        try:
+            return list(kept_tensors.open_kept(leaf.detach()))
+        except SchemaError as error:
+            raise SplitError(str(error)) from None
     if kind.name == "encoded":
         return [leaf]
     if kind.name == "numbers" or kind.name.startswith("rows of "):
@@ -228,7 +240,7 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
 
 def stored_count(kind: Kind) -> int:
     """Return how many values `to_stored` gives for a leaf of this kind."""
-    return 2 if kind.name in ("PIL P", *kept_tensors.SIZED) else 1
+    return 2 if kind.name in ("PIL P", META, *kept_tensors.SIZED) else 1
 
 
 def makers_of(samples: Sequence[Any], schema: Schema) -> dict[Path, Callable[[Any], Any]]:
@@ -274,6 +286,8 @@ def from_stored(parts: Sequence[Any], kind: Kind) -> Any:
         return np.ascontiguousarray(first.numpy().transpose(1, 2, 0))
     if name == "array":
         return first.numpy()
+    if name == META:
+        return kept_tensors.make_kept(name, parts)
     if name in kept_tensors.SIZED:
         return kept_tensors.sized_wrapper(name, dict(kind.options))((first, parts[1].tolist()))
     wrap = kept_tensors.name_wrapper(name)
@@ -292,7 +306,7 @@ def copied(leaf: Any) -> Any:
     if is_pil(leaf):
         return leaf.copy()
     if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone() if not is_sized(leaf) else copy.deepcopy(leaf)
+        return copy.deepcopy(leaf) if is_sized(leaf) or kept_tensors.kept_name(leaf) == META else leaf.detach().clone()
     return copy.deepcopy(leaf)
 
 

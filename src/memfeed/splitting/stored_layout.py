@@ -20,6 +20,7 @@ from memfeed.schema.recipe import RecipeStep
 from memfeed.schema.values import is_pil
 from memfeed.splitting.cut import Cut
 from memfeed.splitting.leaves import (
+    META,
     ORIENTATION,
     Kind,
     copied,
@@ -150,7 +151,9 @@ def _parts_of(pattern: Pattern) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
             yield name, (dtype,), {"str": "", "bytes": b"", "float": 0.0, "bool": False}.get(dtype, 0)
             continue
         yield name, (dtype, kind.rank), _no_elements(dtype, kind.rank)
-        if stored_count(kind) == 2:
+        if kind.name == META:
+            yield f"{name}_state", ("str",), ""
+        elif stored_count(kind) == 2:
             extra = "palette" if kind.name == "PIL P" else "canvas"
             yield f"{name}_{extra}", (extra,), _no_elements("uint8" if extra == "palette" else "int64", 1)
 
