@@ -214,6 +214,29 @@ def test_a_pipeline_that_makes_several_samples_of_one_is_made_again_whole(tmp_pa
     assert first["image"].shape == second["image"].shape == (4, 1, 4, 4)
 
 
+class OfEach(MonaiCompose):
+    """As MONAI's Compose: a step after one that makes several samples is called for each of them."""
+
+    def __call__(self, sample):
+        for step in self.transforms:
+            sample = [step(one) for one in sample] if isinstance(sample, list) else step(sample)
+        return sample
+
+
+def test_steps_that_are_called_for_each_of_several_samples(tmp_path):
+    fixed, random_part = [Loaded()], [Samples(), RandShift()]
+    random_part[1].set_random_state(1)
+    dataset = Paths(tmp_path)
+    dataset.transform = OfEach([*fixed, *random_part])
+    with pytest.raises(
+        SplitError, match=r"It does not call each of its steps once, in their order.*Compose\(\[Compose"
+    ):
+        converted(dataset, tmp_path / "s.mf")
+    dataset.transform = OfEach([OfEach(fixed), OfEach(random_part)])  # as the error says
+    first, second = next(iter(memfeed.Loader(converted(dataset, tmp_path / "s.mf"), 4)))
+    assert first["image"].shape == second["image"].shape == (4, 1, 4, 4)
+
+
 def test_a_random_step_that_gets_no_image_is_named(tmp_path):
     with pytest.raises(SplitError, match="RandName, the first random step, gets no image"):
         converted(Paths(tmp_path, RandName(), Loaded()), tmp_path / "s.mf")

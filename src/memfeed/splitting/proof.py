@@ -195,10 +195,11 @@ def _proven(cut: Cut, rows: Sequence[int]) -> Proof:
         proof.reads[index] = prove_row(cut, index, SEEDS, scanned=scanned, learns=True)
         proof.rows.append(index)
     if not any(kind.rank or kind.name == "encoded" for pattern in cut.patterns for kind in pattern.kinds):
-        first = cut.step_names(cut.patterns[0].calls[0][1].function)[0]
+        callee = cut.patterns[0].calls[0][1].function
+        more = "" if cut.tracer.in_order.get(callee.name, True) else _NOT_IN_ORDER
         raise SplitError(
-            f"found that {first}, the first random step, gets no image, tensor or array; expected fixed steps before "
-            "it that read one: a store would keep nothing that takes time"
+            f"found that {cut.step_names(callee)[0]}, the first random step, gets no image, tensor or array; expected "
+            f"fixed steps before it that read one: a store would keep nothing that takes time{more}"
         )
     return proof
 
@@ -307,6 +308,10 @@ def _require_no_seeding(cut: Cut, calls: Sequence[Sequence[Entry]]) -> None:
                 )
 
 
+_NOT_IN_ORDER = (
+    ". It does not call each of its steps once, in their order, so it is not cut between them: put those before the "
+    "first random one into a sequence of their own, as Compose([Compose(fixed), Compose(random)])"
+)
 _ON_MORE = (
     "what they make depends on more than the values that they get and the random numbers: on the sample that they got "
     "before, or on an attribute that other code sets. Give them all they need as arguments"
