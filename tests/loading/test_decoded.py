@@ -302,6 +302,16 @@ class TestTheLine:
         assert "Decoding is" in line
         assert "of the time of a sample (8 samples)" in line
 
+    def test_says_how_to_read_all_of_a_long_reason(self, tmp_path, files, capsys):
+        memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf")
+        shown = (
+            capsys.readouterr().err.partition("in every epoch: ")[2].partition("... (require='samples' raises all")[0]
+        )
+        with pytest.raises(RandomDataError) as whole:
+            memfeed.Loader(SimClr(files), cache=tmp_path / "p.mf", require="samples")
+        assert len(shown) < len(str(whole.value))
+        assert str(whole.value).startswith(shown)
+
     def test_says_that_the_gain_is_small(self, tmp_path, files, capsys):
         class Slow(SimClr):
             def __getitem__(self, index):

@@ -166,7 +166,7 @@ def become_decoded(
             f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
         ) from refused.error
     why = " ".join(str(refused).split())
-    why = why if len(why) <= _REASON_WIDTH else why[: _REASON_WIDTH - 3] + "..."
+    why = why if len(why) <= _REASON_WIDTH else f"{why[: _REASON_WIDTH - 3]}... (require='samples' raises all of it)"
     reading = None
     if caching.path is None:
         say_once(
