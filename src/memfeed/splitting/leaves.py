@@ -215,7 +215,7 @@ def to_stored(leaf: Any, kind: Kind) -> list[Any]:
         return [numbers.detach(), torch.tensor(canvas, device="cpu")]
     if kind.name == META:
         try:
-            return list(kept_tensors.open_kept(leaf.detach()))
+            return list(kept_tensors.open_kept(leaf))
         except SchemaError as error:
             raise SplitError(str(error)) from None
     if kind.name == "encoded":
@@ -306,7 +306,11 @@ def copied(leaf: Any) -> Any:
     if is_pil(leaf):
         return leaf.copy()
     if isinstance(leaf, torch.Tensor):
-        return copy.deepcopy(leaf) if is_sized(leaf) or kept_tensors.kept_name(leaf) == META else leaf.detach().clone()
+        if kept_tensors.kept_name(leaf) == META:
+            made = leaf.as_subclass(torch.Tensor).detach().clone().as_subclass(type(leaf))
+            made.__dict__ = copy.deepcopy(vars(leaf))
+            return made
+        return leaf.detach().clone() if not is_sized(leaf) else copy.deepcopy(leaf)
     return copy.deepcopy(leaf)
 
 
