@@ -118,6 +118,9 @@ class MetaTensor(torch.Tensor):
             made.__dict__ = copy.deepcopy(vars(next(one for one in args if type(one) is cls)))
         return made
 
+    def __deepcopy__(self, memo):
+        return self.clone()
+
 
 MetaTensor.__module__ = "monai.data.meta_tensor"
 
