@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import memfeed
 from memfeed.convert import probe
-from memfeed.errors import CopyError, SampleError, SchemaError, StoreError
+from memfeed.errors import CopyError, CorruptStoreError, SampleError, SchemaError, StoreError
 from support import Counting, Made, Pair, cache, equal
 
 
@@ -241,3 +241,18 @@ def test_an_array_after_a_list_of_numbers(path, first):
         SchemaError, match=r"sample \d+, field x: found ndarray \(int64 \[3\]\); expected list, as in sample 0"
     ):
         cache(dataset, path, workers=0)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_damage_is_not_copied(path, lazily):
+    store = cache((torch.rand(100, 8), torch.arange(100)), path)
+    with (path / "0.memmap").open("r+b") as file:
+        file.seek(320)
+        file.write(b"\x11" * 64)
+    target = path.with_name("copy.mf")
+    for source in (store, memfeed.open(path).subset(range(50)), memfeed.open(path).select(["0"])):
+        with pytest.raises(CorruptStoreError, match="0.memmap: found other bytes than were written"):
+            cache(source, target, allow="copy", lazily=lazily)
+        assert not target.exists()
+    with pytest.raises(CorruptStoreError, match="0.memmap: found other bytes than were written"):
+        memfeed.append(cache((torch.rand(3, 8), torch.arange(3)), path.with_name("other.mf")), store, progress=False)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.inputs import Input, RayRows, read_sample
+from memfeed.convert.inputs import Input, RayRows, read_sample, require_undamaged
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
 from memfeed.convert.watchdog import Watchdog
@@ -104,6 +104,8 @@ def probe_input(
     To compare with a store of `row_count` rows, `compared` has the indices of the samples that it remembers. Else the
     schema is ``options.like``, if there is one, which the samples must fit.
     """
+    if compared is None:
+        require_undamaged(given, options.progress)
     is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
     may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
     if given.kind == "iterable":

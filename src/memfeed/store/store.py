@@ -6,7 +6,7 @@ __lazy_modules__ = ["memfeed.store.lengths"]  # Python 3.15 imports it at its fi
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from memfeed.system.progress import SLOW_SECONDS, Progress
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
+    from memfeed.store.backing import Backing
     from memfeed.store.lengths import Fill
     from memfeed.transforms import Transform
 
@@ -347,15 +348,8 @@ class Store(Facts):
 
         ``progress`` is that of `memfeed.cache`; with None only stores that take seconds show a bar.
         """
-        from memfeed.store.checksums import verify  # a training verifies nothing
-
         self._view.require_filled("verify()")
-        backing = self._backing
-        while isinstance(backing.owner, View):  # rows that are made of another store's
-            backing = backing.owner.backing
-        check, path, manifest = backing.verify, backing.path, backing.manifest
-        if check is None and path is not None and manifest is not None:
-            check = partial(verify, path, manifest)
+        check, backing = self._check()
         if check is None:
             raise StoreError(
                 f"{self.path}: found a directory that tensordict wrote, which has no checksums; "
@@ -366,6 +360,23 @@ class Store(Facts):
                 check(bar.advance_to)
             finally:
                 backing.check()  # the damage may be that of a store that replaced this one
+
+    @property
+    def _has_checksums(self) -> bool:
+        """True if `verify` has something to compare: not of tensordict's directories, nor while rows are missing."""
+        return self._view.supply is None and self._check()[0] is not None
+
+    def _check(self) -> tuple[Callable[..., None] | None, Backing]:
+        """Return what compares every byte with its checksum, None where there are none, and the files' backing."""
+        from memfeed.store.checksums import verify  # a training verifies nothing
+
+        backing = self._backing
+        while isinstance(backing.owner, View):  # rows that are made of another store's
+            backing = backing.owner.backing
+        check, path, manifest = backing.verify, backing.path, backing.manifest
+        if check is None and path is not None and manifest is not None:
+            check = partial(verify, path, manifest)
+        return check, backing
 
 
 def with_transform(store: Store, transform: Transform | None) -> Store:
