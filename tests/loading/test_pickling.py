@@ -58,3 +58,14 @@ def test_the_position_comes_back(store):
 def test_columns_in_memory_are_not_copied():
     with pytest.raises(TypeError, match="found columns in memory, which a pickle would copy"):
         pickle.dumps(memfeed.Loader(torch.arange(10), 2))
+
+
+def test_a_relative_path_means_the_same_in_another_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = Made([{"x": torch.full((4,), i)} for i in range(20)])
+    loader = memfeed.Loader(dataset, 4, cache="s.mf")
+    monkeypatch.chdir("/")
+    expected = rows(loader)
+    loader.dataset.finish()
+    assert rows(pickle.loads(pickle.dumps(loader))) == expected
+    assert rows(memfeed.Loader(loader.dataset, 4, cache=loader.cache)) == expected

@@ -229,7 +229,8 @@ class Loader(DataLoader[T_co]):
         )
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement = device, transform, placement
-        self.return_rows, self.as_, self.pad, self.cache, self.follow_batch = return_rows, as_, pad, cache, follow_batch
+        self.return_rows, self.as_, self.pad, self.follow_batch = return_rows, as_, pad, follow_batch
+        self.cache = None if cache is None else os.path.abspath(cache)  # also for the loaders that are made of this one
         self.exclude_keys, self.snapshot_every_n_steps = exclude_keys, snapshot_every_n_steps
         self.forms, self.budget, self.decoders, self.require = forms, budget, decoders, require
         self._clock, self._settings, self._name = clock, reading.settings, reading.name
