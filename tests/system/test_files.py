@@ -6,7 +6,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
+import memfeed
 from memfeed.errors import BuildError, SpaceError
 from memfeed.system import file_copies, files
 
@@ -112,3 +114,28 @@ def test_a_link_is_never_written(tmp_path):
             write(tmp_path / "link")
     assert (tmp_path / "f").read_bytes() == b"precious"
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_system_may_keep_no_permissions(tmp_path, monkeypatch):
+    """FAT and exFAT answer EPERM."""
+    (tmp_path / "f").touch()
+
+    def refuse_with(number):
+        def refuse(fd, mode):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fchmod", refuse)
+
+    for number in (errno.EOPNOTSUPP, errno.EPERM):
+        refuse_with(number)
+        files.chmod(tmp_path / "f", 0o444)
+    store = memfeed.cache((torch.arange(9), torch.arange(9)), tmp_path / "a.mf", progress=False)
+    grown = memfeed.append(store, (torch.arange(2), torch.arange(2)), progress=False)
+    assert grown.column(0).tolist() == [*range(9), 0, 1]
+    refuse_with(errno.EROFS)
+    with pytest.raises(BuildError, match="while setting its permissions"):
+        files.chmod(tmp_path / "f", 0o444)
+    refuse_with(errno.EPERM)
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(BuildError, match="while setting its permissions"):
+        files.chmod(tmp_path / "f", 0o444)

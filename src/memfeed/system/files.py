@@ -273,11 +273,17 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def chmod(path: Path, mode: int) -> None:
-    """Set the permissions of a file, which must be readable and no link."""
+    """Set the permissions of a file, which must be readable and no link.
+
+    A file of this user's stays as it is where the file system keeps no permissions (FAT, exFAT).
+    """
     with wrap_disk_errors(path, "setting its permissions"):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             os.fchmod(fd, mode)
+        except OSError as error:
+            if error.errno not in {errno.EPERM, *NO_SUPPORT} or os.fstat(fd).st_uid != os.geteuid():
+                raise
         finally:
             os.close(fd)
 
