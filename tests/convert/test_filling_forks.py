@@ -4,6 +4,8 @@ import multiprocessing
 
 import torch
 
+import memfeed
+from forked_programs import run_program
 from memfeed.errors import MemfeedError
 from support import Made, cache
 
@@ -45,3 +47,22 @@ def test_a_forked_child_gets_rows_and_the_errors_of_rows(tmp_path):
     store._view.supply.stop()
     store._view.supply.join()
     assert "come no more" in in_child(store, BAD)
+
+
+ANOTHER_PROCESS_ENDS_IT = """
+import os, sys, torch, memfeed
+from support import Made
+store = memfeed.cache(Made(lambda i: {"x": torch.full((5,), i)}, 60), sys.argv[1], lazily=True, workers=0)
+store[:50]
+child = os.fork()
+if not child:
+    store[:60]
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_store_is_committed_at_the_end_though_another_process_brought_its_last_rows(tmp_path):
+    """With ``workers=0`` samples are compared before a commit in the thread that reads, which may read no more."""
+    run_program(ANOTHER_PROCESS_ENDS_IT, tmp_path / "s.mf", at=tmp_path)
+    assert memfeed.open(tmp_path / "s.mf")[59]["x"].tolist() == [59] * 5

@@ -40,7 +40,7 @@ def test_all_work_is_released_before_any_is_waited_for(monkeypatch):
     calls = []
 
     class Work:
-        def release(self):
+        def release(self, *, at_exit=False):
             calls.append("release")
 
         def join(self):
@@ -60,7 +60,7 @@ from memfeed.system.threads import end_at_exit
 class Work:
     pool = ThreadPoolExecutor(1)
 
-    def release(self):
+    def release(self, *, at_exit=False):
         print("release", flush=True)
 
     def join(self):
@@ -81,7 +81,7 @@ from memfeed.system.threads import end_at_exit
 class Work:
     pid = os.getpid()
 
-    def release(self):
+    def release(self, *, at_exit=False):
         assert os.getpid() == self.pid
 
     def join(self):

@@ -246,7 +246,7 @@ class Service(ABC):
             self._stop_supplier()
             self._children.wake()
 
-    def release(self) -> None:
+    def release(self, *, at_exit: bool = False) -> None:
         """Let the supplier and the thread end soon, without waiting for them."""
         self.stop()
 

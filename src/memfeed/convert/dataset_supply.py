@@ -79,8 +79,13 @@ class DatasetSupply(Service):
         with self.changed:
             self.start()
 
-    def release(self) -> None:
+    def release(self, *, at_exit: bool = False) -> None:
         """Stop workers and thread: after the commit if all rows are there, else now."""
+        if at_exit and not self._is_over() and not self.conversion.is_temporary:
+            try:
+                self._reread_here()  # another process may have brought the last rows after this one's last batch
+            except (OSError, MemfeedError) as error:
+                write_line(f"memfeed: {error}")
         if not self._will_commit():
             self.stop()
 

@@ -12,8 +12,8 @@ from typing import Protocol
 class ThreadedWork(Protocol):
     """Work in threads of this process, such as the filling of a store. A thread that runs keeps its work alive."""
 
-    def release(self) -> None:
-        """Let the threads end soon, without waiting for them."""
+    def release(self, *, at_exit: bool = False) -> None:
+        """Let the threads end soon, without waiting for them; ``at_exit``: the process ends, and this is its thread."""
 
     def join(self) -> None:
         """Wait until the threads have ended, at most for as long as a user would wait."""
@@ -39,7 +39,7 @@ def end_all() -> None:
     """End all work of `end_at_exit`, and wait for that."""
     everything = list(_work)
     for work in everything:
-        work.release()
+        work.release(at_exit=True)
     for work in everything:
         work.join()
 

@@ -116,7 +116,7 @@ class _GivingBack(threading.Thread):
             _waiting.discard(retired.address)
             del retired
 
-    def release(self) -> None:
+    def release(self, *, at_exit: bool = False) -> None:
         """See `ThreadedWork`."""
         _retired.put(self)
 
