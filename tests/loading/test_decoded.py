@@ -23,6 +23,7 @@ from memfeed.loading.decoded import DecodedLoader
 from memfeed.memoizing import decoders, kept
 from memfeed.schema.compare import describe_difference, difference
 from memfeed.system import messages
+from support import Made
 
 PILLOW = "PIL.ImageFile.ImageFile.load"
 
@@ -640,3 +641,17 @@ def test_an_iterable_without_a_path_is_told_of_it():
 
     with pytest.raises(LoaderError, match=r"found Stream, an IterableDataset, without cache=; .* cache='PATH'"):
         memfeed.Loader(Stream(), 2)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_lightning_makes_it_again_of_what_its_hook_saw(tmp_path, monkeypatch, is_known, is_cached):
+    of_fabric = pytest.importorskip("lightning.fabric.utilities.data")
+    if not is_known:  # the class is imported in the hook
+        monkeypatch.setattr(of_fabric, "get_all_subclasses", lambda cls: set())
+    dataset = Made(lambda i: (torch.rand(2), i), 30)
+    with of_fabric._replace_dunder_methods(DataLoader, "dataset"):
+        loader = memfeed.Loader(dataset, 7, shuffle=True, cache=tmp_path / "s.mf" if is_cached else None)
+    again = of_fabric._update_dataloader(loader, range(0, 30, 2))
+    assert type(again) is type(loader)
+    assert torch.cat([rows for _, rows in again]).tolist() == [*range(0, 30, 2)]

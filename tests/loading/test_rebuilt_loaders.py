@@ -186,14 +186,15 @@ def test_lightning(make):
 
 
 @SOURCES
-def test_lightning_in_a_hook(make):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_lightning_in_a_hook(make, is_known, monkeypatch):
+    """Unless a program has used Loader before, its class is imported in the hook, which records those that it knows."""
     of_fabric = pytest.importorskip("lightning.fabric.utilities.data")
-    with (
-        of_fabric._replace_dunder_methods(DataLoader, "dataset"),
-        of_fabric._replace_dunder_methods(BatchSampler),
-    ):
-        loader = make()
-    ranks = [read(of_fabric._update_dataloader(loader, distributed(range(N), rank))) for rank in range(2)]
+    if not is_known:
+        monkeypatch.setattr(of_fabric, "get_all_subclasses", lambda cls: set())
+    with of_fabric._replace_dunder_methods(DataLoader, "dataset"), of_fabric._replace_dunder_methods(BatchSampler):
+        loaders = [make(), make()]
+    ranks = [read(of_fabric._update_dataloader(loaders[rank], distributed(range(N), rank))) for rank in range(2)]
     assert ranks[0] == [*map(list, BatchSampler(distributed(range(N)), 7, False))]
     assert sorted(sum(ranks[0] + ranks[1], [])) == list(range(N))
 

@@ -23,7 +23,7 @@ from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, reduced, row_and_list_samplers
 from memfeed.loading.shown import loader_text
-from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, open_source
+from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, forget_record, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows
 from memfeed.store.lengths import Fill
@@ -208,12 +208,14 @@ class Loader(DataLoader[T_co]):
             multiprocessing_context=multiprocessing_context,
         )  # fmt: skip
         check_required(dataset, caching)
+        is_recorded = "__pl_saved_args" in vars(self)  # by Lightning
         try:
             source = open_source(dataset, caching)
         except CannotCacheError as refused:
             from memfeed.loading.decoded import become_decoded  # loaders of stores need no decoders
 
             become_decoded(self, Loader, dataset, caching, refused, given)
+            forget_record(self)  # the arguments of another class
             return
         reading = resolve(source, given)
         store, clock = reading.store, reading.clock
@@ -227,6 +229,8 @@ class Loader(DataLoader[T_co]):
             drop_last=reading.settings.last == "drop" and shown_batches is None,
             generator=generator,
         )
+        if not is_recorded:
+            forget_record(self)
         self.shuffle, self.seed, self.last, self.bucket_by, self.ranks = shuffle, seed, last, bucket_by, ranks
         self.device, self.transform, self.placement = device, transform, placement
         self.return_rows, self.as_, self.pad, self.follow_batch = return_rows, as_, pad, follow_batch

@@ -308,3 +308,13 @@ def _as_store(source: Any) -> Store:
         )
     schema, held = columns.in_memory()
     return watched(Store(View(Backing(None, schema, len(columns), "", held.__getitem__), columns.types)), source)
+
+
+def forget_record(loader: object) -> None:
+    """Remove the arguments that Lightning recorded of a loader, if they are another class's.
+
+    In its hooks Lightning records those of the classes that exist when a hook begins. If `Loader` is imported in the
+    hook, it records only what `Loader` passes on to DataLoader. Without a record it takes the attributes.
+    """
+    for name in [name for name in vars(loader) if name.startswith("__pl_")]:
+        del vars(loader)[name]
