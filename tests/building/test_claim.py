@@ -3,6 +3,7 @@ import threading
 import pytest
 from small_build import SCHEMA
 
+import memfeed
 from memfeed.building.build import Build
 from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.errors import BuildError, StoreError
@@ -63,3 +64,9 @@ def test_what_is_cleared_is_no_build_and_the_lock_stays(path):
         assert is_claimed(root)
         assert Build.resume(root) is None
         assert sorted(p.name for p in (root / ".build").iterdir()) == ["lock", "owner"]
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_name_that_is_too_long_is_told(tmp_path, lazily):
+    with pytest.raises(StoreError, match=r"(?s)File name too long.*choose a shorter name"):
+        memfeed.cache([1, 2, 3], tmp_path / ("n" * 252), lazily=lazily, progress=False)

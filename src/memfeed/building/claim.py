@@ -97,7 +97,14 @@ def is_claimed(root: Path) -> bool:
 
 def _require_build(root: Path) -> None:
     """Raise StoreError if something else is at ``root``, or the build of another user."""
-    if not root.is_file():
+    try:
+        is_file = root.is_file()
+    except OSError as error:
+        raise StoreError(
+            f"{root}: found a path that the disk does not take ({error.strerror}); expected one that also fits with "
+            f"{format.BUILD_SUFFIX} at its end: choose a shorter name"
+        ) from None
+    if not is_file:
         trust.require_own_directory(root)
     try:
         names = os.listdir(root)
