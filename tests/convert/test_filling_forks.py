@@ -2,11 +2,13 @@
 
 import multiprocessing
 
+import pytest
 import torch
 
 import memfeed
 from forked_programs import run_program
-from memfeed.errors import MemfeedError
+from memfeed.building.build import Build
+from memfeed.errors import BuildError, MemfeedError
 from support import Made, cache
 
 ROWS, BAD = 60, 41
@@ -66,3 +68,18 @@ def test_a_store_is_committed_at_the_end_though_another_process_brought_its_last
     """With ``workers=0`` samples are compared before a commit in the thread that reads, which may read no more."""
     run_program(ANOTHER_PROCESS_ENDS_IT, tmp_path / "s.mf", at=tmp_path)
     assert memfeed.open(tmp_path / "s.mf")[59]["x"].tolist() == [59] * 5
+
+
+def test_why_a_full_store_was_not_committed_is_told(tmp_path, monkeypatch, capfd):
+    def commit(*arguments, **options):
+        raise BuildError("found no address space")
+
+    monkeypatch.setattr(Build, "commit", commit)
+    store = memfeed.cache(Made(lambda i: {"x": torch.full((5,), i)}, 60), tmp_path / "s.mf", lazily=True, workers=0)
+    with pytest.raises(MemfeedError, match="found no address space"):
+        store.finish()
+    store._view.supply.join()
+    assert (
+        "60 of 60 rows are kept; the same call goes on from there. The commit failed: found no"
+        in capfd.readouterr().err
+    )

@@ -188,9 +188,10 @@ class DatasetSupply(Service):
         self.build.sync()
         if self.conversion.options.says and not self._is_continued:
             found = self.progress()
+            why = f". The commit failed: {self._error}" if self._error is not None and self._is_complete() else ""
             write_line(
                 f"memfeed: {self.conversion.target}: {found.present:,} of {found.total:,} rows are kept; the same call "
-                "goes on from there"
+                f"goes on from there{why}"
             )
 
     def _leave(self) -> None:
