@@ -137,9 +137,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     for leaf in flatten(tree)[0]:
         if isinstance(leaf, torch.Tensor):
             yield leaf
-        elif is_a(leaf, "NonTensorStack"):
+        elif is_a(leaf, "tensordict", "NonTensorStack"):
             yield from tensors_in(leaf.tolist())
-        elif is_a(leaf, "NonTensorData"):
+        elif is_a(leaf, "tensordict", "NonTensorData"):
             yield from tensors_in(leaf.data)
         elif is_tensor_collection(leaf):
             for value in leaf.values():

@@ -42,7 +42,7 @@ def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
 
 def is_unbatched(value: Any) -> bool:
     """Return True for tensordict's UnbatchedTensor, which belongs to a whole TensorDict and not to its rows."""
-    return is_a(value, "UnbatchedTensor")
+    return is_a(value, "tensordict", "UnbatchedTensor")
 
 
 def typed_name(cls: type) -> str:
@@ -73,7 +73,7 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         return Node(kind="tuple"), value
     if isinstance(value, list):
         return Node(kind="list"), value
-    if is_a(value, "TensorDictBase"):
+    if is_a(value, "tensordict", "TensorDictBase"):
         keys = tuple(value.keys())
         node = Node(
             kind="tensordict",

@@ -69,7 +69,7 @@ def holds_more(value: Any) -> bool:
     """Return True for a tensor or array of a class that may hold more than its numbers, which no column keeps."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, np.ma.MaskedArray)
-    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "MemoryMappedTensor")
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "tensordict", "MemoryMappedTensor")
     return not (is_plain or value.is_nested or kept_tensors.class_name(value))
 
 

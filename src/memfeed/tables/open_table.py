@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from memfeed.errors import SchemaError
+from memfeed.schema.tensordicts import is_a
 from memfeed.system.files import local_path
 from memfeed.tables import arrow
 from memfeed.tables.arrow import TablePlace, arrow_array, arrow_table, column_of, table_columns
-from memfeed.tables.table_column import TableColumn, is_a
+from memfeed.tables.table_column import TableColumn
 
 _SUFFIXES = (".parquet", ".pq")
 
