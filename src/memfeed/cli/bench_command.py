@@ -81,8 +81,7 @@ def bench(
 
 
 def _compare(places: list[str]) -> None:
-    from memfeed.verdict.compare import compare
-    from memfeed.verdict.verdict import load_verdict
+    from memfeed.verdict.verdict import compare, load_verdict
 
     if len(places) != 2:
         raise UsageError(
