@@ -17,7 +17,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 from typing_extensions import TypeVar
 
-from memfeed.errors import LoaderError, listed
+from memfeed.errors import LoaderError, cut, listed
 from memfeed.loading.arguments import Arguments
 from memfeed.loading.drawn_seed import joined_world_size
 from memfeed.loading.sources import Caching, CannotCacheError, DataLoader  # torch's, also if a program replaced it
@@ -166,7 +166,7 @@ def become_decoded(
             f"{', '.join([f'{name}=' for name in others] + lost)}: leave these out"
         ) from refused.error
     why = " ".join(str(refused).split())
-    why = why if len(why) <= _REASON_WIDTH else why[: _REASON_WIDTH - 3] + "..."
+    why = cut(why, _REASON_WIDTH)
     reading = None
     if caching.path is None:
         say_once(

@@ -5,11 +5,14 @@ All text that a part gets is escaped. Only `Html`, which the functions here retu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from memfeed.system.messages import printable
 
+MOST_FIELDS = 40
+NAME_WIDTH = 120
+"""Characters of a field's name that a page has room for."""
 SHADES = 6
 """The colours s0 to s5 of the style."""
 _LIGHT = """--ink:#1c2230;--pale:#5b647a;--line:#d9dee7;--ground:#fff;--track:#eef1f5;--waiting:#d1495b;
@@ -135,6 +138,17 @@ def table(headings: Sequence[object], rows: Iterable[Sequence[object]], kind: st
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return Html(f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def count_text(count: int, what: str) -> str:
+    """Return a number of things: ``1 field``, ``2 fields``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def more_fields(count: int) -> Iterator[Html]:
+    """Yield how many of ``count`` fields are not shown, if there are any."""
+    if count > MOST_FIELDS:
+        yield element("p", f"and {count - MOST_FIELDS:,} more fields", "pale")
 
 
 def _cell(value: object) -> Html:
