@@ -8,7 +8,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from memfeed.system.libc import LIBC
 
@@ -40,17 +40,21 @@ _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+) +(/.*)")
 _UNNAMED = re.compile(r"/dev/zero|/dev/shm/torch_|/memfd:|/SYSV|.* \(deleted\)$")
 
 
+def file_maps() -> Iterator[tuple[int, int, str]]:
+    """Yield where this process has mapped files, by address, and their paths; nothing on other systems than Linux."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
+        for line in lines:
+            found = _LINE.match(line)
+            if found is not None and found[3] != "0":
+                yield int(found[1], 16), int(found[2], 16), found[4]
+
+
 def file_lookup() -> Callable[[int], str | None]:
     """Return a function from an address to the path of the file that is mapped there, or None.
 
     It knows the maps of this moment. On other systems than Linux it returns None for every address.
     """
-    maps: list[tuple[int, int, str]] = []
-    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
-        for line in lines:
-            found = _LINE.match(line)
-            if found is not None and found[3] != "0" and not _UNNAMED.match(found[4]):
-                maps.append((int(found[1], 16), int(found[2], 16), found[4]))
+    maps = [one for one in file_maps() if not _UNNAMED.match(one[2])]
     starts = [start for start, _, _ in maps]
 
     def lookup(address: int) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memfeed.system.mapped_memory import page_out
+from memfeed.system.mapped_memory import file_maps, page_out
 
 
 @contextlib.contextmanager
@@ -42,8 +42,9 @@ def files_below(folder: Path) -> list[str]:
 def evict(files: Iterable[str]) -> None:
     """Remove files from the page cache, where the system can. Pages that another process has mapped stay."""
     wanted = {os.path.realpath(name) for name in files}
-    for start, end in _maps_of(wanted):
-        page_out(start, end - start)
+    for start, end, path in list(file_maps()):
+        if path in wanted:
+            page_out(start, end - start)
     for name in wanted if hasattr(os, "posix_fadvise") else ():
         with contextlib.suppress(OSError):
             fd = os.open(name, os.O_RDONLY)
@@ -52,18 +53,6 @@ def evict(files: Iterable[str]) -> None:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-
-
-def _maps_of(files: set[str]) -> list[tuple[int, int]]:
-    """Return where this process has mapped one of these files."""
-    found = []
-    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
-        for line in lines:
-            parts = line.rstrip("\n").split(maxsplit=5)
-            if len(parts) == 6 and parts[5] in files:
-                start, _, end = parts[0].partition("-")
-                found.append((int(start, 16), int(end, 16)))
-    return found
 
 
 def size_of(files: Iterable[str]) -> int:
