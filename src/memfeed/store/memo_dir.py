@@ -223,11 +223,6 @@ class _PermutedColumn(RaggedRows):
                 out[done : done + length] = self.view(start, length).numpy()
                 done += length
 
-    @property
-    def nbytes(self) -> int:
-        """See ``Column.nbytes``."""
-        return self.locate(np.arange(self.row_count)).nbytes
-
 
 class _Fields:
     """Makes the columns of results."""
