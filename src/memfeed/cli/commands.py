@@ -117,7 +117,7 @@ def verify(
     total_bytes = sum(opened._view.manifest.files.values()) if opened._view.manifest is not None else opened.nbytes
     started = time.perf_counter()
     opened.verify(progress=progress)
-    _report(store, total_bytes, started)
+    _report(store, "", total_bytes, started)
 
 
 def _verify_address(text: str, progress: bool | None) -> None:
@@ -128,12 +128,12 @@ def _verify_address(text: str, progress: bool | None) -> None:
     address, started = parse_address(text), time.perf_counter()
     with Progress(address.name, None, unit="B", progress=progress) as bar:
         store = verify_address(text, bar.advance_to)
-    _report(str(address), sum(store.manifest.files.values()), started)
+    _report(address, "", sum(store.manifest.files.values()), started)
 
 
-def _report(name: str, total_bytes: int, started: float) -> None:
+def _report(name: object, done: str, total_bytes: int, started: float) -> None:
     seconds = max(time.perf_counter() - started, 1e-9)
-    typer.echo(f"{printable(name)}: ok, {format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")
+    typer.echo(f"{printable(name)}: ok, {done}{format_bytes(total_bytes)} at {format_bytes(total_bytes / seconds)}/s")
 
 
 def push(
@@ -152,8 +152,7 @@ def push(
 
     shown, started = parse_address(address), time.perf_counter()
     sent = memfeed.push(store, address, remove_old=remove_old, progress=progress)
-    seconds = max(time.perf_counter() - started, 1e-9)
-    typer.echo(f"{printable(shown)}: ok, sent {format_bytes(sent)} at {format_bytes(sent / seconds)}/s")
+    _report(shown, "sent ", sent, started)
 
 
 def pull(
