@@ -7,7 +7,6 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,12 +118,15 @@ class _Bench:
         repeated = None if program.step is None else self._repeated_turn(self.turn_seconds / 2)
         self._choose_rows(sample, repeated)
         best_workers = self._best_workers(repeated)
-        with _temporary() as folder:
+        directory = TemporaryDirectory()
+        try:
             with messages_kept():
-                fill_seconds, loader, refused = self._fill(folder)
+                fill_seconds, loader, refused = self._fill(directory.path)
             row_bytes = self._row_bytes(loader)
             makers = self._makers(best_workers, loader)
             loops = self._take_turns(makers, started)
+        finally:
+            directory.remove()
         names = {
             "today": f"today, {_workers(program.worker_count)}",
             "best": _workers(best_workers),
@@ -337,12 +339,3 @@ def _last_line(error: Exception) -> str:
 
 def _workers(count: int) -> str:
     return f"{count} worker" if count == 1 else f"{count} workers"
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    folder = TemporaryDirectory()
-    try:
-        yield folder.path
-    finally:
-        folder.remove()
