@@ -1,4 +1,4 @@
-"""Memory that is mapped from files: which file it is of, whether a page of it is cached, and how to release it."""
+"""Files in memory: which ones are mapped, whether a page is cached, and how to release it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from memfeed.system.libc import LIBC
 
@@ -62,3 +62,19 @@ def file_lookup() -> Callable[[int], str | None]:
         return maps[at][2] if at >= 0 and address < maps[at][1] else None
 
     return lookup
+
+
+def evict(files: Iterable[str]) -> None:
+    """Remove files from the page cache, where the system can. Pages that another process has mapped stay."""
+    wanted = {os.path.realpath(name) for name in files}
+    for start, end, path in list(file_maps()):
+        if path in wanted:
+            page_out(start, end - start)
+    for name in wanted if hasattr(os, "posix_fadvise") else ():
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # pages that are not yet written would stay
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)

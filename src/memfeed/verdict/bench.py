@@ -21,14 +21,14 @@ from memfeed.store.opened import open as open_store
 from memfeed.store.store import Store
 from memfeed.system.files import free_bytes
 from memfeed.system.machine import core_count, memory_limit
+from memfeed.system.mapped_memory import evict
 from memfeed.system.messages import format_bytes
 from memfeed.system.temporary import TemporaryDirectory
 from memfeed.verdict.forms import measure_forms
 from memfeed.verdict.judge import LEAST_TURNS, Measured, break_even, ceiling, judge
-from memfeed.verdict.page_cache import evict, files_below, noted_files, size_of
 from memfeed.verdict.program import Program, batch_rows, describe, messages_kept, run_turn
 from memfeed.verdict.results import Form, Loop, SampleCost, Turn, times_as_fast
-from memfeed.verdict.sample_cost import measure_samples
+from memfeed.verdict.sample_cost import files_below, measure_samples, noted_files, size_of
 from memfeed.verdict.verdict import Verdict
 
 SECONDS = 40.0
