@@ -197,9 +197,7 @@ def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
 
     def collect(value: Any) -> None:
         opened = open_container(value)
-        if opened is None:
-            return
-        if opened[0].kind in ("tv_tensor", "tensor"):
+        if opened is None or opened[0].kind in ("tv_tensor", "tensor"):
             return
         if opened[0].name:
             add_type(types, type(value))

@@ -131,8 +131,8 @@ def key(colour: str, what: str) -> Html:
 def table(headings: Sequence[object], rows: Iterable[Sequence[object]], kind: str = "") -> Html:
     """Return a table, which is a list on a narrow screen. Of the class "text" its cells begin at the left."""
     names = [text(one) for one in headings]
-    lines = (
-        "".join(f'<td data-name="{name}">{_cell(cell)}</td>' for name, cell in zip(names, row, strict=True))
+    lines = (  # the content of a cell is one element: on a narrow screen its heading is beside it
+        "".join(f'<td data-name="{name}"><div>{text(cell)}</div></td>' for name, cell in zip(names, row, strict=True))
         for row in rows
     )
     head = "".join(f"<th>{name}</th>" for name in names)
@@ -149,8 +149,3 @@ def more_fields(count: int) -> Iterator[Html]:
     """Yield how many of ``count`` fields are not shown, if there are any."""
     if count > MOST_FIELDS:
         yield element("p", f"and {count - MOST_FIELDS:,} more fields", "pale")
-
-
-def _cell(value: object) -> Html:
-    """Return the content of a cell in one element, because a cell of a narrow screen has its heading beside it."""
-    return Html(f"<div>{text(value)}</div>")

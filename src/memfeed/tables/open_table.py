@@ -119,17 +119,13 @@ class Hdf5Column(TableColumn):
                 f"column {name}: found strings of {dataset.ndim} dims; expected one string per row: "
                 f"memfeed.cache({{**columns, 'text': file[{dataset.name!r}][:, 0].tolist()}}, path)"
             )
-        super().__init__(name, [len(dataset)], lambda _: dataset, _identity, is_plain=text is None, is_lazy=True)
+        super().__init__(name, [len(dataset)], lambda _: dataset, lambda run: run, is_plain=text is None, is_lazy=True)
         self._dataset = dataset if text is None else dataset.asstr()
 
     def read(self, start: int, stop: int) -> Any:
         """Return rows ``start`` to ``stop``: an array, of strings a list."""
         part = self._dataset[start:stop]
         return part if self.is_plain else part.tolist()
-
-
-def _identity(part: Any) -> Any:
-    return part
 
 
 def open_table(data: Any) -> Any:
