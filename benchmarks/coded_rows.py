@@ -25,7 +25,7 @@ from PIL import Image
 from measure import PHOTOS, Check, in_turns, parser, ratio, table, write
 from memfeed.codecs import lossless
 from memfeed.codecs.codec import parse_codec
-from memfeed.codecs.image_error import ErrorSum
+from memfeed.codecs.jpeg import ErrorSum
 
 SIDE = 256
 JPEGS = ("jpeg:95", "jpeg:90")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from memfeed.splitting.parts import ShortSide
+from memfeed.splitting.stored_layout import ShortSide
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional

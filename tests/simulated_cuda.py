@@ -802,7 +802,7 @@ def simulated(seed=None, **options):
             yield machine
             gc.collect()
             end = time.monotonic() + 10
-            while page_locked.retired_count() and time.monotonic() < end:
+            while page_locked._waiting and time.monotonic() < end:
                 time.sleep(0.001)
     finally:
         _let_threads_end()

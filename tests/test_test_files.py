@@ -40,10 +40,8 @@ OTHER_NAMES = {
     "transforms/backends/loops.py": "transforms/test_compiled_passes.py",
     "transforms/backends/sampling.py": "transforms/test_kernel.py",
     "transforms/backends/sampling_kernels.py": "transforms/test_kernel.py",
-    "verdict/compare.py": "verdict/test_report.py",
     "verdict/forms.py": "cli/test_dry_run.py",
     "verdict/program.py": "verdict/test_bench.py",
-    "verdict/page_cache.py": "verdict/test_sample_cost.py",
     "verdict/results.py": "verdict/test_verdict_judge.py",
     "verdict/verdict.py": "verdict/test_report.py",
 }

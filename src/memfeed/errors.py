@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def cut(text: str, width: int) -> str:
+    """Return ``text`` in at most ``width`` characters; three dots stand for what is left out at the end."""
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 def brief(value: Any, width: int = 60) -> str:
     """Return the repr of ``value``, cut to ``width`` characters, for messages."""
-    text = repr(value)
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    return cut(repr(value), width)
 
 
 def listed(items: Sequence[object], width: int = 160) -> str:
@@ -24,7 +28,7 @@ def listed(items: Sequence[object], width: int = 160) -> str:
         text = str(item)
         if shown and sum(map(len, shown)) + 2 * len(shown) + len(text) > width:
             return f"{', '.join(shown)}, and {len(items) - len(shown)} more"
-        shown.append(text if len(text) <= width else f"{text[: width - 3]}...")
+        shown.append(cut(text, width))
     return ", ".join(shown)
 
 

@@ -59,7 +59,7 @@ def test_who_asks_after_the_end_gets_its_error():
     requests = ChildRequests()
     requests.report(RemoteError("found no connection"))
     requests.ask(np.array([1]))  # tried again
-    requests.end(RemoteError("found that it was stopped"))
+    requests.report(RemoteError("found that it was stopped"), is_last=True)
     with pytest.raises(RemoteError, match="was stopped"):
         requests.ask(np.array([1]))
 

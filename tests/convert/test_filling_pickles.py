@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from memfeed import Loader
 from memfeed.errors import StoreError
-from memfeed.store.store import with_transform
+from memfeed.store.store import with_parts
 from support import Made, cache
 
 ROWS, PROBED = 240, 16
@@ -95,7 +95,7 @@ def test_a_copy_in_the_same_process_has_the_same_workers(tmp_path):
     other = copy.deepcopy(store.subset(range(40)))
     assert other._view.supply is store._view.supply
     assert other[39]["x"].tolist() == [39] * 5
-    assert with_transform(other, memfeed.transforms.RandomHorizontalFlip()).transform is not None
+    assert with_parts(other, transform=memfeed.transforms.RandomHorizontalFlip()).transform is not None
     assert store.transform is None
     store.finish()
     assert other.progress().present == ROWS

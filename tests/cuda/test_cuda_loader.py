@@ -11,7 +11,7 @@ import test_placement
 from memfeed import Loader
 from memfeed.errors import LoaderError
 from memfeed.loading.sources import as_stores
-from memfeed.store.store import with_transform
+from memfeed.store.store import with_parts
 from memfeed.testing import TransferContract
 from memfeed.transfer.streams import CudaStreams
 from memfeed.transfer.transfer import StreamTransfer
@@ -129,7 +129,8 @@ def test_transforms_on_the_device_give_what_they_give_on_the_cpu(placement):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("batch_size", [8, None])
 def test_a_collate_fn_gets_finished_samples_on_the_cpu_and_what_it_makes_is_moved(placement, batch_size):
-    store = with_transform(as_stores(images(20, 16))[0], Compose([RandomCrop(8), Normalize([0.5] * 3, [0.2] * 3)]))
+    transform = Compose([RandomCrop(8), Normalize([0.5] * 3, [0.2] * 3)])
+    store = with_parts(as_stores(images(20, 16))[0], transform=transform)
     devices = set()
 
     def collate(samples):

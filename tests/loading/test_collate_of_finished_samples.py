@@ -25,7 +25,7 @@ from memfeed import transforms as T
 from memfeed.errors import LoaderError, TransformError
 from memfeed.loading.epoch import PrefetchPolicy
 from memfeed.schema.infer import infer
-from memfeed.store.store import with_transform
+from memfeed.store.store import with_parts
 from memfeed.transforms import Transform
 from short_form import short_form
 from support import Made, equal
@@ -343,7 +343,7 @@ def test_a_prefetching_thread_transforms_and_the_caller_collates():
         return len(samples)
 
     plain = memfeed.cache(torch.zeros(N, 3, 8, 8), progress=False)
-    loader = Loader(with_transform(plain, Traced(4)), 2, collate_fn=collate)
+    loader = Loader(with_parts(plain, transform=Traced(4)), 2, collate_fn=collate)
     loader._epochs.reader.use(loader._effective_settings())
     loader._epochs.policy = PrefetchPolicy(allowed=True, always=True)
     assert list(loader) == [2] * 5 + [1]
@@ -486,7 +486,7 @@ VIEWS = infer([((torch.zeros(3, SIDE, SIDE), torch.zeros(3, SIDE, SIDE)), 1, "t"
 def test_a_transform_says_which_samples_it_returns():
     images = torch.randint(0, 256, (N, 3, SIDE, SIDE), dtype=torch.uint8)
     plain = memfeed.cache(Made([*zip(images, range(N), strict=True)]), progress=False)
-    store = with_transform(plain, TwoViews(VIEWS))
+    store = with_parts(plain, transform=TwoViews(VIEWS))
     loader = Loader(store, N, seed=1, collate_fn=list)
     for epoch, samples in enumerate(next(iter(loader)) for _ in range(2)):
         one, other, labels = zip(*[(*views, label) for views, label, _ in samples], strict=True)
@@ -507,10 +507,10 @@ def test_a_transform_says_which_samples_it_returns():
 
 def test_a_transform_that_says_nothing_must_keep_the_structure():
     plain = memfeed.cache(Made([(torch.zeros(3, 4, 4), i) for i in range(N)]), progress=False)
-    loader = Loader(with_transform(plain, TwoViews(None)), BATCH, collate_fn=list)
+    loader = Loader(with_parts(plain, transform=TwoViews(None)), BATCH, collate_fn=list)
     with pytest.raises(TransformError, match="found a tuple of 3 in a transformed batch.*its attribute `schema`"):
         next(iter(loader))
-    wrong = Loader(with_transform(plain, TwoViews({"image": 0})), BATCH, collate_fn=list)
+    wrong = Loader(with_parts(plain, transform=TwoViews({"image": 0})), BATCH, collate_fn=list)
     with pytest.raises(TransformError, match=r"found a dict as TwoViews.schema; expected a memfeed.schema.*or None"):
         next(iter(wrong))
 
@@ -521,7 +521,7 @@ def test_boxes_have_the_size_of_the_image_that_they_moved_with(tmp_path):
         return {"image": image, "boxes": boxes}
 
     store = memfeed.cache(Photos(boxed, v2.Identity()), tmp_path / "s.mf", progress=False)
-    moved = with_transform(store, T.Compose([T.CenterCrop(6)], on=["image", "boxes"]))
+    moved = with_parts(store, transform=T.Compose([T.CenterCrop(6)], on=["image", "boxes"]))
     for samples in (next(iter(Loader(moved, BATCH, collate_fn=list))), moved_by_torch(moved)):
         assert [sample["boxes"].canvas_size for sample in samples] == [(6, 6)] * BATCH
         assert samples[0]["boxes"].tolist() == [[0, 0, 0, 0]]
@@ -533,7 +533,7 @@ def moved_by_torch(store):
 
 def test_labels_that_were_mixed_are_tensors(tmp_path):
     store = cut(Photos(pair, RANDOM), tmp_path / "s.mf")
-    mixing = with_transform(store, T.Compose([store.transform, T.MixUp(num_classes=CLASSES)]))
+    mixing = with_parts(store, transform=T.Compose([store.transform, T.MixUp(num_classes=CLASSES)]))
     (images, labels), *_ = Loader(mixing, BATCH, seed=1)
     samples, *_ = Loader(mixing, BATCH, seed=1, collate_fn=list)
     assert torch.equal(torch.stack([label for _, label in samples]), labels)

@@ -10,7 +10,8 @@ import torch
 import memfeed
 from memfeed.errors import LoaderError
 from memfeed.loading import epoch_reader
-from memfeed.loading.epoch_reader import DocumentOrder, _ahead_in_caller, _draw_ahead
+from memfeed.loading.background import made_ahead
+from memfeed.loading.epoch_reader import DocumentOrder, _draw_ahead
 from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.order.choice import Blocks
 from support import Made, cache
@@ -49,7 +50,7 @@ def test_groups_are_made_ahead(prefetch):
     made = []
     groups = (made.append(i) or BatchGroup([i], (i,), 1) for i in range(5))
     found = []
-    for group in _ahead_in_caller(groups, prefetch):
+    for group in made_ahead(groups, prefetch):
         found.append(group.positions[0])
         assert len(made) == min(5, len(found) + prefetch)
     assert found == list(range(5))

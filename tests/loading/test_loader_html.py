@@ -1,4 +1,4 @@
-"""A loader and its stats as HTML."""
+"""A loader in one line, and with its stats as HTML."""
 
 import re
 import time
@@ -9,7 +9,7 @@ import torch
 import memfeed
 from html_pages import HOSTILE, WIDTHS, needs_chromium, require_harmless, widest_part
 from memfeed.loading.epochs import Stats
-from memfeed.loading.loader_html import stats_parts
+from memfeed.loading.loader_html import count_text, placement_text, stats_parts
 from memfeed.system.html_parts import page
 from support import Made, cache
 
@@ -145,3 +145,23 @@ def test_the_page_fits_a_screen(tmp_path, width):
     names = {"n" * 200: "w" * 100, "x": "mapped"}
     (tmp_path / "a.html").write_text(page("x", stats_parts(stats_with(columns=names, placement=names))))
     assert width / 2 < widest_part(tmp_path / "a.html", width, tmp_path) <= width
+
+
+class Endless:
+    def __iter__(self):
+        return iter(range(4))
+
+
+def test_the_line_of_a_loader():
+    loader = memfeed.Loader({"x": torch.arange(8)}, 2, shuffle=True, seed=3)
+    assert repr(loader) == (
+        "Loader(8 rows, batch_size=2, shuffle=True, seed=3, 4 batches an epoch, device=cpu, placement='auto')"
+    )
+    next(iter(loader))
+    assert placement_text(loader) == "mapped: x"
+
+
+def test_a_rank_and_a_sampler_without_a_length():
+    loader = memfeed.Loader({"x": torch.arange(8)}, 2, seed=3, ranks=(1, 2))
+    assert "rank 1 of 2, 2 batches an epoch" in repr(loader)
+    assert count_text(memfeed.Loader({"x": torch.arange(8)}, 2, sampler=Endless())) == "?"

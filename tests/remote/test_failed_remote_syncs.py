@@ -68,7 +68,7 @@ def fill(directory, local, chunks=None):
     """Write chunks of the images, the first ones as fetching does."""
     first, last = directory.table.of_file(LOST)
     for chunk in range(first, last if chunks is None else first + chunks):
-        if not directory.is_written(chunk):
+        if not directory.units.is_present(chunk):
             assert directory.units.take(chunk)
             assert directory.reserve(chunk, lambda found: np.zeros(len(found)), urgent=True)
             write(directory, local, chunk)
@@ -97,7 +97,7 @@ def after_power_loss(recorder, root, left, remote, size, monkeypatch):
 def right_chunks(directory, local):
     """Return how many chunks of the images are there; assert that these have the right bytes."""
     first, last = directory.table.of_file(LOST)
-    there = [chunk for chunk in range(first, last) if directory.is_written(chunk)]
+    there = [chunk for chunk in range(first, last) if directory.units.is_present(chunk)]
     for place in map(directory.table.at, there):
         found, wanted = ((path / place.name).read_bytes() for path in (directory.root, local.path))
         assert found[place.start : place.stop] == wanted[place.start : place.stop]
@@ -206,10 +206,10 @@ def test_a_chunk_that_is_written_while_a_sync_fails_is_lost_too(local, remote, b
         assert forgetting.wait(60)
         return written
 
-    def noted(path, *, shared=False):
-        if path.name == "writers" and not shared:
+    def noted(path):
+        if path.name == "writers":
             forgetting.set()
-        return locked(path, shared=shared)
+        return locked(path)
 
     monkeypatch.setattr(files, "locked", noted)
     monkeypatch.setattr(files, "write_at", slow)
@@ -220,7 +220,7 @@ def test_a_chunk_that_is_written_while_a_sync_fails_is_lost_too(local, remote, b
     with Faults(lambda one: one.kind == "sync" and of_images(one), errno.EIO), pytest.raises(BuildError):
         directory.sync()
     thread.join()
-    assert not directory.is_written(chunk)
+    assert not directory.units.is_present(chunk)
     leave(directory)
 
 

@@ -49,7 +49,7 @@ class Directory:
         self.hashes = [xxhash.xxh3_64_intdigest(self.content[at : at + 100]) for at in range(0, 1000, 100)]
         self.settings, self.root = SimpleNamespace(address="s3://b/a.mf", size=100 * room), "cache"
         self.room, self.there, self.claimed = room, {}, set()
-        self.units = SimpleNamespace(take=self.take, release=self.drop)
+        self.units = SimpleNamespace(take=self.take, release=self.drop, is_present=self.is_written)
 
     def are_absent(self, chunks):
         return np.array([chunk not in self.there for chunk in chunks.tolist()], bool)

@@ -34,12 +34,8 @@ def test_an_object_that_was_replaced_is_not_read(address):
     objects = Objects(address)
     before = objects.put("one", b"0123456789")
     objects.put("one", b"9876543210!")
-    for read in (
-        lambda: objects.read("one", 0, 4, etag=before),
-        lambda: objects.read_whole("one", most_bytes=99, etag=before),
-    ):
-        with pytest.raises(ObjectReplacedError, match="replaced meanwhile"):
-            read()
+    with pytest.raises(ObjectReplacedError, match="replaced meanwhile"):
+        objects.read("one", 0, 4, etag=before)
     with pytest.raises(ObjectReplacedError):
         objects.read("one", 8, 10)  # it ends earlier
     with pytest.raises(CorruptStoreError, match="at most 3"):

@@ -3,9 +3,9 @@
 import torch
 
 from html_pages import HOSTILE, require_harmless
-from memfeed.schema.fields import Field
+from memfeed.schema.fields import Field, Schema
 from memfeed.schema.infer import infer
-from memfeed.schema.schema_html import MOST_FIELDS, count_text, fragment_of, short_name
+from memfeed.system.html_parts import MOST_FIELDS, count_text
 
 
 def test_the_fields_of_a_schema():
@@ -32,10 +32,12 @@ def test_of_many_fields_the_first_are_shown():
 def test_a_coded_field_says_how():
     field = Field(path=("x",), name="x" * 500, stem="x", kind="fixed", dtype="uint8", shape=(3, 4, 5))
     coded = field.coded("jpeg", {"quality": 95, "layout": "chw"})
-    shown = require_harmless(fragment_of([(coded.name, coded.decoded.describe(), coded.form_text)]))
+    schema = infer([{"x": torch.zeros(3, 4, 5, dtype=torch.uint8)}]).schema
+    shown = require_harmless(Schema(fields=(coded,), structure=schema.structure)._repr_html_())
     assert "uint8 [3, 4, 5]" in shown
     assert "jpeg quality=95" in shown
-    assert len(short_name(field.name)) == 120
+    assert f"{'x' * 117}..." in shown
+    assert "x" * 118 not in shown
 
 
 def test_counts():

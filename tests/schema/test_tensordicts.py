@@ -1,8 +1,9 @@
-"""Values of tensordict are known without importing it."""
+"""Values of tensordict and other libraries are known without importing them."""
 
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tensordict
 import torch
@@ -34,10 +35,13 @@ def test_kinds(value, collection, of_class, of_dict):
 
 
 def test_classes_by_name():
-    assert is_a(TD, "TensorDict")
-    assert is_a(TD, "no_such_class", "TensorDictBase")
-    assert not is_a(TD, "no_such_class")
-    assert not is_a(PAIR, "TensorDictBase")
+    assert is_a(TD, "tensordict", "TensorDict")
+    assert is_a(TD, "tensordict", "no_such_class", "TensorDictBase")
+    assert not is_a(TD, "tensordict", "no_such_class")
+    assert not is_a(PAIR, "tensordict", "TensorDictBase")
+    assert is_a(np.zeros(1), "numpy", "ndarray")
+    assert not is_a(1, "no_such_library", "Table")
+    assert "no_such_library" not in sys.modules
 
 
 def test_half_imported(monkeypatch):
@@ -49,6 +53,6 @@ def test_nothing_is_imported():
     lines = (
         "import sys; from memfeed.schema import tensordicts as t; "
         "assert not any(f(1) for f in (t.is_tensor_collection, t.is_tensorclass, t.is_tensordict)); "
-        "assert not t.is_a(1, 'TensorDict'); assert 'tensordict' not in sys.modules"
+        "assert not t.is_a(1, 'tensordict', 'TensorDict'); assert 'tensordict' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", lines], check=True, timeout=60)

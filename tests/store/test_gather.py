@@ -8,7 +8,7 @@ import memfeed
 from memfeed.errors import RowError
 from memfeed.schema.samples import rows_of_leaf
 from memfeed.store.gather import Gather
-from memfeed.store.ragged_gather import RaggedView, reference
+from memfeed.store.ragged_gather import RaggedView
 from memfeed.system.buffers import Fresh, Pool
 from support import Made, equal, rich_sample
 
@@ -27,6 +27,11 @@ def test_a_gather_equals_the_rows_read_one_by_one(columns, ids):
         leaves = Gather(columns, [allocator] * len(columns))(np.array(ids, np.int64))
         for column, leaf, rows in zip(columns, leaves, reference(columns, ids), strict=True):
             assert equal(unpacked(column, leaf), rows), column.field.name
+
+
+def reference(columns, rows):
+    """Each column's rows, read one by one: every batch must equal this before it is stacked."""
+    return [[column.read_row(row) for row in rows] for column in columns]
 
 
 def unpacked(column, leaf):

@@ -2,12 +2,13 @@ import mmap
 import os
 import sys
 
+import numpy as np
 import pytest
 
 from measure import drop_pages
 from memfeed.store.mapping import map_file
 from memfeed.system import mapped_memory
-from support import skip_without_disk
+from support import skip_without_disk, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs mincore and MADV_PAGEOUT")
 
@@ -45,3 +46,13 @@ def test_parts_of_a_page_are_left_alone(file):
     before = mapped.clone()
     mapped_memory.page_out(mapped.data_ptr() + 10, mmap.PAGESIZE - 20)
     assert (mapped == before).all()
+
+
+def test_files_leave_the_page_cache_though_they_are_mapped(file):
+    mapped, content = np.memmap(file, np.uint8, "r"), file.read_bytes()
+    assert mapped.tobytes() == content
+    assert mapped_memory.in_page_cache(mapped.ctypes.data)
+    names = [str(file), str(file.with_name("gone"))]
+    # the kernel keeps a page for a moment that another core has just used
+    wait_until(lambda: mapped_memory.evict(names) or not mapped_memory.in_page_cache(mapped.ctypes.data), 20)
+    assert mapped.tobytes() == content

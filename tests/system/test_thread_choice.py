@@ -88,10 +88,10 @@ def test_a_core_that_comes_and_goes_costs_few_comparisons():
 def test_a_pause_in_a_comparison_does_not_put_off_the_next():
     machine = Machine(2, lambda threads: 1.0)
     machine.run(0.02)
-    assert machine.choice.is_comparing
+    assert machine.choice._compared
     machine.now += 60.0  # a validation, say
     machine.run(0.1)
-    assert not machine.choice.is_comparing
+    assert not machine.choice._compared
     machine.gain = lambda threads: threads
     machine.run(5.0)
     assert machine.choice.threads == 2

@@ -53,7 +53,7 @@ def test_values(kind, values, expected, form):
         values, expected = ([*values, *values][1:4], None if expected is None else [*expected, *expected][1:4])
     elif form == "chunks":
         array = pa.chunked_array([whole[:1], whole[1:1], whole[1:]])
-    column = arrow_array("array", array)
+    column = arrow_array(TablePlace("array", "value"), array)
     assert len(column) == 3
     found = plain(column[:])
     assert found == (values if expected is None else expected)
@@ -61,11 +61,11 @@ def test_values(kind, values, expected, form):
 
 
 def test_rows_that_are_none():
-    column = arrow_array("array", pa.array([[1], None, []], pa.list_(pa.int64())))
+    column = arrow_array(TablePlace("array", "value"), pa.array([[1], None, []], pa.list_(pa.int64())))
     assert column[1] is None
     assert column[2].shape == (0,)
     assert column.find_telling_rows() == [0, 1]
-    assert list(arrow_array("array", pa.array([1.0, None]))[:])[1] != 1.0  # NaN, as in pandas
+    assert list(arrow_array(TablePlace("array", "value"), pa.array([1.0, None]))[:])[1] != 1.0  # NaN, as in pandas
 
 
 def test_structs_are_dicts_of_columns():
@@ -93,14 +93,14 @@ REFUSED = [
 @pytest.mark.parametrize(("array", "found", "line"), REFUSED)
 def test_refused(array, found, line):
     with pytest.raises(SchemaError) as caught:
-        arrow_array("array", array)[:]
+        arrow_array(TablePlace("array", "value"), array)[:]
     assert str(caught.value).startswith(f"column value: found {found}")
     assert line in str(caught.value)
 
 
 def test_missing_structs():
     with pytest.raises(SchemaError, match=r"column value: found 1 missing structs"):
-        arrow_array("array", pa.array([{"x": 1.0}, None]))
+        arrow_array(TablePlace("array", "value"), pa.array([{"x": 1.0}, None]))
 
 
 def test_two_columns_of_one_name():

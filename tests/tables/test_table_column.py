@@ -1,14 +1,12 @@
 """A column of a table indexed as a list would be, whatever its chunks; and classes known without an import."""
 
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memfeed.errors import RowError
-from memfeed.tables.table_column import TableColumn, is_a
+from memfeed.tables.table_column import TableColumn
 
 
 def column_of(lengths, *, is_plain=True, is_lazy=False, loads=None):
@@ -75,11 +73,3 @@ def test_addresses_are_those_of_memory():
     array = pa.array([1, 2, None])
     found = TableColumn("c", [3], lambda _: array, list, is_plain=False).addresses()
     assert found == [buffer.address for buffer in array.buffers()]
-
-
-def test_a_class_is_known_without_an_import():
-    assert is_a(np.zeros(1), "numpy", "ndarray")
-    assert is_a(np.zeros(1), "numpy", "no_such_class", "ndarray")
-    assert not is_a(np.zeros(1), "numpy", "no_such_class")
-    assert not is_a(1, "no_such_library", "Table")
-    assert "no_such_library" not in sys.modules

@@ -19,6 +19,11 @@ def copies(leaf):
     return [part.clone() for part in leaf]
 
 
+def memory(transfer, shape, dtype):
+    """Return memory for the one column of a batch."""
+    return transfer.allocators(1)[0].allocate(shape, dtype)
+
+
 class TestContract(TransferContract):
     steps = 10  # the staging buffers go round three times
 
@@ -34,7 +39,7 @@ def test_the_gather_does_not_wait_while_a_staging_buffer_is_free():
     transfer = StreamTransfer(device, {})
     for _ in range(STAGING_BUFFERS):
         transfer.begin_batch()
-        transfer.send_batch([transfer.allocate((64,), torch.uint8).fill_(1)])
+        transfer.send_batch([memory(transfer, (64,), torch.uint8).fill_(1)])
     assert device.done == 0
     transfer.begin_batch()
     assert device.done == 1, "only the oldest copy"
@@ -45,9 +50,9 @@ def test_a_batch_that_could_not_be_gathered_leaves_its_buffer_to_the_next():
     transfer = StreamTransfer(device, {}, staging_buffers=1)
     for step in range(5):
         transfer.begin_batch()
-        transfer.allocate((100,), torch.uint8)  # then, for example, a corrupt row
+        memory(transfer, (100,), torch.uint8)  # then, for example, a corrupt row
         transfer.begin_batch()
-        sent = transfer.send_batch([transfer.allocate((64,), torch.uint8).fill_(step)])
+        sent = transfer.send_batch([memory(transfer, (64,), torch.uint8).fill_(step)])
         assert transfer.receive_batch(sent, transfer.record_event())[0].tolist() == [step] * 64
     assert device.locked_bytes < 1000
 
@@ -56,7 +61,7 @@ def test_leaves_that_are_no_whole_lease_are_copied_too():
     transfer = StreamTransfer(SlowDevice(), {})
     for step in range(4):
         transfer.begin_batch()
-        leased = transfer.allocate((4, 6), torch.int32).copy_(torch.arange(24).view(4, 6) + step)
+        leased = memory(transfer, (4, 6), torch.int32).copy_(torch.arange(24).view(4, 6) + step)
         leaves = [leased.t(), leased[1:3], torch.arange(5) + step, torch.tensor(step)]
         expected = copies(leaves)
         sent = transfer.send_batch(leaves)
@@ -66,7 +71,7 @@ def test_leaves_that_are_no_whole_lease_are_copied_too():
 def test_a_batch_is_garbage_before_it_is_waited_for():
     transfer = StreamTransfer(SlowDevice(), {})
     transfer.begin_batch()
-    sent = transfer.send_batch([transfer.allocate((64,), torch.uint8).fill_(1)])
+    sent = transfer.send_batch([memory(transfer, (64,), torch.uint8).fill_(1)])
     event = transfer.record_event()
     assert sent[0].tolist() == [GARBAGE] * 64, "else these tests show nothing"
     assert transfer.receive_batch(sent, event)[0].tolist() == [1] * 64
@@ -121,7 +126,7 @@ def test_a_batch_larger_than_all_before_is_copied_too():
     transfer = StreamTransfer(SlowDevice(), {})
     for size in (10, 1000, 5, 100_000, 1000):
         transfer.begin_batch()
-        leaves = [transfer.allocate((size,), torch.uint8).copy_(torch.arange(size) % 251) for _ in range(3)]
+        leaves = [memory(transfer, (size,), torch.uint8).copy_(torch.arange(size) % 251) for _ in range(3)]
         expected = [leaf.clone() for leaf in leaves]
         sent = transfer.send_batch(leaves)
         assert equal(transfer.receive_batch(sent, transfer.record_event()), expected)
@@ -143,7 +148,7 @@ def test_rows_of_tables_are_selected_on_the_device(dtype, shape, rows, at, selec
     index = torch.tensor([row % rows for row in selected], dtype=torch.int32 if narrow else torch.int64)
     transfer = StreamTransfer(SlowDevice(), {1: table})
     transfer.begin_batch()
-    sent = transfer.send_batch([transfer.allocate((2,), torch.int64).fill_(5), None], {1: index})
+    sent = transfer.send_batch([memory(transfer, (2,), torch.int64).fill_(5), None], {1: index})
     first, found = transfer.receive_batch(sent, transfer.record_event())
     assert first.tolist() == [5, 5]
     assert (found.dtype, found.shape) == (dtype, (len(selected), *shape))

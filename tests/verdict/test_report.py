@@ -9,9 +9,8 @@ from PIL import Image
 import memfeed
 from html_pages import WIDTHS, needs_chromium, require_harmless, widest_part
 from memfeed.errors import LoaderError
-from memfeed.verdict.compare import compare
 from memfeed.verdict.results import Step
-from memfeed.verdict.verdict import load_verdict
+from memfeed.verdict.verdict import compare, load_verdict
 
 
 def test_json_gives_the_verdict_back(tmp_path):

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from memfeed.system.mapped_memory import in_page_cache
 from memfeed.verdict import sample_cost
-from memfeed.verdict.doctor import file_system
-from memfeed.verdict.page_cache import evict, files_below, noted_files, size_of
-from memfeed.verdict.sample_cost import DECODE, FILE, OWN, SLEEP, measure_samples
-from support import wait_until
+from memfeed.verdict.sample_cost import DECODE, FILE, OWN, SLEEP, files_below, measure_samples, noted_files, size_of
 
 
 class Wait:
@@ -132,20 +128,6 @@ def test_an_error_of_the_dataset_leaves_no_profiler_and_no_other_open():
         measure_samples(Broken(), range(5), 1)
     assert open is own
     assert sys.getprofile() is None
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops pages of a file")
-def test_files_leave_the_page_cache_though_they_are_mapped(tmp_path):
-    np.arange(1 << 16).tofile(tmp_path / "a")
-    mapped = np.memmap(tmp_path / "a", np.int64, "r")
-    assert mapped.sum() == sum(range(1 << 16))
-    if file_system(tmp_path) == "tmpfs":
-        pytest.skip("files of tmpfs are in memory")
-    assert in_page_cache(mapped.ctypes.data)
-    names = [str(tmp_path / "a"), str(tmp_path / "gone")]
-    # the kernel keeps a page for a moment that another core has just used
-    wait_until(lambda: evict(names) or not in_page_cache(mapped.ctypes.data), 20)
-    assert mapped.sum() == sum(range(1 << 16))
 
 
 def test_files_that_are_read_are_noted(tmp_path):

@@ -33,6 +33,7 @@ import numpy.typing as npt
 from memfeed.errors import MemfeedError, StoreError
 from memfeed.schema.codec import Int64Array
 from memfeed.system import files, machine
+from memfeed.system.descriptors import close_all
 from memfeed.system.signals import defer_signals
 
 SYNCING = "syncing"
@@ -63,13 +64,13 @@ class Units:
         self._presence = os.fspath(work / "presence")
         self._map: npt.NDArray[np.uint8] | None = None
         self._fds: dict[str, int] = {}
-        weakref.finalize(self, _close, self._fds)
+        weakref.finalize(self, close_all, self._fds)
         _every.add(self)
         self._begin_process()
 
     def _begin_process(self) -> None:
         """Hold nothing: locks belong to the process that took them."""
-        _close(self._fds)
+        close_all(self._fds)
         self._mutex, self._writing_mutex, self._opening = threading.Lock(), threading.Lock(), threading.Lock()
         self._alone: set[int] = set()
         self._kept: dict[int, int] = {}  # how often this process keeps a unit
@@ -381,11 +382,6 @@ def _tells_of_sync(error: BaseException | None, outer: BaseException | None) -> 
 
 def _boot() -> bytes:
     return f"{machine.host_name()} {machine.boot_id()}".encode()
-
-
-def _close(fds: dict[str, int]) -> None:
-    while fds:
-        os.close(fds.popitem()[1])
 
 
 _every: weakref.WeakSet[Units] = weakref.WeakSet()

@@ -47,7 +47,8 @@ class ChildRequests:
         self._receiver, self._sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._shared = mmap.mmap(-1, 4096)
         self._pid = os.getpid()
-        weakref.finalize(self, _close, self._receiver, self._sender)
+        for fd in (self._receiver, self._sender):
+            weakref.finalize(self, os.close, fd)
 
     # --- in the process that brings units
 
@@ -66,12 +67,8 @@ class ChildRequests:
         with contextlib.suppress(OSError):  # it is full, or closed
             os.write(self._sender, _NO_UNIT)
 
-    def end(self, error: BaseException) -> None:
-        """Let children raise an error that wait for anything from now on: nothing is brought any more."""
-        self.report(error, is_last=True)
-
     def report(self, error: BaseException, *, is_last: bool = False) -> None:
-        """Let children raise an error that wait now, too."""
+        """Let children raise an error that wait now. With ``is_last`` nothing is brought any more: later ones too."""
         text = f"{type(error).__name__} {error}".encode()[:_LARGEST]
         self._shared[_HEAD.size : _HEAD.size + len(text)] = text
         _HEAD.pack_into(self._shared, 0, self.error_count() + 1, len(text), is_last)
@@ -124,11 +121,6 @@ def _is_alive(pid: int) -> bool:
     except OSError as error:
         return error.errno == errno.EPERM
     return True
-
-
-def _close(*descriptors: int) -> None:
-    for fd in descriptors:
-        os.close(fd)
 
 
 POLL_SECONDS = 0.003  # between two looks whether units are there: each takes a few microseconds of the workers' CPU
@@ -215,7 +207,7 @@ class Service(ABC):
         except BaseException as error:
             self._error = error
         finally:
-            self._children.end(self._ending())
+            self._children.report(self._ending(), is_last=True)
             for close in self._end():
                 with contextlib.suppress(Exception):  # the first error is the one that readers get
                     close()

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 import memfeed
-from memfeed.cli.bench_command import bench, doctor
 from memfeed.cli.cache_command import cache
-from memfeed.cli.commands import append, concat, demo, inspect, pull, push, recode, verify
+from memfeed.cli.commands import append, bench, concat, demo, doctor, inspect, pull, push, recode, verify
 from memfeed.cli.error_lines import print_error, print_warning
 
 

@@ -6,16 +6,13 @@ import re
 import shlex
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 import memfeed
 from memfeed.cli.error_lines import UsageError
 from memfeed.system.messages import printable
-
-if TYPE_CHECKING:
-    import torch
 
 MOST_CLASSES = 20
 
@@ -150,12 +147,6 @@ def cache(
     if store.skipped:
         path = printable(shlex.quote(str(store.path)))
         typer.echo(f"  samples skipped: {len(store.skipped):,} (memfeed inspect {path} lists them)")
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    from memfeed.schema.fields import DTYPES
-
-    return DTYPES[name]
 
 
 def _parse_workers(text: str | None) -> int | str | None:

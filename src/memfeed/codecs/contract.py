@@ -91,3 +91,8 @@ class Codec(Protocol):
                     raise
 
         Threads(threads).share(len(blobs), decode_part, least=1, kind="gather", work=len(blobs), by_torch=False)
+
+
+def corrupt(found: str, expected: str) -> CorruptStoreError:
+    """Return the error for a blob that is no row."""
+    return CorruptStoreError(f"a coded row: found {found}; expected {expected}: the store is damaged, run verify()")

@@ -2,11 +2,14 @@
 
 A blob is a JPEG file: baseline (SOF0), 8 bits, 1 or 3 components, one scan, and nothing behind its end. Its pixels are
 those of libjpeg-turbo's exact integer transform and smooth upsampling, its defaults.
+
+How far decoded images are from the original ones is told in grey levels.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 import threading
 from collections.abc import Mapping
@@ -15,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from memfeed.codecs.contract import Array, Blob, Codec, Shape
-from memfeed.errors import CorruptStoreError, SchemaError, brief
+from memfeed.codecs.contract import Array, Blob, Codec, Shape, corrupt
+from memfeed.errors import SchemaError, brief
 from memfeed.system import messages
 from memfeed.system.compiled import Loops
 
@@ -108,7 +111,7 @@ class Jpeg(Codec):
         if self.layout == "hwc":
             return (header.height, header.width, header.channels)
         if header.channels != 1:
-            raise _corrupt(f"{header.channels} components", "1, for the layout hw")
+            raise corrupt(f"{header.channels} components", "1, for the layout hw")
         return (header.height, header.width)
 
     def check(self, blob: Blob) -> None:
@@ -120,12 +123,12 @@ class Jpeg(Codec):
         header = _read_header(blob)
         shape = self._row_shape(header)
         if shape != out.shape or out.dtype != np.uint8:
-            raise _corrupt(f"uint8 {brief(list(shape))}", f"{out.dtype} {list(out.shape)}")
+            raise corrupt(f"uint8 {brief(list(shape))}", f"{out.dtype} {list(out.shape)}")
         _check_end(blob.data, header)
         try:
             self._decode_checked(blob.data, header, out)
         except (ValueError, RuntimeError) as error:
-            raise _corrupt(f"image data that libjpeg-turbo refuses ({brief(str(error))})", "an image") from None
+            raise corrupt(f"image data that libjpeg-turbo refuses ({brief(str(error))})", "an image") from None
 
     def _decode_checked(self, data: memoryview, header: _Header, out: Array) -> None:
         decode = _simplejpeg().decode_jpeg
@@ -148,7 +151,7 @@ class Jpeg(Codec):
 def _check_end(data: memoryview, header: _Header) -> None:
     end = _END.search(data, header.data_begin)  # image data never has these two bytes
     if end is None or end.end() != len(data):
-        raise _corrupt("bytes behind the end of the image, or no end", "one image")
+        raise corrupt("bytes behind the end of the image, or no end", "one image")
 
 
 def _fits(layout: str, shape: Shape) -> bool:
@@ -199,14 +202,14 @@ def _read_header(blob: Blob) -> _Header:
 def _parse_header(data: memoryview) -> tuple[int, _Header]:
     """Return where the height of an image stands, and its header; see `_read_header`."""
     if len(data) < 4 or data[0] != 0xFF or data[1] != _START:
-        raise _corrupt(f"{len(data)} bytes that do not begin with an image", "a JPEG image")
+        raise corrupt(f"{len(data)} bytes that do not begin with an image", "a JPEG image")
     place, found, size_begin = 2, None, 0
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker, begin, end = data[place + 1], place + 4, place + 2 + (data[place + 2] << 8 | data[place + 3])
         if end < begin or end > len(data):
             break
         if marker in _OTHER_FRAMES:
-            raise _corrupt(f"a JPEG image of kind {marker:#x}", f"{_BASELINE:#x}, baseline")
+            raise corrupt(f"a JPEG image of kind {marker:#x}", f"{_BASELINE:#x}, baseline")
         if marker == _BASELINE:
             if found is not None or end - begin < 6 or data[begin] != 8:
                 break
@@ -217,11 +220,7 @@ def _parse_header(data: memoryview) -> tuple[int, _Header]:
                 break
             return size_begin, found._replace(data_begin=end)
         place = end
-    raise _corrupt(f"{len(data)} bytes without a valid header of an image", "a baseline JPEG image with one scan")
-
-
-def _corrupt(found: str, expected: str) -> CorruptStoreError:
-    return CorruptStoreError(f"a coded row: found {found}; expected {expected}: the store is damaged, run verify()")
+    raise corrupt(f"{len(data)} bytes without a valid header of an image", "a baseline JPEG image with one scan")
 
 
 _of_thread = threading.local()
@@ -244,3 +243,47 @@ def _simplejpeg() -> Any:
     import simplejpeg
 
     return simplejpeg
+
+
+PEAK = 255  # of uint8
+
+
+class ImageError(NamedTuple):
+    """The mean and largest absolute difference, in grey levels, and the PSNR in dB: infinite if there is no difference.
+
+    PSNR is 10 log10(255**2 / MSE), with the mean over all images, channels and pixels that were compared.
+    """
+
+    mean: float
+    largest: int
+    psnr: float
+
+
+class ErrorSum:
+    """The differences of images that are compared one after another."""
+
+    def __init__(self) -> None:
+        self._count, self._sum, self._squares, self._largest = 0, 0, 0, 0
+
+    def add(self, original: Array, decoded: Array) -> None:
+        """Compare two arrays of uint8, of one shape."""
+        if original.dtype != np.uint8 or decoded.dtype != np.uint8 or original.shape != decoded.shape:
+            raise ValueError(
+                f"found {original.dtype} {list(original.shape)} and {decoded.dtype} {list(decoded.shape)}; expected "
+                "uint8 of one shape"
+            )
+        # counts of each difference: exact, and without memory for squares
+        differences = np.maximum(original, decoded) - np.minimum(original, decoded)
+        counts = np.bincount(differences.reshape(-1), minlength=PEAK + 1)
+        levels = np.arange(PEAK + 1)
+        self._count += differences.size
+        self._sum += int(counts @ levels)
+        self._squares += int(counts @ levels**2)
+        self._largest = max(self._largest, int(differences.max(initial=0)))
+
+    def error(self) -> ImageError:
+        """Return the error of all that was added; of nothing, 0."""
+        if not self._squares:
+            return ImageError(0.0, 0, math.inf)
+        psnr = 10 * math.log10(PEAK**2 * self._count / self._squares)
+        return ImageError(self._sum / self._count, self._largest, psnr)

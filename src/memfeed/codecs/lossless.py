@@ -37,8 +37,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from memfeed.codecs.contract import Array, Blob, Codec, Shape
-from memfeed.errors import CorruptStoreError, SchemaError, brief
+from memfeed.codecs.contract import Array, Blob, Codec, Shape, corrupt
+from memfeed.errors import SchemaError, brief
 from memfeed.system import messages
 
 NONE, CHANNELS, BYTES = 0, 1, 2
@@ -149,22 +149,18 @@ class _Header(NamedTuple):
 def _read_header(blob: Blob) -> _Header:
     """Return the header of a blob; raise CorruptStoreError if it is none."""
     if len(blob) < _HEADER:
-        raise _corrupt(f"{len(blob)} bytes", "a header")
+        raise corrupt(f"{len(blob)} bytes", "a header")
     row_code, stored_code, filter_code, rank = blob[:_HEADER].tolist()
     size = _HEADER + 4 * rank
     if max(row_code, stored_code) >= len(_DTYPES) or rank > MOST_DIMS or size > len(blob):
-        raise _corrupt(f"the header {blob[:_HEADER].tolist()} in {len(blob)} bytes", "known dtypes, and dims")
+        raise corrupt(f"the header {blob[:_HEADER].tolist()} in {len(blob)} bytes", "known dtypes, and dims")
     dtype, stored = _DTYPES[row_code], _DTYPES[stored_code]
     if stored != dtype and stored not in _NARROWER[dtype]:
-        raise _corrupt(f"{stored} for a row of {dtype}", "a dtype whose values it has")
+        raise corrupt(f"{stored} for a row of {dtype}", "a dtype whose values it has")
     shape = struct.unpack(f"<{rank}I", blob[_HEADER:size].tobytes())
     if filter_code not in filters_of(stored, shape):
-        raise _corrupt(f"the filter {filter_code} for a row of {stored} {brief(list(shape))}", "one that it can have")
+        raise corrupt(f"the filter {filter_code} for a row of {stored} {brief(list(shape))}", "one that it can have")
     return _Header(dtype, stored, filter_code, shape, size)
-
-
-def _corrupt(found: str, expected: str) -> CorruptStoreError:
-    return CorruptStoreError(f"a coded row: found {found}; expected {expected}: the store is damaged, run verify()")
 
 
 class Lossless(Codec):
@@ -217,17 +213,17 @@ class Lossless(Codec):
         """Fill `out` with the row: see `Codec`."""
         header = _read_header(blob)
         if header.shape != out.shape or header.dtype != out.dtype:
-            raise _corrupt(f"{header.dtype} {brief(list(header.shape))}", f"{out.dtype} {list(out.shape)}")
+            raise corrupt(f"{header.dtype} {brief(list(header.shape))}", f"{out.dtype} {list(out.shape)}")
         size = math.prod(header.shape) * header.stored.itemsize
         payload = blob.data[header.size :]
         if not size:
             if len(payload):
-                raise _corrupt(f"{len(payload)} bytes of a row without elements", "none")
+                raise corrupt(f"{len(payload)} bytes of a row without elements", "none")
             return
         try:
             data = self._decompress(payload, size)
         except ValueError as error:
-            raise _corrupt(f"a payload that {self.name} cannot decompress ({error})", f"{size} bytes in it") from None
+            raise corrupt(f"a payload that {self.name} cannot decompress ({error})", f"{size} bytes in it") from None
         if header.stored == header.dtype:
             undo(header.filter, np.frombuffer(data, np.uint8), out)
             return

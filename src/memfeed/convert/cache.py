@@ -29,13 +29,13 @@ from memfeed.remote.address import Address, is_address, parse_address
 from memfeed.remote.layout import read_manifest
 from memfeed.remote.push_pull import pull, push
 from memfeed.schema.fields import Kind
+from memfeed.schema.tensordicts import is_a
 from memfeed.store import format
 from memfeed.store.store import Store
 from memfeed.system.files import local_path
 from memfeed.system.messages import format_bytes
 from memfeed.system.progress import write_line
 from memfeed.system.temporary import TemporaryDirectory
-from memfeed.tables.table_column import is_a
 
 if TYPE_CHECKING:
     from memfeed.splitting.split import Split

@@ -31,8 +31,8 @@ from memfeed.convert.plain_data import (
     names_of,
     ordered,
 )
+from memfeed.schema.tensordicts import is_a
 from memfeed.schema.values import bytes_of
-from memfeed.tables.table_column import is_a
 
 MOST_BYTES = 256 << 20  # of one attribute; of a larger one, parts are hashed
 MOST_VALUES = 400_000  # Python objects of one attribute that are visited one by one, about half a second

@@ -139,8 +139,7 @@ def default_workers(row_count: int, seconds: float, says: bool) -> int:
     """
     if row_count * seconds < 1.0:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count, method = min(cores, MOST_WORKERS, row_count), machine.start_method()
+    count, method = min(machine.core_count(), MOST_WORKERS, row_count), machine.start_method()
     if method == "fork":
         return count
     if says:

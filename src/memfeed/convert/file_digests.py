@@ -16,8 +16,8 @@ import xxhash
 
 from memfeed.convert.digests import BLOCK_BYTES, Digest, add, chosen
 from memfeed.convert.plain_data import WIDEST, Column, Leaf, ordered
+from memfeed.schema.tensordicts import is_a
 from memfeed.store import format
-from memfeed.tables.table_column import is_a
 
 MOST_SECONDS = 4.0  # for the files of one attribute; where there are more, SOME files stand for all
 SOME = 4096

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from memfeed.codecs.codec import CODECS, Codec, parse_codec
-from memfeed.codecs.image_error import ErrorSum
+from memfeed.codecs.jpeg import ErrorSum
 from memfeed.errors import SchemaError, brief, listed
 from memfeed.schema import values
 from memfeed.schema.codec import Int64Array, array_dtype, codec_of_field

@@ -19,12 +19,12 @@ from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import CopyError, SampleError, SchemaError, SplitError
 from memfeed.schema.containers import flatten, tensors_in
-from memfeed.schema.tensordicts import is_tensordict
+from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
 from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
 from memfeed.system.mapped_memory import file_lookup
-from memfeed.tables.table_column import TableColumn, is_a
+from memfeed.tables.table_column import TableColumn
 
 
 class RayRows:

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from memfeed.schema.tensordicts import is_a
 from memfeed.store.store import Store
-from memfeed.tables.table_column import is_a
 
 SETTINGS = 100  # a list or dict with fewer entries, and not one for each sample, is a setting
 MOST_PARTS = 16  # arrays or datasets in a list or dict that have a digest each

@@ -15,7 +15,7 @@ from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitErro
 from memfeed.schema.recipe import PER_SAMPLE
 from memfeed.store.dataset_attributes import Keep
 from memfeed.store.opened import open_store
-from memfeed.store.store import Store, with_transform
+from memfeed.store.store import Store, with_parts
 from memfeed.system import random_state
 from memfeed.system.progress import write_line
 
@@ -175,6 +175,6 @@ def with_rest(store: Store, cut: Split) -> Store:
             f"memfeed: the random part of the pipeline is not that of {store.path}, which memfeed.open gives: this "
             "store has the dataset's; overwrite=True writes it there too"
         )
-        return with_transform(store, cut.transform)
+        return with_parts(store, transform=cut.transform)
     is_needed = cut.transform.leaf_makers or any(step.name == PER_SAMPLE for step in cut.recipe)
-    return with_transform(store, cut.transform) if is_needed else store
+    return with_parts(store, transform=cut.transform) if is_needed else store

@@ -28,6 +28,7 @@ from memfeed.loading.settings import (
     row_and_list_samplers,
 )
 from memfeed.loading.sources import Source, as_stores
+from memfeed.loading.stages import holds
 from memfeed.order.choice import Blocks, Shuffle, default_block_rows, mixed_rows, shares
 from memfeed.order.pieces import LastRows
 from memfeed.schema.fields import Node
@@ -317,18 +318,13 @@ def _collate(given: Arguments, store: Store) -> Callable[[Any], Any] | None:
             "found follow_batch= or exclude_keys= beside a collate_fn, which decides about both; expected one of them: "
             "leave collate_fn out, or pass them on in it"
         )
-    if len(store) and not has_graphs(store.schema.structure):
+    if len(store) and not holds(store.schema.structure, "graph"):
         raise LoaderError(
             "found follow_batch= or exclude_keys= for samples without graphs, where they do nothing; expected samples "
             "with a Data or HeteroData of PyTorch Geometric: leave them out. memfeed.open(path, select=[...]) leaves "
             "fields out"
         )
     return graph_collater(follow_batch, exclude_keys)
-
-
-def has_graphs(node: Node) -> bool:
-    """Return True if samples of this structure have graphs."""
-    return node.kind == "graph" or any(has_graphs(child) for child in node.children)
 
 
 def _batch_size(given: Arguments) -> int | None:

@@ -221,6 +221,17 @@ def _produce(
             link.changed.notify_all()
 
 
+def made_ahead(items: Iterator[T], count: int) -> Iterator[T]:
+    """Yield ``items``, ``count`` of them made ahead in the caller's thread."""
+    held: deque[T] = deque()
+    for item in items:
+        held.append(item)
+        if len(held) > count:
+            yield held.popleft()
+    while held:
+        yield held.popleft()
+
+
 class _Running:
     """The running threads. They end before the interpreter exits, because a thread inside torch would abort it."""
 

@@ -151,9 +151,6 @@ class Collate:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bound": None, "_one_row": None, "_finish": None, "_store": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
 
 def _as_it_is(batch: Any, _: object) -> Any:
     return batch

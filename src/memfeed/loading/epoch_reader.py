@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memfeed.errors import LoaderError, MemfeedError, StoreError
+from memfeed.loading.background import made_ahead
 from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.gather_tasks import (
     BatchGroup,
@@ -251,8 +251,8 @@ class EpochReader:
         if not self._settings.has_own_order:
             tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
             groups = plan.maker.groups(self._present(tasks), epoch, seed)
-            # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU
-            return groups if self._streams is None else _ahead_in_caller(groups, self._settings.prefetch)
+            # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU, which works meanwhile
+            return groups if self._streams is None else made_ahead(groups, self._settings.prefetch)
         cuts, begin = self._rows.cuts, rows_before(position)
         orders = self._rows.orders(seed, None if cuts is None else cuts.of(epoch, shards.world_size))
         base_rows = None if self._store._view.has_all_rows else self._store._view.base_rows
@@ -324,14 +324,3 @@ def _draw_ahead(tasks: Iterator[GatherTask], drawn: Sequence[EpochOrders], epoch
     for orders in drawn:
         orders.draw_ahead(epoch)
     yield from tasks
-
-
-def _ahead_in_caller(groups: Iterator[BatchGroup], prefetch: int) -> Iterator[BatchGroup]:
-    """Yield ``groups``, ``prefetch`` of them made ahead in the caller's thread: the GPU works on them meanwhile."""
-    held: deque[BatchGroup] = deque()
-    for group in groups:
-        held.append(group)
-        if len(held) > prefetch:
-            yield held.popleft()
-    while held:
-        yield held.popleft()

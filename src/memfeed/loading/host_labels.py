@@ -19,6 +19,7 @@ from memfeed.loading.bind import UserTransform, is_keyed
 from memfeed.loading.placement import Placement
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Path, Schema
+from memfeed.schema.values import is_integer
 from memfeed.store.gather import Gather
 from memfeed.system.buffers import Fresh
 
@@ -106,10 +107,6 @@ def host_labels(transform: UserTransform, schema: Schema, placement: Placement) 
     fields = {
         field.path: index
         for index, field in enumerate(schema.fields)
-        if field.kind == "fixed" and not field.row_shape and _holds_integers(field.torch_dtype)
+        if field.kind == "fixed" and not field.row_shape and is_integer(field.torch_dtype)
     }
     return HostLabels(fields, placement) if fields else None
-
-
-def _holds_integers(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import DataLoader as DataLoader
 
 from memfeed.errors import LoaderError, SchemaError
 from memfeed.order.choice import check_weights

@@ -22,7 +22,6 @@ from memfeed.loading.epochs import Epochs
 from memfeed.loading.index_samplers import make_sampler
 from memfeed.loading.placement import PlacementOption
 from memfeed.loading.settings import ArrayKind, Settings, as_int, check_settings, reduced, row_and_list_samplers
-from memfeed.loading.shown import loader_text
 from memfeed.loading.sources import Caching, CannotCacheError, Require, check_required, forget_record, open_source
 from memfeed.order.choice import Shuffle
 from memfeed.order.pieces import LastRows
@@ -292,6 +291,8 @@ class Loader(DataLoader[T_co]):
         return rows // size if self.drop_last else -(-rows // size)
 
     def __repr__(self) -> str:
+        from memfeed.loading.loader_html import loader_text  # a training shows no loader
+
         return loader_text(self)
 
     def _repr_html_(self) -> str:

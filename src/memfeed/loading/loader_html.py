@@ -1,4 +1,7 @@
-"""A loader and its `Loader.stats` as HTML: its settings, what waits for what, and its store. It begins no epoch."""
+"""A loader for people: in one line, and as HTML with its settings, what waits for what, and its store.
+
+It begins no epoch.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,40 @@ from functools import partial
 from typing import Any
 
 from memfeed.errors import brief
-from memfeed.loading.shown import count_text, placement_text
-from memfeed.schema.schema_html import MOST_FIELDS
 from memfeed.store.store_html import or_error, parts
-from memfeed.system.html_parts import Html, bar_row, element, fragment, joined, key, table
+from memfeed.system.html_parts import MOST_FIELDS, Html, bar_row, element, fragment, joined, key, table
 from memfeed.system.messages import format_bytes, format_short
 
 WAITING, OWN = "waiting for the next batch", "the program's own time between two batches"
 LITTLE = 0.1
 """A program that waits less than this share of its time is not held up by its data."""
 VALUE_WIDTH = 200
+
+
+def loader_text(loader: Any) -> str:
+    """Return the `repr` of a loader."""
+    settings = loader._effective_settings()
+    rank, world_size = settings.ranks()
+    ranks = "" if world_size == 1 else f"rank {rank} of {world_size}, "
+    batches = "" if settings.by_length else f"batch_size={loader.batch_size}, "
+    return (
+        f"Loader({len(loader.store):,} rows, {batches}{loader._epochs.order_name(settings)}, "
+        f"seed={loader._clock.seed}, {ranks}{count_text(loader)} batches an epoch, "
+        f"device={loader.device or 'cpu'}, placement={placement_text(loader)})"
+    )
+
+
+def count_text(loader: Any) -> str:
+    """Return the number of batches in an epoch; "?" with a sampler without a length."""
+    try:
+        return f"{len(loader):,}"
+    except (TypeError, ValueError):
+        return "?"
+
+
+def placement_text(loader: Any) -> str:
+    """Return where columns are kept; before an epoch, the placement that was asked for."""
+    return loader._epochs.reader.describe_placements() or repr(loader.placement)
 
 
 def loader_html(loader: Any) -> Html:

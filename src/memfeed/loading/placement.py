@@ -211,11 +211,6 @@ def _table_rows(rows: Int64Array, kept: Int64Array | None) -> torch.Tensor:
     return torch.from_numpy(rows if kept is None else np.searchsorted(kept, rows))
 
 
-def column_sizes(columns: Sequence[Column], rows: Int64Array | None) -> list[int | None]:
-    """Return the bytes that each column takes where it is placed for ``rows`` (None: all); None if it cannot be."""
-    return [column.placed_bytes(rows) for column in columns]
-
-
 def place(
     columns: Sequence[Column],
     placements: Sequence[ColumnPlacement],

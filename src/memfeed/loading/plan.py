@@ -28,7 +28,6 @@ from memfeed.loading.placement import (
     FreeMemory,
     Placement,
     choose,
-    column_sizes,
     decoders_of,
     place,
 )
@@ -93,7 +92,8 @@ def choose_placements(
     if rows is None and has_places:
         rows = _rows_read(store)
     free = FreeMemory.now(streams) if has_places else FreeMemory(None, 0, 0)
-    placements = choose([field.name for field in store.schema], column_sizes(store._view.columns, rows), requests, free)
+    sizes = [column.placed_bytes(rows) for column in store._view.columns]
+    placements = choose([field.name for field in store.schema], sizes, requests, free)
     pairs = zip(store._view.columns, placements, strict=True)
     return [one._replace(why=column.why_mapped) if column.why_mapped else one for column, one in pairs]
 

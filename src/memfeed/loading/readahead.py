@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from memfeed.loading.background import Background
+from memfeed.loading.background import Background, made_ahead
 from memfeed.loading.gather_tasks import GatherTask
 from memfeed.schema.codec import Int64Array
 from memfeed.store.columns import Column, FileRows
@@ -209,13 +209,13 @@ def announce_in_thread(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterat
 
 def announce_in_caller(tasks: Iterator[GatherTask], reader: ReadAhead) -> Iterator[GatherTask]:
     """Yield ``tasks``, their rows announced from the caller's thread, where a user's sampler must run."""
-    held: deque[GatherTask] = deque()
-    for task in tasks:
-        reader.announce(task.ids)
-        held.append(task)
-        if len(held) > SAMPLER_AHEAD:
-            yield held.popleft()
-    yield from held
+
+    def announced() -> Iterator[GatherTask]:
+        for task in tasks:
+            reader.announce(task.ids)
+            yield task
+
+    return made_ahead(announced(), SAMPLER_AHEAD)
 
 
 def drop_after_use(

@@ -42,9 +42,6 @@ class FollowedSamplers:
         self._least = 1 if self.epoch is None else self.epoch
         _FOLLOWED.add(self)
 
-    def __len__(self) -> int:
-        return len(self._samplers)
-
     @property
     def epoch(self) -> int | None:
         """The epoch that was set last, or that a sampler or one inside of it shows; None if neither is known."""

@@ -91,14 +91,14 @@ def _parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield the tensors, arrays and other values in nested columns, with their paths."""
     if isinstance(value, TensorDataset):
         value = value.tensors
-    if is_tensorclass(type(value)) and not is_a(value, "NonTensorData"):
+    if is_tensorclass(type(value)) and not is_a(value, "tensordict", "NonTensorData"):
         yield from _parts(value._non_tensordict, path)
         value = value._tensordict
     if isinstance(value, tuple):
         items: Iterable[tuple[Any, Any]] = enumerate(value)
-    elif is_a(value, "TensorDict", "TensorDictParams"):
+    elif is_a(value, "tensordict", "TensorDict", "TensorDictParams"):
         items = ((key, value.get(key)) for key in value.keys())  # noqa: SIM118
-    elif isinstance(value, Mapping) and not is_a(value, "TensorDictBase"):
+    elif isinstance(value, Mapping) and not is_a(value, "tensordict", "TensorDictBase"):
         items = value.items()
     else:
         yield path, value
@@ -113,7 +113,7 @@ def _memory(part: Any) -> Any:
         return part.data_ptr(), part.shape, part.stride(), part.dtype
     if isinstance(part, np.ndarray):
         return part.__array_interface__["data"], part.shape, part.strides, part.dtype
-    if is_a(part, "LazyStackedTensorDict"):
+    if is_a(part, "tensordict", "LazyStackedTensorDict"):
         return [id(piece) for piece in part.tensordicts]
-    value = part.data if is_a(part, "NonTensorData") else part
+    value = part.data if is_a(part, "tensordict", "NonTensorData") else part
     return value if isinstance(value, str | bytes | int | float | None) else id(value)

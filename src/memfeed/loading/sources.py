@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
@@ -25,9 +25,6 @@ from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system import machine
 from memfeed.system.messages import say_once
-
-if TYPE_CHECKING:
-    pass
 
 MOST_WORKERS = 4096  # that read a dataset
 

@@ -277,7 +277,7 @@ def with_extras(batch: Any, extras: dict[str, torch.Tensor]) -> Any:
 
     Raises LoaderError where the batch has one of the keys: a collate_fn or a transform may have put it there.
     """
-    is_tensordict = is_a(batch, "TensorDictBase")
+    is_tensordict = is_a(batch, "tensordict", "TensorDictBase")
     if not is_tensordict and not isinstance(batch, dict):
         return (batch, *extras.values()) if extras else batch
     if taken := sorted({*batch.keys()} & extras.keys()):

@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,10 +95,6 @@ class CacheDirectory:
         self._leave()
 
     # --- what is there
-
-    def is_written(self, chunk: int) -> bool:
-        """Return True if a chunk is there."""
-        return self.units.is_present(chunk)
 
     def are_absent(self, chunks: Int64Array | slice) -> npt.NDArray[np.bool_]:
         """Return which of these chunks are not there, bool [k]."""
@@ -323,7 +319,7 @@ def offset_files(manifest: Manifest) -> list[str]:
     return [name for field in ragged for name, size in column_files(field, 0).items() if size is not None]
 
 
-def _map(path: Path, count: int, dtype: Any, mode: Literal["r", "r+"] = "r+") -> npt.NDArray[Any]:
+def _map(path: Path, count: int, dtype: Any) -> npt.NDArray[Any]:
     if not count:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode, shape=(count,))
+    return np.memmap(path, dtype, "r+", shape=(count,))

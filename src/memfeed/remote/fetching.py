@@ -155,7 +155,7 @@ class Fetching:
                 if not self.directory.units.take(chunk):
                     self.queue.give_back(unit, now + ELSEWHERE_SECONDS)
                     continue
-                if self.directory.is_written(chunk):  # another process may have brought it meanwhile
+                if self.directory.units.is_present(chunk):  # another process may have brought it meanwhile
                     self.directory.units.release(chunk)
                     self.queue.give_back(unit, now)
                     continue

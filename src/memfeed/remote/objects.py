@@ -94,7 +94,8 @@ class Objects:
 
         def attempt() -> memoryview:
             result = load_obstore().get(self._client, name, options=options)
-            _require_etag(self._where(name), result.meta, etag)
+            if etag is not None and result.meta.get("e_tag") not in (None, etag):
+                raise _replaced(self._where(name), "another etag")
             data = memoryview(result.bytes())
             if len(data) != size:
                 if result.meta["size"] < first + size:
@@ -106,16 +107,15 @@ class Objects:
 
         return self._tried(name, f"reading {size:,} bytes from {first:,}", attempt)
 
-    def read_whole(self, name: str, *, most_bytes: int, etag: str | None = None) -> tuple[bytes, ObjectInfo]:
+    def read_whole(self, name: str, *, most_bytes: int) -> tuple[bytes, ObjectInfo]:
         """Return all bytes of an object of at most ``most_bytes``, with its size and etag.
 
-        Raises CorruptStoreError if it is larger, ObjectReplacedError if it has another etag than ``etag``.
+        Raises CorruptStoreError if it is larger.
         """
 
         def attempt() -> tuple[bytes, ObjectInfo]:
-            result = load_obstore().get(self._client, name, options={"if_match": etag} if etag is not None else None)
+            result = load_obstore().get(self._client, name)
             info = _info(result.meta)
-            _require_etag(self._where(name), result.meta, etag)
             if info.size > most_bytes:
                 raise CorruptStoreError(
                     f"{self._where(name)}: found {info.size:,} bytes; expected at most {most_bytes:,}: this is not the "
@@ -330,12 +330,6 @@ def _read_exactly(file: Any, size: int) -> bytes:
 
 def _info(meta: Mapping[str, Any]) -> ObjectInfo:
     return ObjectInfo(meta["size"], meta.get("e_tag"), meta.get("version"))
-
-
-def _require_etag(where: str, meta: Mapping[str, Any], etag: str | None) -> None:
-    found = meta.get("e_tag")
-    if etag is not None and found is not None and found != etag:
-        raise _replaced(where, "another etag")
 
 
 def _replaced(where: str, found: str) -> ObjectReplacedError:

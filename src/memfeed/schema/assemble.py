@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 import torch
+from torch.utils.data import default_collate
 
 from memfeed.errors import SchemaError, brief
 from memfeed.schema import kept_tensors
 from memfeed.schema.fields import Form, Node
 from memfeed.schema.graphs import collate_graphs, graph_class, make_graph
-from memfeed.schema.kept_tensors import collate_kept, make_kept
+from memfeed.schema.kept_tensors import make_kept
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import is_unbatched, record_names, typed_name
 
@@ -200,7 +201,7 @@ def _rows(leaf: Any, form: Form) -> list[Any]:
 def _collated(node: Node, types: Mapping[str, type], forms: Sequence[Form], indices: list[int]) -> _Constructed:
     """Return the function that collates graphs, or tensors of a class: only their own library knows how."""
     make = assembler(node, types.values(), forms=(), batched=False)
-    collate = collate_graphs if node.kind == "graph" else collate_kept
+    collate = collate_graphs if node.kind == "graph" else default_collate  # the class decides
 
     def construct(leaves: Sequence[Any]) -> Any:
         rows = zip(*(_rows(leaf, forms[index]) for leaf, index in zip(leaves, indices, strict=True)), strict=True)

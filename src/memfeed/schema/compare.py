@@ -123,7 +123,7 @@ def _content(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _content_of_tensordict(value: Any) -> Mapping[Any, Any]:
-    if is_a(value, "NonTensorStack"):
+    if is_a(value, "tensordict", "NonTensorStack"):
         return dict(enumerate(value.tolist()))
     opened = open_container(value)
     assert opened is not None

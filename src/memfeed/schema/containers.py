@@ -137,9 +137,9 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     for leaf in flatten(tree)[0]:
         if isinstance(leaf, torch.Tensor):
             yield leaf
-        elif is_a(leaf, "NonTensorStack"):
+        elif is_a(leaf, "tensordict", "NonTensorStack"):
             yield from tensors_in(leaf.tolist())
-        elif is_a(leaf, "NonTensorData"):
+        elif is_a(leaf, "tensordict", "NonTensorData"):
             yield from tensors_in(leaf.data)
         elif is_tensor_collection(leaf):
             for value in leaf.values():
@@ -156,8 +156,8 @@ def open_any(value: Any, is_leaf: IsLeaf = None) -> tuple[Any, Callable[[Any], A
         return None
     node = pytree.SUPPORTED_NODES.get(cls)
     if node is not None:
-        content, context = node.flatten_fn(value)
-        return list(content), partial(_unflatten_node, node.unflatten_fn, context)
+        (content, context), unflatten_node = node.flatten_fn(value), node.unflatten_fn
+        return list(content), lambda parts: unflatten_node(parts, context)
     if is_leaf is not None and is_leaf(value):
         return None
     if dataclasses.is_dataclass(cls):
@@ -198,10 +198,6 @@ def _with_elements(value: list[Any] | UserList[Any], elements: list[Any]) -> Any
     new = copy.copy(value)
     new[:] = elements
     return new
-
-
-def _unflatten_node(unflatten: Callable[[Any, Any], Any], context: Any, content: Any) -> Any:
-    return unflatten(content, context)
 
 
 def _construct(cls: Callable[[Any], Any], content: Any, otherwise: Callable[[Any], Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from memfeed.errors import FieldError, SchemaError, listed
+from memfeed.errors import FieldError, SchemaError, cut, listed
 from memfeed.schema.names import Name, Names, find_field, find_fields
 from memfeed.schema.names import Path as Path
 from memfeed.schema.names import display as display
@@ -247,9 +247,13 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return len(self.fields)
 
     def _repr_html_(self) -> str:
-        from memfeed.schema.schema_html import fragment_of  # a training shows no page
+        from memfeed.system import html_parts  # a training shows no page
 
-        return fragment_of([(one.name, one.decoded.describe(), one.form_text) for one in self.fields])
+        shown = self.fields[: html_parts.MOST_FIELDS]
+        rows = [(cut(one.name, html_parts.NAME_WIDTH), one.decoded.describe(), one.form_text) for one in shown]
+        heading = html_parts.element("h1", f"Schema: {html_parts.count_text(len(self), 'field')}")
+        table = html_parts.table(("field", "values", "form"), rows, "text")
+        return html_parts.fragment([heading, table, *html_parts.more_fields(len(self))])
 
     @property
     def decoded(self) -> Schema:

@@ -10,7 +10,6 @@ torchvision's tv_tensors are kept in the same way.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import operator
@@ -22,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from memfeed.errors import SchemaError, brief, listed
 
@@ -199,15 +197,10 @@ def copy_kept(value: Any) -> Any:
     return make_kept(kept_name(value), [*(one.clone() for one in numbers), state])
 
 
-def collate_kept(tensors: Sequence[Any]) -> Any:
-    """Return the batch that DataLoader makes of them: their class decides what that is."""
-    return default_collate(list(tensors))
-
-
 @cache
 def _class(name: str) -> Any:
     try:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     except (KeyError, ImportError, AttributeError) as error:
         library = _MODULES.get(name, "").partition(".")[0]
         hint = f"pip install {library}" if library else "a version of memfeed that knows it"

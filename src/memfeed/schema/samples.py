@@ -117,7 +117,7 @@ def rows_of_leaf(field: Field, leaf: Any) -> list[Any]:
         rows = jagged_rows(leaf) if leaf.is_nested else list(leaf.unbind(0))
     elif isinstance(leaf, list | tuple) or (isinstance(leaf, np.ndarray) and leaf.ndim):
         rows = list(leaf)
-    elif is_a(leaf, "NonTensorStack", "NonTensorData"):
+    elif is_a(leaf, "tensordict", "NonTensorStack", "NonTensorData"):
         rows = leaf.tolist()
     else:
         raise TransformError(

@@ -1,7 +1,7 @@
-"""Recognise values of tensordict without importing it: the import takes a second and 100 MB (torch._dynamo).
+"""Recognise values of tensordict and other libraries without importing them.
 
-A value can be one of tensordict's only if somebody has imported it. What makes such values imports it in the function
-that does so.
+The import of tensordict takes a second and 100 MB (torch._dynamo). A value can be one of a library only if somebody has
+imported it. What makes such values imports the library in the function that does so.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def is_a(value: Any, *names: str) -> bool:
-    """Return True if ``value`` is an instance of one of these classes of tensordict."""
-    module = sys.modules.get("tensordict")
+def is_a(value: Any, library: str, *names: str) -> bool:
+    """Return True if ``value`` is an instance of one of these classes of a library. The library is never imported."""
+    module = sys.modules.get(library)
     return module is not None and isinstance(
         value, tuple(cls for name in names if (cls := getattr(module, name, None)))
     )
@@ -39,4 +39,4 @@ def is_tensorclass(value: Any) -> bool:
 
 def is_tensordict(value: Any) -> bool:
     """Return True for a TensorDict of any class, and for an instance of a tensorclass."""
-    return is_a(value, "TensorDictBase") or is_tensorclass(type(value))
+    return is_a(value, "tensordict", "TensorDictBase") or is_tensorclass(type(value))

@@ -42,7 +42,7 @@ def as_types(types: type | Iterable[type]) -> tuple[type, ...]:
 
 def is_unbatched(value: Any) -> bool:
     """Return True for tensordict's UnbatchedTensor, which belongs to a whole TensorDict and not to its rows."""
-    return is_a(value, "UnbatchedTensor")
+    return is_a(value, "tensordict", "UnbatchedTensor")
 
 
 def typed_name(cls: type) -> str:
@@ -73,7 +73,7 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         return Node(kind="tuple"), value
     if isinstance(value, list):
         return Node(kind="list"), value
-    if is_a(value, "TensorDictBase"):
+    if is_a(value, "tensordict", "TensorDictBase"):
         keys = tuple(value.keys())
         node = Node(
             kind="tensordict",
@@ -197,9 +197,7 @@ def types_of(samples: Iterable[Any]) -> tuple[type, ...]:
 
     def collect(value: Any) -> None:
         opened = open_container(value)
-        if opened is None:
-            return
-        if opened[0].kind in ("tv_tensor", "tensor"):
+        if opened is None or opened[0].kind in ("tv_tensor", "tensor"):
             return
         if opened[0].name:
             add_type(types, type(value))

@@ -69,7 +69,7 @@ def holds_more(value: Any) -> bool:
     """Return True for a tensor or array of a class that may hold more than its numbers, which no column keeps."""
     if not isinstance(value, torch.Tensor):
         return isinstance(value, np.ma.MaskedArray)
-    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "MemoryMappedTensor")
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter) or is_a(value, "tensordict", "MemoryMappedTensor")
     return not (is_plain or value.is_nested or kept_tensors.class_name(value))
 
 
@@ -183,7 +183,7 @@ def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     cast = tensor.to(dtype)
     back = cast.to(tensor.dtype)
     same = back == tensor
-    if _is_integer(dtype) and _is_integer(tensor.dtype):
+    if is_integer(dtype) and is_integer(tensor.dtype):
         # casting back is no test between signed and unsigned: -1 becomes 255 and -1 again
         low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         array = tensor.numpy()  # numpy compares with Python ints of any size exactly
@@ -199,7 +199,8 @@ def cast_exactly(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return cast
 
 
-def _is_integer(dtype: torch.dtype) -> bool:
+def is_integer(dtype: torch.dtype) -> bool:
+    """Return True for a dtype of integers."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 

@@ -115,7 +115,7 @@ def _map_columns(data: Any, function: Callable[[Any], Any]) -> Any:
     if isinstance(data, tuple):
         parts = [_map_columns(part, function) for part in data]
         return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
-    if isinstance(data, Mapping) and not is_a(data, "TensorDictBase"):
+    if isinstance(data, Mapping) and not is_a(data, "tensordict", "TensorDictBase"):
         return {key: _map_columns(part, function) for key, part in data.items()}
     return function(data)
 
@@ -197,11 +197,11 @@ def _collect_lengths(value: Any, path: Path, lengths: dict[str, int], tables: di
         return True
     is_collection = is_tensordict(value)
     if is_collection:
-        if is_a(value, "LazyStackedTensorDict") or value.batch_dims == 0:
+        if is_a(value, "tensordict", "LazyStackedTensorDict") or value.batch_dims == 0:
             return False
     elif not isinstance(value, Mapping | tuple):
         return False  # a list is a dataset of samples
-    for key in value.keys() if is_a(value, "TensorDictBase") else ():
+    for key in value.keys() if is_a(value, "tensordict", "TensorDictBase") else ():
         if is_unbatched(value.get(key)):  # older versions of tensordict unwrap it in value[key]
             raise _no_rows((*path, key))
     opened = open_container(value)
@@ -242,7 +242,7 @@ def existing_path(data: Any) -> str | None:
 
 def _files(value: Any) -> Iterator[str]:
     """Yield the files that tensors are mapped from. A map without a name is memory (`memmap_()` without a path)."""
-    if is_a(value, "LazyStackedTensorDict"):  # its tensors may not stack
+    if is_a(value, "tensordict", "LazyStackedTensorDict"):  # its tensors may not stack
         for piece in value.tensordicts:
             yield from _files(piece)
     elif is_tensordict(value):

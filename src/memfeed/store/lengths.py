@@ -50,7 +50,7 @@ def jagged_field(schema: Schema, which: str | int | FieldPath | None, option: st
     """
     jagged = [index for index, field in enumerate(schema) if is_jagged(field)]
     if which is None:
-        groups = {schema.fields[index].lengths_of if _has_group(schema, index) else -1 - index for index in jagged}
+        groups = {-1 - i if (group := schema.fields[i].lengths_of) is None else group for i in jagged}
         if len(groups) != 1:
             names = ", ".join(schema.fields[index].name for index in jagged[:5]) or "none"
             raise FieldError(
@@ -67,10 +67,6 @@ def jagged_field(schema: Schema, which: str | int | FieldPath | None, option: st
             f"has: {names})"
         )
     return index
-
-
-def _has_group(schema: Schema, index: int) -> bool:
-    return schema.fields[index].lengths_of is not None
 
 
 def fill_values(given: Any, schema: Schema, indices: Sequence[int], option: str) -> dict[int, Any]:

@@ -76,7 +76,7 @@ def read(root: Path, numbers: Int64Array) -> Contents:
         kinds.setdefault(kind, []).append(row)
     for index, members in enumerate(kinds.values()):
         name = "result" if len(kinds) == 1 else f"result_{index}"
-        node, found = fields.of_results((name,), members)
+        node, found = fields.of_nodes((name,), members, [blobs[row].layout.tree for row in members])
         nodes[name] = node
         columns += found
     structure = Node(kind="dict", keys=tuple(nodes), children=tuple(nodes.values()))
@@ -223,11 +223,6 @@ class _PermutedColumn(RaggedRows):
                 out[done : done + length] = self.view(start, length).numpy()
                 done += length
 
-    @property
-    def nbytes(self) -> int:
-        """See ``Column.nbytes``."""
-        return self.locate(np.arange(self.row_count)).nbytes
-
 
 class _Fields:
     """Makes the columns of results."""
@@ -250,11 +245,8 @@ class _Fields:
         stem = self._stems.assign(path)
         return Field(path=path, name=display(path), stem=stem, kind=kind, dtype=dtype, shape=shape, optional=optional)
 
-    def of_results(self, path: FieldPath, members: Sequence[int]) -> tuple[Node, list[Column]]:
-        """Return the structure and the columns of the results of some rows, which are of one kind."""
-        return self._of_nodes(path, members, [self._blobs[row].layout.tree for row in members])
-
-    def _of_nodes(self, path: FieldPath, members: Sequence[int], nodes: list[Any]) -> tuple[Node, list[Column]]:
+    def of_nodes(self, path: FieldPath, members: Sequence[int], nodes: list[Any]) -> tuple[Node, list[Column]]:
+        """Return the structure and the columns of nodes of some rows, which are of one kind."""
         kind = nodes[0][0]
         if kind in ("tuple", "list", "dict"):
             is_dict = kind == "dict"
@@ -262,7 +254,7 @@ class _Fields:
             children, columns = [], list[Column]()
             for index, key in enumerate(keys):
                 parts = [node[1][index][1] if is_dict else node[1][index] for node in nodes]
-                child, found = self._of_nodes((*path, key), members, parts)
+                child, found = self.of_nodes((*path, key), members, parts)
                 children.append(child)
                 columns += found
             return Node(kind=kind, keys=tuple(keys) if is_dict else (), children=tuple(children)), columns

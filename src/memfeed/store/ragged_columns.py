@@ -32,6 +32,11 @@ class RaggedRows(Column):
     layout = "ragged"
     row_count: int
 
+    @property
+    def nbytes(self) -> int:
+        """See ``Column.nbytes``."""
+        return self.locate(np.arange(self.row_count)).nbytes
+
     def copy(self, starts: Int64Array, lengths: Int64Array, out: npt.NDArray[np.uint8]) -> None:
         """Copy those bytes one after another into ``out``, which has exactly their size."""
         raise NotImplementedError
@@ -238,11 +243,6 @@ class SeparateRowsColumn(RaggedRows):
     def view(self, start: int, length: int) -> torch.Tensor:
         """See ``RaggedRows.view``."""
         return self.data[start]
-
-    @property
-    def nbytes(self) -> int:
-        """See ``Column.nbytes``."""
-        return self.locate(np.arange(self.row_count)).nbytes
 
 
 def _row_bytes(row: torch.Tensor | Path, length: int) -> torch.Tensor:

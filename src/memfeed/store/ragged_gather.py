@@ -1,7 +1,4 @@
-"""Gather located rows of one column whose rows differ in size, in the form that a batch has them, or one by one.
-
-``reference`` is the slow, obviously right way to read the rows of a batch.
-"""
+"""Gather located rows of one column whose rows differ in size, in the form that a batch has them, or one by one."""
 
 from __future__ import annotations
 
@@ -147,11 +144,6 @@ def pad_rows(
         array[~is_real] = raw(torch.full((1,), value, dtype=flat.dtype, device="cpu"))[0]
         array[is_real] = raw(flat.contiguous())
     return padded, mask
-
-
-def reference(columns: Sequence[Column], rows: Sequence[int]) -> list[list[Any]]:
-    """Read each column's rows one by one: every batch must equal this before it is stacked."""
-    return [[column.read_row(row) for row in rows] for column in columns]
 
 
 class RaggedView(Sequence[Any]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __lazy_modules__ = ["memfeed.store.lengths"]  # Python 3.15 imports it at its first use (PEP 810)
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
     from memfeed.store.backing import Backing
     from memfeed.store.lengths import Fill
-    from memfeed.transforms import Transform
-
-
-_AT_ONCE = contextlib.nullcontext()
 
 
 class Store(Facts):
@@ -379,13 +374,8 @@ class Store(Facts):
         return check, backing
 
 
-def with_transform(store: Store, transform: Transform | None) -> Store:
-    """Return ``store`` with another `Store.transform`; None gives that of the directory. Nothing is written."""
-    return with_parts(store, transform=transform)
-
-
 def with_parts(store: Store, **parts: Any) -> Store:
-    """Return ``store`` with other parts of its `Backing`, by name."""
+    """Return ``store`` with other parts of its `Backing`, by name. Nothing is written."""
     view = store._view
     backing = dataclasses.replace(view.backing, **parts)
     if backing.supply is not None:

@@ -20,14 +20,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memfeed.errors import brief, listed
+from memfeed.errors import brief, cut, listed
 from memfeed.schema import values
 from memfeed.schema.fields import Field
-from memfeed.schema.schema_html import MOST_FIELDS, count_text, more_fields, short_name
 from memfeed.store.columns import Column
 from memfeed.store.manifest import Manifest
 from memfeed.store.view import View
-from memfeed.system.html_parts import SHADES, Html, bar_row, element, fragment, joined, table, text
+from memfeed.system.html_parts import (
+    MOST_FIELDS,
+    NAME_WIDTH,
+    SHADES,
+    Html,
+    bar_row,
+    count_text,
+    element,
+    fragment,
+    joined,
+    more_fields,
+    table,
+    text,
+)
 from memfeed.system.messages import format_bytes, printable
 
 CELL_WIDTH = 60
@@ -37,17 +49,17 @@ def summary(value: Any) -> str:
     """Return a value in at most 60 characters: up to six numbers as they are, more by shape, range and mean."""
     tensor = values.as_tensor(value)
     if isinstance(value, bytes):
-        return f"{_cut(repr(value[:40]))} ({format_bytes(len(value))})"
+        return f"{cut(repr(value[:40]), CELL_WIDTH)} ({format_bytes(len(value))})"
     if tensor is None:
         try:
-            return _cut(printable(repr(value)))
+            return cut(printable(repr(value)), CELL_WIDTH)
         except RecursionError:
             return f"a deeply nested {type(value).__name__}"
     shape = shape_text(tensor)
     if tensor.numel() == 0 and tensor.ndim > 1:  # its list of lists could be long
         return f"{shape} empty"
     if tensor.numel() <= 6:
-        return _cut(repr(tensor.tolist()))
+        return cut(repr(tensor.tolist()), CELL_WIDTH)
     if tensor.is_complex() or tensor.dtype is torch.bool:
         return shape if tensor.is_complex() else f"{shape} {int(tensor.sum()):,} true"
     wide = tensor.double()
@@ -57,10 +69,6 @@ def summary(value: Any) -> str:
 def shape_text(tensor: torch.Tensor) -> str:
     """Return the shape of a tensor as text: ``[3, 224, 224]``."""
     return f"[{', '.join(map(str, tensor.shape))}]"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 3] + "..."
 
 
 CHANNELS = (1, 3, 4)
@@ -160,14 +168,9 @@ def manifest_lines(manifest: Manifest | None) -> Iterator[str]:
         yield f"classes: {len(classes):,}: {listed(classes, LINE_WIDTH)}"
     metadata = manifest.metadata or {}
     for key in list(metadata)[:MOST_KEYS]:
-        yield f"metadata {brief_key(key)}: {brief(metadata[key], LINE_WIDTH)}"
+        yield f"metadata {cut(key, LINE_WIDTH)}: {brief(metadata[key], LINE_WIDTH)}"
     if len(metadata) > MOST_KEYS:
         yield f"metadata: {len(metadata) - MOST_KEYS:,} more keys"
-
-
-def brief_key(key: str) -> str:
-    """Return a key, cut to a width that a line has room for."""
-    return key if len(key) <= LINE_WIDTH else f"{key[: LINE_WIDTH - 3]}..."
 
 
 ROWS = 3
@@ -226,7 +229,7 @@ def _labelled(stored: Field) -> Html:
     """Return the name of a field, and below it what its values are and how they are stored."""
     form = "" if stored.coding is None else f", {stored.form_text}"
     below = element("span", f"{stored.decoded.describe()}{form}", "pale small")
-    return joined([text(short_name(stored.name)), below])
+    return joined([text(cut(stored.name, NAME_WIDTH)), below])
 
 
 def or_error(make: Callable[[], Any], otherwise: Any = None) -> Any:
@@ -275,7 +278,7 @@ def _first_rows(view: View, count: int) -> Iterator[Html]:
                 cells.of_row(view, index, row) if there else LEFT_OUT if row in left_out else NOT_THERE
                 for row, there in zip(base_rows.tolist(), present.tolist(), strict=True)
             ]
-            lines.append((short_name(field.name), *line))
+            lines.append((cut(field.name, NAME_WIDTH), *line))
     yield table(("field", *(f"row {row:,}" for row in range(count))), lines, "text")
     yield from more_fields(len(view.schema))
 
@@ -286,7 +289,7 @@ def _values(view: View) -> Iterator[Html]:
     cells = _Cells()
     fields = zip(view.schema.fields[:MOST_FIELDS], view.fields, strict=False)
     yield table(
-        ("field", "value"), [(short_name(one.name), cells.of_whole(view, index)) for one, index in fields], "text"
+        ("field", "value"), [(cut(one.name, NAME_WIDTH), cells.of_whole(view, index)) for one, index in fields], "text"
     )
     yield from more_fields(len(view.schema))
 

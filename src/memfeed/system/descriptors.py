@@ -8,7 +8,7 @@ import resource
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from memfeed.system.files import open_write
 
@@ -51,7 +51,7 @@ class FileHandles:
     def __init__(self, *, write: bool, most: int = 128) -> None:
         self._write, self._most = write, most
         self._open: dict[Path, int] = {}
-        weakref.finalize(self, _close_all, self._open)
+        weakref.finalize(self, close_all, self._open)
 
     def __call__(self, path: Path) -> int:
         """Return the descriptor for ``path``; valid until the next call."""
@@ -66,9 +66,10 @@ class FileHandles:
 
     def close(self) -> None:
         """Close all of them."""
-        _close_all(self._open)
+        close_all(self._open)
 
 
-def _close_all(descriptors: dict[Path, int]) -> None:
+def close_all(descriptors: dict[Any, int]) -> None:
+    """Close the descriptors of a dict, and empty it."""
     while descriptors:
         os.close(descriptors.popitem()[1])

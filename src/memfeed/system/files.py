@@ -241,20 +241,20 @@ def rename(path: Path, to: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[int]:
-    """Open a file for the block, and lock it: alone, or with others that share it. Waits for the lock."""
+def locked(path: Path) -> Iterator[int]:
+    """Open a file for the block, and lock it. Waits for the lock."""
     with opened(path) as fd:
-        lock(fd, path, wait=True, shared=shared)
+        lock(fd, path, wait=True)
         try:
             yield fd
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # to close it is not enough: a child forked now has it too
 
 
-def lock(fd: int, path: Path, *, wait: bool = False, shared: bool = False) -> None:
+def lock(fd: int, path: Path, *, wait: bool = False) -> None:
     """Lock an open file. Without ``wait`` raises BlockingIOError if another process holds the lock."""
     try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise
     except OSError as error:

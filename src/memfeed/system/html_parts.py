@@ -5,11 +5,14 @@ All text that a part gets is escaped. Only `Html`, which the functions here retu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from memfeed.system.messages import printable
 
+MOST_FIELDS = 40
+NAME_WIDTH = 120
+"""Characters of a field's name that a page has room for."""
 SHADES = 6
 """The colours s0 to s5 of the style."""
 _LIGHT = """--ink:#1c2230;--pale:#5b647a;--line:#d9dee7;--ground:#fff;--track:#eef1f5;--waiting:#d1495b;
@@ -128,8 +131,8 @@ def key(colour: str, what: str) -> Html:
 def table(headings: Sequence[object], rows: Iterable[Sequence[object]], kind: str = "") -> Html:
     """Return a table, which is a list on a narrow screen. Of the class "text" its cells begin at the left."""
     names = [text(one) for one in headings]
-    lines = (
-        "".join(f'<td data-name="{name}">{_cell(cell)}</td>' for name, cell in zip(names, row, strict=True))
+    lines = (  # the content of a cell is one element: on a narrow screen its heading is beside it
+        "".join(f'<td data-name="{name}"><div>{text(cell)}</div></td>' for name, cell in zip(names, row, strict=True))
         for row in rows
     )
     head = "".join(f"<th>{name}</th>" for name in names)
@@ -137,6 +140,12 @@ def table(headings: Sequence[object], rows: Iterable[Sequence[object]], kind: st
     return Html(f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
 
 
-def _cell(value: object) -> Html:
-    """Return the content of a cell in one element, because a cell of a narrow screen has its heading beside it."""
-    return Html(f"<div>{text(value)}</div>")
+def count_text(count: int, what: str) -> str:
+    """Return a number of things: ``1 field``, ``2 fields``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def more_fields(count: int) -> Iterator[Html]:
+    """Yield how many of ``count`` fields are not shown, if there are any."""
+    if count > MOST_FIELDS:
+        yield element("p", f"and {count - MOST_FIELDS:,} more fields", "pale")

@@ -28,6 +28,11 @@ def memory_limit() -> int:
     return min(found)
 
 
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def boot_id() -> str:
     """Return an id of this boot of the machine, "" if unknown. After another boot, unsynced writes may be lost."""
     found = _read("/proc/sys/kernel/random/boot_id").strip()

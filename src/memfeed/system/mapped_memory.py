@@ -1,4 +1,4 @@
-"""Memory that is mapped from files: which file it is of, whether a page of it is cached, and how to release it."""
+"""Files in memory: which ones are mapped, whether a page is cached, and how to release it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from memfeed.system.libc import LIBC
 
@@ -40,17 +40,21 @@ _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+) +(/.*)")
 _UNNAMED = re.compile(r"/dev/zero|/dev/shm/torch_|/memfd:|/SYSV|.* \(deleted\)$")
 
 
+def file_maps() -> Iterator[tuple[int, int, str]]:
+    """Yield where this process has mapped files, by address, and their paths; nothing on other systems than Linux."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
+        for line in lines:
+            found = _LINE.match(line)
+            if found is not None and found[3] != "0":
+                yield int(found[1], 16), int(found[2], 16), found[4]
+
+
 def file_lookup() -> Callable[[int], str | None]:
     """Return a function from an address to the path of the file that is mapped there, or None.
 
     It knows the maps of this moment. On other systems than Linux it returns None for every address.
     """
-    maps: list[tuple[int, int, str]] = []
-    with contextlib.suppress(OSError), open("/proc/self/maps") as lines:
-        for line in lines:
-            found = _LINE.match(line)
-            if found is not None and found[3] != "0" and not _UNNAMED.match(found[4]):
-                maps.append((int(found[1], 16), int(found[2], 16), found[4]))
+    maps = [one for one in file_maps() if not _UNNAMED.match(one[2])]
     starts = [start for start, _, _ in maps]
 
     def lookup(address: int) -> str | None:
@@ -58,3 +62,19 @@ def file_lookup() -> Callable[[int], str | None]:
         return maps[at][2] if at >= 0 and address < maps[at][1] else None
 
     return lookup
+
+
+def evict(files: Iterable[str]) -> None:
+    """Remove files from the page cache, where the system can. Pages that another process has mapped stay."""
+    wanted = {os.path.realpath(name) for name in files}
+    for start, end, path in list(file_maps()):
+        if path in wanted:
+            page_out(start, end - start)
+    for name in wanted if hasattr(os, "posix_fadvise") else ():
+        with contextlib.suppress(OSError):
+            fd = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # pages that are not yet written would stay
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 from memfeed.system import openmp
+from memfeed.system.machine import core_count
 from memfeed.system.thread_choice import ThreadChoice
 from memfeed.system.threads import started
 
@@ -250,8 +251,7 @@ def _run(rows: int, function: RowsFunction, least: int, threads: int, by_torch: 
 def _most_threads() -> int:
     if not openmp.can_limit() or openmp.is_child():
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(torch.get_num_threads(), cores, MOST_THREADS))
+    return max(1, min(torch.get_num_threads(), core_count(), MOST_THREADS))
 
 
 def _by_hand() -> Threads:

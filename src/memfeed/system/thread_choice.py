@@ -51,11 +51,6 @@ class ThreadChoice:
         return self._threads
 
     @property
-    def is_comparing(self) -> bool:
-        """True while two numbers take turns."""
-        return self._compared is not None
-
-    @property
     def most(self) -> int:
         """The largest number of threads; may be changed at any time."""
         return self._most

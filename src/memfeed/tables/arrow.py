@@ -20,20 +20,18 @@ TypeKind = Literal["plain", "rows", "json"]
 
 def arrow_table(library: str, table: Any) -> dict[str, Any]:
     """Return the columns of a Table or RecordBatch by name, over its memory. Raises SchemaError."""
-
-    def chunks_of(index: int) -> tuple[list[int], Callable[[int], Any]]:
-        column = table.column(index)
-        chunks = getattr(column, "chunks", [column])
-        return list(map(len, chunks)), chunks.__getitem__
-
-    return table_columns(library, table.schema, chunks_of, is_lazy=False)
+    return table_columns(library, table.schema, lambda index: _chunks_of(table.column(index)), is_lazy=False)
 
 
-def arrow_array(library: str, array: Any) -> Any:
+def arrow_array(place: TablePlace, array: Any) -> Any:
     """Return an Array or ChunkedArray as a column. Raises SchemaError."""
+    return column_of(place, array.type, *_chunks_of(array), is_lazy=False)
+
+
+def _chunks_of(array: Any) -> tuple[list[int], Callable[[int], Any]]:
+    """Return the rows of each chunk, and a function that returns a chunk."""
     chunks = getattr(array, "chunks", [array])
-    place = TablePlace(library, "value")
-    return column_of(place, array.type, list(map(len, chunks)), chunks.__getitem__, is_lazy=False)
+    return list(map(len, chunks)), chunks.__getitem__
 
 
 def table_columns(

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from memfeed.errors import SchemaError
+from memfeed.schema.tensordicts import is_a
 from memfeed.system.files import local_path
-from memfeed.tables import arrow
-from memfeed.tables.arrow import TablePlace, arrow_array, arrow_table, column_of, table_columns
-from memfeed.tables.table_column import TableColumn, is_a
+from memfeed.tables.arrow import TablePlace, arrow_array, arrow_table, table_columns
+from memfeed.tables.table_column import TableColumn
 
 _SUFFIXES = (".parquet", ".pq")
 
@@ -119,17 +119,13 @@ class Hdf5Column(TableColumn):
                 f"column {name}: found strings of {dataset.ndim} dims; expected one string per row: "
                 f"memfeed.cache({{**columns, 'text': file[{dataset.name!r}][:, 0].tolist()}}, path)"
             )
-        super().__init__(name, [len(dataset)], lambda _: dataset, _identity, is_plain=text is None, is_lazy=True)
+        super().__init__(name, [len(dataset)], lambda _: dataset, lambda run: run, is_plain=text is None, is_lazy=True)
         self._dataset = dataset if text is None else dataset.asstr()
 
     def read(self, start: int, stop: int) -> Any:
         """Return rows ``start`` to ``stop``: an array, of strings a list."""
         part = self._dataset[start:stop]
         return part if self.is_plain else part.tolist()
-
-
-def _identity(part: Any) -> Any:
-    return part
 
 
 def open_table(data: Any) -> Any:
@@ -172,11 +168,11 @@ def _open(data: Any) -> Any:
     if is_a(data, "polars", "Series"):
         return polars_series(data)
     if is_a(data, "pyarrow", "RecordBatchReader"):
-        return arrow.arrow_table("pyarrow", data.read_all())
+        return arrow_table("pyarrow", data.read_all())
     if is_a(data, "pyarrow", "Table", "RecordBatch"):
-        return arrow.arrow_table("pyarrow", data)
+        return arrow_table("pyarrow", data)
     if is_a(data, "pyarrow", "Array", "ChunkedArray"):
-        return arrow.arrow_array("array", data)
+        return arrow_array(TablePlace("array", "value"), data)
     if is_a(data, "pyarrow.dataset", "Dataset"):
         return arrow_dataset(data)
     if is_parquet(data):
@@ -261,9 +257,7 @@ def _pandas_column(place: TablePlace, series: Any) -> Any:
         except pd.errors.OutOfBoundsDatetime:
             raise place.refuse(f"a time that int64 nanoseconds since 1970 cannot hold, in {dtype}", "as_int") from None
     if isinstance(dtype, pd.ArrowDtype):
-        array = series.array.__arrow_array__()
-        chunks = getattr(array, "chunks", [array])
-        return column_of(place, array.type, list(map(len, chunks)), chunks.__getitem__, is_lazy=False)
+        return arrow_array(place, series.array.__arrow_array__())
     if getattr(dtype, "numpy_dtype", None) is not None and hasattr(series.array, "_mask"):  # Int64, boolean
         if dtype.kind == "f":
             return series.to_numpy(dtype.numpy_dtype, na_value=np.nan)
@@ -307,8 +301,9 @@ def polars_frame(frame: Any) -> dict[str, Any]:
 
 def polars_series(series: Any) -> Any:
     """Return a Series as a column. Raises SchemaError."""
-    _refuse_objects(TablePlace("polars series", series.name or "value"), series.dtype)
-    return arrow_array("polars series", _to_arrow(series))
+    place = TablePlace("polars series", series.name or "value")
+    _refuse_objects(place, series.dtype)
+    return arrow_array(place, _to_arrow(series))
 
 
 def _refuse_objects(place: TablePlace, dtype: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -90,10 +89,3 @@ class TableColumn:
             chunk = self._load(index)
             self._kept = (index, chunk)
         return chunk
-
-
-def is_a(value: Any, module: str, *names: str) -> bool:
-    """Return True if ``value`` is an instance of a class of a library. The library is never imported."""
-    loaded = sys.modules.get(module)
-    classes = (getattr(loaded, name, None) for name in names)
-    return isinstance(value, tuple(cls for cls in classes if cls is not None))

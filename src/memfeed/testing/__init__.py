@@ -4,8 +4,7 @@ A contract is a class of tests that use a fixture. Derive from it and define the
 ``import memfeed`` does not import this room.
 """
 
-from memfeed.testing.equality import equal
-from memfeed.testing.store_contract import StoreContract
+from memfeed.testing.store_contract import StoreContract, equal
 from memfeed.testing.transfer_contract import TransferContract
 
 __all__ = ["StoreContract", "TransferContract", "equal"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memfeed.schema.jagged import jagged_tensor
-from memfeed.testing.equality import equal
+from memfeed.testing.store_contract import equal
 from memfeed.transfer.transfer import Transfer
 
 

@@ -36,7 +36,7 @@ class _Retired(NamedTuple):
 
 # memory, or a thread that is to end; its put may be called by the garbage collector
 _retired: queue.SimpleQueue[_Retired | threading.Thread] = queue.SimpleQueue()
-_waiting: set[int] = set()
+_waiting: set[int] = set()  # the addresses of memory that is handed over, and not given back yet
 _thread: _GivingBack | None = None
 _start_lock = threading.Lock()
 
@@ -73,11 +73,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
     )
-
-
-def retired_count() -> int:
-    """Return how many pieces of page-locked memory are handed over and not given back yet."""
-    return len(_waiting)
 
 
 def _check(error_code: int, device: torch.device) -> None:

@@ -155,10 +155,6 @@ class StreamTransfer:
             region_bytes[small] += size or 0
         return [_ColumnAllocator(self._local, small, region_bytes[small]) for small in is_small]
 
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return memory in the staging buffer of the batch that this thread gathers."""
-        return _ColumnAllocator(self._local, False, 0).allocate(shape, dtype)
-
     def lag(self, batches: int) -> Lag:
         """Return the `Lag` that keeps the device at most so many batches behind the caller."""
         return Lag(self._streams.record_use, batches)

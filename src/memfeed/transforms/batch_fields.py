@@ -184,7 +184,7 @@ def tensors(batch: Any, given: GivenNames | None = None) -> Iterator[BatchField]
         elif is_tensor_collection(leaf):
             for key, value in leaf.items(include_nested=True, leaves_only=True, is_leaf=_is_leaf_of_tensordict):
                 keys = key if isinstance(key, tuple) else (key,)
-                rows: Any = value.tolist() if is_a(value, "NonTensorStack") else None
+                rows: Any = value.tolist() if is_a(value, "tensordict", "NonTensorStack") else None
                 tensor = RaggedList(rows) if _is_tensor_list(rows) else value
                 if isinstance(tensor, torch.Tensor | RaggedList):
                     full = names + keys

@@ -253,13 +253,11 @@ def shape_of(images: Images) -> ImageShape:
     return Sizes.of(images) if isinstance(images, list) else images.shape
 
 
-def run_plain(
-    steps: Sequence[Step], image: Images, uniform: DrawFromStream, shape: ImageShape | None = None
-) -> TransformResult:
+def run_plain(steps: Sequence[Step], image: Images, uniform: DrawFromStream) -> TransformResult:
     """Apply each operation alone to the whole batch, in order: slow, obviously right, on any device."""
     geometries: list[Geometry] = []
     pending: Any = None
-    shape = shape_of(image) if shape is None else shape
+    shape = shape_of(image)
     for step in [*steps, None]:
         dtype = image.dtype if isinstance(image, torch.Tensor) else image[0].dtype
         params = None if step is None else step.make_params(shape, dtype, uniform)
@@ -277,15 +275,9 @@ def run_plain(
     return image, geometries
 
 
-def run_fused(
-    steps: Sequence[Step],
-    image: Images,
-    uniform: DrawFromStream,
-    fused_pass: FusedPass,
-    shape: ImageShape | None = None,
-) -> TransformResult:
+def run_fused(steps: Sequence[Step], image: Images, uniform: DrawFromStream, fused_pass: FusedPass) -> TransformResult:
     """Give the result of `run_plain`, in as few fused passes as the sequence allows."""
-    shape = shape_of(image) if shape is None else shape
+    shape = shape_of(image)
     dtype = image[0].dtype if isinstance(image, list) else image.dtype
     done: list[Imagewise] = []
     pending: list[Imagewise] = []

@@ -7,7 +7,6 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,15 @@ from memfeed.splitting.generators import Generators
 from memfeed.store.opened import open as open_store
 from memfeed.store.store import Store
 from memfeed.system.files import free_bytes
-from memfeed.system.machine import memory_limit
+from memfeed.system.machine import core_count, memory_limit
+from memfeed.system.mapped_memory import evict
 from memfeed.system.messages import format_bytes
 from memfeed.system.temporary import TemporaryDirectory
 from memfeed.verdict.forms import measure_forms
 from memfeed.verdict.judge import LEAST_TURNS, Measured, break_even, ceiling, judge
-from memfeed.verdict.page_cache import evict, files_below, noted_files, size_of
-from memfeed.verdict.program import Program, batch_rows, core_count, describe, messages_kept, run_turn
+from memfeed.verdict.program import Program, batch_rows, describe, messages_kept, run_turn
 from memfeed.verdict.results import Form, Loop, SampleCost, Turn, times_as_fast
-from memfeed.verdict.sample_cost import measure_samples
+from memfeed.verdict.sample_cost import files_below, measure_samples, noted_files, size_of
 from memfeed.verdict.verdict import Verdict
 
 SECONDS = 40.0
@@ -119,12 +118,15 @@ class _Bench:
         repeated = None if program.step is None else self._repeated_turn(self.turn_seconds / 2)
         self._choose_rows(sample, repeated)
         best_workers = self._best_workers(repeated)
-        with _temporary() as folder:
+        directory = TemporaryDirectory()
+        try:
             with messages_kept():
-                fill_seconds, loader, refused = self._fill(folder)
+                fill_seconds, loader, refused = self._fill(directory.path)
             row_bytes = self._row_bytes(loader)
             makers = self._makers(best_workers, loader)
             loops = self._take_turns(makers, started)
+        finally:
+            directory.remove()
         names = {
             "today": f"today, {_workers(program.worker_count)}",
             "best": _workers(best_workers),
@@ -337,12 +339,3 @@ def _last_line(error: Exception) -> str:
 
 def _workers(count: int) -> str:
     return f"{count} worker" if count == 1 else f"{count} workers"
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    folder = TemporaryDirectory()
-    try:
-        yield folder.path
-    finally:
-        folder.remove()

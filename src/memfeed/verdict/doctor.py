@@ -15,10 +15,9 @@ import torch
 
 from memfeed.errors import LoaderError
 from memfeed.system.files import free_bytes
-from memfeed.system.machine import memory_limit
+from memfeed.system.machine import core_count, memory_limit
+from memfeed.system.mapped_memory import evict
 from memfeed.system.messages import format_bytes
-from memfeed.verdict.page_cache import evict
-from memfeed.verdict.program import core_count
 
 BYTES = 256 << 20  # of each copy and each file
 LEAST_MEMORY, LEAST_COLD, LEAST_WARM, LEAST_BUS = 4e9, 500e6, 2e9, 10e9  # bytes/s

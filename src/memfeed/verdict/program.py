@@ -6,7 +6,6 @@ One turn of its loop is measured in three parts: waiting for a batch, its transf
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -127,11 +126,6 @@ def describe(source: Any, step: Any, batch_size: int | None, worker_count: int |
         options |= {} if loader.prefetch_factor is None else {"prefetch_factor": loader.prefetch_factor}
     is_shuffled = size != loader.batch_size or not isinstance(loader.sampler, SequentialSampler)
     return Program(dataset, size, loader.num_workers, is_shuffled, options, step, device, tuple(notes))
-
-
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -1,18 +1,21 @@
-"""What each step of a sample costs, and which samples are slow."""
+"""What each step of a sample costs, which samples are slow, and which files a program opens."""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import io
+import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from memfeed.memoizing.decoders import KNOWN
-from memfeed.verdict.page_cache import noted_files, size_of
 from memfeed.verdict.results import SampleCost, Step
 
 FILE, DECODE, SLEEP, OWN = "file", "decode", "sleep", "the dataset's own code"
@@ -76,7 +79,7 @@ class _Tally:
         self._stack: list[str] = []
         self._since = 0.0
 
-    @contextmanager
+    @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         self._stack, self._since = [OWN], time.perf_counter()
         before = sys.getprofile()
@@ -120,3 +123,39 @@ def _step_of_builtin(function: Any, caller: str) -> str:
         return SLEEP
     kind = "" if owner is None or type(owner).__name__ == "module" else type(owner).__name__
     return DECODE if (kind, name) in _C_DECODERS else caller
+
+
+@contextlib.contextmanager
+def noted_files() -> Iterator[set[str]]:
+    """Note the names of the files that Python opens for reading during the block, in this process.
+
+    Files that a C library opens by itself are not seen.
+    """
+    found: set[str] = set()
+    own = builtins.open
+
+    def noting(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if isinstance(file, str | os.PathLike) and "r" in mode and "+" not in mode:
+            found.add(os.fspath(file))
+        return own(file, mode, *arguments, **options)
+
+    builtins.open = io.open = noting  # pathlib calls that of io
+    try:
+        yield found
+    finally:
+        builtins.open = io.open = own
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return all files below a directory."""
+    return [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names]
+
+
+def size_of(files: Iterable[str]) -> int:
+    """Return the bytes of these files on disk; those that are gone count as none."""
+    total = 0
+    for name in files:
+        with contextlib.suppress(OSError):
+            found = os.stat(name)
+            total += min(found.st_size, found.st_blocks * 512)
+    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import tempfile
 import time
@@ -20,6 +19,7 @@ from memfeed.cli.demo.photos import make_photos
 from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result, Run, load_result, save_chart
 from memfeed.convert.image_folder import image_folder
 from memfeed.system.files import local_path
+from memfeed.system.machine import core_count
 from memfeed.system.messages import require
 from memfeed.system.progress import Progress
 
@@ -62,7 +62,7 @@ def run(
     console = console or Console(highlight=False)
     threads = torch.get_num_threads()
     # On 2 cores DataLoader trained on 560 to 600 samples/s with half of the threads, on 390 to 440 with all of them.
-    torch.set_num_threads(max(1, _cores() // 2))
+    torch.set_num_threads(max(1, core_count() // 2))
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         with tempfile.TemporaryDirectory(prefix="memfeed-demo-") as scratch, torch.random.fork_rng(devices):
@@ -71,7 +71,7 @@ def run(
                 with Progress("making photos", count, unit=" photos", progress=progress) as bar:
                     make_photos(images, count, seed=SEED, advance=bar.advance)
             store_path = Path(scratch) / "demo.mf"
-            result = _compare(images, count, store_path, _cores() if workers is None else workers, progress)
+            result = _compare(images, count, store_path, core_count() if workers is None else workers, progress)
     finally:
         torch.set_num_threads(threads)
     measured = out.with_suffix(".json")
@@ -135,13 +135,9 @@ def _torchvision_transform() -> Any:
     )
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _machine(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}"
-    return f"{name}, {_cores()} cores"
+    return f"{name}, {core_count()} cores"
 
 
 CROP = 224

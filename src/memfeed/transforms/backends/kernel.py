@@ -23,7 +23,6 @@ from memfeed.transforms.params.window import Window
 # The tile of one program: values side by side, and values in all. The fastest of those that were tried on an H200, for
 # crops of 224 x 224: docs/notes/transforms.md.
 TILES = {False: (256, 4096), True: (512, 2048)}  # by whether the output is channels_last
-MAX_SPAN = 2**31  # elements from the first to the last of an image: the kernel counts them with 32 bits
 
 COPIED = (
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -141,15 +140,13 @@ def fits(image: torch.Tensor, window: Window | None, affine: Affine | None, eras
     if image.dtype not in COPIED or not (affine is None or affine.dtype in COMPUTED):
         return False
     _, c, h, w = image.shape
-    span = sum((size - 1) * abs(stride) for size, stride in zip(image.shape[1:], image.stride()[1:], strict=True))
     out = c * h * w if window is None else c * window.height * window.width
-    if max(span, out) >= MAX_SPAN:
+    if max(sampling.span(image.shape[1:], image.stride()[1:]), out) >= sampling.MAX_SPAN:
         return False
     fills = [] if window is None else [_fill(window.fill, c, image.dtype)]
     if erased is not None and erased.fill is not None:
         fills.append(_fill(erased.fill, c, image.dtype if affine is None else affine.dtype))
-    # The kernel gets a fill as float32, which changes some values of int32, int64 and float64.
-    return all(torch.equal(fill.to(torch.float32).to(fill.dtype), fill) for fill in fills)
+    return all(map(sampling.float32_has, fills))
 
 
 def launch(

@@ -50,7 +50,11 @@ def of_list(images: Sequence[torch.Tensor], change: Imagewise) -> Resampled | No
     top, left, box_height, box_width = lines
     joined = replace(parts[0], top=top, left=left, box_height=box_height, box_width=box_width)
     steps = {(len(image), image.stride(2)) for image in images}
-    fit = len(steps) == 1 and max(map(_span, images)) < MAX_SPAN and fits(images[0][None], joined, None)
+    fit = (
+        len(steps) == 1
+        and max(span(one.shape, one.stride()) for one in images) < MAX_SPAN
+        and fits(images[0][None], joined, None)
+    )
     return joined if fit else None
 
 
@@ -61,15 +65,17 @@ def fits(image: torch.Tensor, sampled: Sampled, affine: Affine | None) -> bool:
     if not (affine is None or affine.dtype in FLOATS):
         return False
     out = sampled.output_shape(image.shape)[1:].numel()
-    fill = _fill(image, sampled)  # the kernel gets it as float32, which changes some values of int32, int64 and float64
-    return max(_span(image[0]) if len(image) else 0, out) < MAX_SPAN and torch.equal(
-        fill.to(torch.float32).to(fill.dtype), fill
-    )
+    return max(span(image.shape[1:], image.stride()[1:]), out) < MAX_SPAN and float32_has(_fill(image, sampled))
 
 
-def _span(image: torch.Tensor) -> int:
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Return the number of elements from the first to the last of one image [c, h, w]."""
-    return sum((size - 1) * abs(stride) for size, stride in zip(image.shape, image.stride(), strict=True))
+    return sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
+
+
+def float32_has(fill: torch.Tensor) -> bool:
+    """Return True if a fill is the same as float32, as kernels get it; some of int32, int64 and float64 are not."""
+    return torch.equal(fill.to(torch.float32).to(fill.dtype), fill)
 
 
 def launch(

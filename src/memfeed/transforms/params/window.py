@@ -54,15 +54,8 @@ class Window(Geometry):
         # A window of a mirrored image is at the same distance from the other side of the image itself.
         top = np.where(self.vflip, self.height - after.height - after.top, after.top)
         left = np.where(self.hflip, self.width - after.width - after.left, after.left)
-        return Window(
-            top=self.top + top,
-            left=self.left + left,
-            height=after.height,
-            width=after.width,
-            hflip=self.hflip ^ after.hflip,
-            vflip=self.vflip ^ after.vflip,
-            fill=self.fill,
-        )
+        hflip, vflip = self.hflip ^ after.hflip, self.vflip ^ after.vflip
+        return replace(after, top=self.top + top, left=self.left + left, hflip=hflip, vflip=vflip, fill=self.fill)
 
     def lies_within(self, height: int, width: int) -> bool:
         """Return True if no window reaches beyond images of this size."""
