@@ -28,7 +28,7 @@ class WritePlan(msgspec.Struct, frozen=True):
     """How the samples of a conversion become rows.
 
     ``is_read`` says that the store is read, and that other processes may fill it, while its rows are written: each row
-    is locked, no column is promoted, and a row that fails ends only what needs it.
+    is locked, no writer promotes a column, and a row that fails ends only what needs it.
     """
 
     flattener: Flattener
