@@ -28,6 +28,7 @@ EACH = {
     "convert/test_driver.py": {"test_the_first_row_that_differs_promotes_its_column": 2},
     "convert/test_file_digests.py": {"test_a_file_of_many_that_was_rewritten_is_seen": 2},
     "convert/test_filling.py": {"test_a_filled_store_is_the_one_that_cache_writes": 2},
+    "convert/test_filling_shapes.py": {"test_every_row_comes_once_and_the_store_is_right": 2},
     "convert/test_forms.py": {
         "test_a_lossy_codec_for_all_leaves_masks_as_they_are": 2,
         "test_images_are_kept_as_jpeg_near_to_the_original": 2,
@@ -73,6 +74,7 @@ EACH = {
     },
     "loading/test_loader_of_datasets.py": {"test_so_does_a_loader_that_a_trainer_makes_of_the_parts": 2},
     "loading/test_loader_on_simulated_cuda.py": {
+        "test_a_sampler_is_called_in_the_callers_thread": 3,
         "test_a_slow_model_and_few_staging_buffers_see_every_batch_whole": 3,
         "test_memory_is_not_used_again_before_its_copy_is_done": 3,
         "test_several_threads_send_at_once": 4,
@@ -80,7 +82,7 @@ EACH = {
         "test_transforms_on_the_device_give_what_they_give_on_the_cpu": 3,
     },
     "loading/test_packed_epochs.py": {"test_every_epoch_has_every_token_once_in_other_blocks": 2},
-    "loading/test_placement.py": {"test_the_same_batches": 6},
+    "loading/test_placement.py": {"test_a_sampler_is_called_in_the_callers_thread": 3, "test_the_same_batches": 6},
     "loading/test_processes.py": {"test_a_forked_child_goes_on_with_the_same_iterator": 3},
     "loading/test_ranks.py": {"test_ranks_of_torch_distributed_read_what_one_would": 2},
     "loading/test_rebuilt_loaders.py": {"test_lightning": 2},
@@ -145,7 +147,7 @@ EACH = {
     },
     "torture/test_faults.py": {
         "test_any_write_may_fail": 4,
-        "test_no_file_stays_open": 2,
+        "test_no_file_stays_open": 4,
         "test_power_may_fail_at_any_moment": 8,
     },
     "torture/test_small_disks.py": {"test_a_nearly_full_disk_is_enough": 4},
@@ -176,11 +178,19 @@ A function may be in several classes of its file: these cases are counted togeth
 LONG = {
     "building/test_foreign_builds.py": ["test_what_cannot_be_read_is_an_error_of_ours"],
     "cli/test_cli.py": ["test_a_reader_that_has_seen_enough_is_no_error"],
-    "cli/test_demo.py": ["test_the_command_on_real_photographs", "test_without_an_extra_it_says_how_to_get_it"],
+    "cli/test_demo.py": [
+        "test_a_place_for_the_picture_is_looked_for_first",
+        "test_the_command_on_real_photographs",
+        "test_without_an_extra_it_says_how_to_get_it",
+    ],
     "cli/test_dry_run.py": ["test_a_pipeline_with_a_choice_shows_it"],
+    "convert/test_append.py": ["test_appends_of_several_processes_come_one_after_another"],
     "convert/test_budget.py": ["test_processes_that_begin_together_take_one_form"],
     "convert/test_cache.py": ["test_photographs"],
+    "convert/test_changes.py": ["test_labels_that_the_first_sample_of_a_cut_dataset_loads_are_compared"],
+    "convert/test_filling.py": ["test_a_program_that_ends_waits_for_the_commit"],
     "convert/test_filling_signals.py": ["test_no_row_is_lost_and_no_process_is_left"],
+    "convert/test_written_settings.py": ["test_albumentations_keeps_the_parameters_of_its_last_call"],
     "loading/test_changing_policy.py": ["test_every_pass_has_its_rows"],
     "loading/test_decoded.py": ["test_where_a_program_has_put_loader_in_the_place_of_data_loader"],
     "loading/test_differences.py": [
@@ -205,6 +215,7 @@ LONG = {
     ],
     "order/test_pieces.py": ["test_rows_of_different_blocks_meet_in_a_rank_as_often_as_by_chance"],
     "remote/test_growth.py": ["test_it_may_fail_at_any_write"],
+    "remote/test_opening.py": ["test_what_a_killed_process_fetched_is_not_fetched_again"],
     "splitting/test_filled_splits.py": [
         "test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid",
         "test_one_line_stores_images_in_the_form_that_keep_names",
@@ -218,6 +229,7 @@ LONG = {
     "transforms/test_compiled_passes.py": ["test_no_byte_outside_of_the_image_is_read"],
     "transforms/test_kernel.py": ["test_they_compile_for_three_architectures"],
     "verdict/test_bench.py": [
+        "test_a_step_that_takes_all_the_time",
         "test_data_that_is_read_once",
         "test_random_samples_say_what_is_kept_in_their_place",
         "test_reading_that_takes_all_the_time",
