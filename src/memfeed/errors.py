@@ -56,6 +56,21 @@ class SchemaError(MemfeedError, TypeError):
     """A sample, or a value in it, is none that a store can hold, or does not fit the schema."""
 
 
+class UnfitRowError(SchemaError):
+    """A row of a store that is being filled has a shape that its column does not take; another kind of column would.
+
+    Args:
+        what: was found, and what was expected.
+        advice: what to write.
+        field_index: of the column.
+        shape: of the row.
+    """
+
+    def __init__(self, what: str, advice: str = "", field_index: int = -1, shape: tuple[int, ...] = ()) -> None:
+        super().__init__(f"{what}. {advice}" if advice else what)
+        self.what, self.field_index, self.shape = what, field_index, shape
+
+
 class FieldError(MemfeedError, KeyError):
     """A field was named that does not exist."""
 

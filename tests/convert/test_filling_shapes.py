@@ -11,7 +11,7 @@ import memfeed
 from memfeed import Loader
 from memfeed.building.claim import share, unshare
 from memfeed.convert.probe import probe_indices
-from memfeed.errors import SchemaError, StoreError
+from memfeed.errors import SchemaError, StoreError, UnfitRowError
 from memfeed.store import format
 from memfeed.system.threads import end_all
 from memfeed.testing import equal
@@ -185,15 +185,35 @@ def test_a_forked_process_never_reads_a_row_from_the_old_column(tmp_path):
     require_rows(list(DataLoader(loader.store, BATCH, num_workers=1, collate_fn=list)), dataset, 2)
 
 
-def test_columns_stay_where_another_process_fills_the_store(tmp_path):
+def test_where_another_process_fills_the_store_the_next_run_changes_the_column(tmp_path, capsys):
     loader = Loader(Sounds(), BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
     shared = share(format.build_path(tmp_path / "s.mf"))
     try:
-        with pytest.raises(SchemaError, match=r"found dims \[15\]; expected float32 \[16\]"):
+        with pytest.raises(UnfitRowError, match=r"found dims \[15\]; expected float32 \[16\].*run the program again"):
             list(loader)
     finally:
         unshare(shared)
-    require_rows(list(Loader(Sounds(), BATCH, collate_fn=list, cache=tmp_path / "s.mf")), Sounds(), 2)
+    del loader
+    end_all()
+    assert "from now on" not in capsys.readouterr().err
+    again = Loader(Sounds(), BATCH, num_workers=2, collate_fn=list, cache=tmp_path / "s.mf")
+    assert again.store.schema.fields[0].kind == "jagged"
+    assert "from now on" in capsys.readouterr().err
+    require_rows(list(again), Sounds(), 2)
+    again.store.finish()
+    require_store(tmp_path / "s.mf", Sounds())
+
+
+@pytest.mark.parametrize("note", [b"", b'{"field_index": 7, "dims": [3]}', b'{"field_index": 0, "dims": [3, 4]}',
+                                  b'{"field_index": 0, "dims": [16]}', b'{"field_index": 1, "dims": []}'])  # fmt: skip
+def test_a_shape_that_was_noted_and_means_nothing_changes_no_column(note, tmp_path):
+    loader = Loader(Sounds(), BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+    next(iter(loader))
+    del loader
+    end_all()
+    (tmp_path / "s.mf.build" / ".build" / "unfit-1.json").write_bytes(note)
+    again = Loader(Sounds(), BATCH, collate_fn=list, cache=tmp_path / "s.mf")
+    assert [field.kind for field in again.store.schema] == ["fixed", "str", "fixed"]
 
 
 @pytest.mark.parametrize("options", [{}, {"transform": lambda batch: batch}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.write_run import promote_column
-from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError
+from memfeed.errors import BuildError, SchemaError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.fields import Field
 from memfeed.store import format
 from memfeed.store.backing import Backing, filling_backing, switch_columns
@@ -32,7 +33,6 @@ from memfeed.store.dataset_attributes import Attributes
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.opened import open_store
 from memfeed.store.ragged import column_files
-from memfeed.store.row_supply import UnfitRowError
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system import files
@@ -44,6 +44,17 @@ WAIT_SECONDS = 0.1
 JOIN_SECONDS = 10.0  # files of a build that is not being committed do not vanish for so long
 REPORT_SECONDS = 5.0
 SETTINGS = "filling.json"
+UNFIT = "unfit-{}.json"  # the shape of a row that fits no column, by the process that has found it
+
+
+class _UnfitShape(msgspec.Struct, frozen=True):
+    """The shape of a row that its column does not take."""
+
+    field_index: int
+    dims: tuple[int, ...]
+
+
+SHAPES = "unfit-{}.json"  # of rows that processes found which could not change their column
 
 
 def open_or_fill(
@@ -113,6 +124,7 @@ def _lead(
             conversion.finish(build, message, Sigterm())  # only its commit is left
             stack.close()
             return open_store(target, types=conversion.result.types, owner=owner)
+        _take_unfit_shapes(build, conversion)
         if options.says:
             write_line(f"memfeed: {message}, filled while it is read")
     try:
@@ -261,32 +273,47 @@ def _filled(
 def _widen(conversion: Conversion, backing: Backing, unfit: UnfitRowError) -> None:
     """Let the column that a row does not fit take rows of its shape too, and go on filling the store.
 
-    All views of this process read the new columns. Raises ``unfit`` if other processes fill the store: they have the
-    columns of before.
+    All views of this process read the new columns. If other processes fill the store, which have the columns of before,
+    this raises UnfitRowError, and the next run changes the column before it reads a row.
     """
     supply, target = backing.supply, conversion.target
+    root = format.build_path(target)
+    shape = _UnfitShape(field_index=unfit.field_index, dims=unfit.shape)
+    files.write_file(root / WORK_DIRECTORY / UNFIT.format(os.getpid()), msgspec.json.encode(shape))
     backings = supply.withdraw() if isinstance(supply, DatasetSupply) else []
-    if not backings:
-        raise unfit
-    try:
-        with claim_recovered(target, wait=False) as root:
-            build = None if is_shared(root) else Build.resume(root)
-            if build is None:
-                raise unfit
-            before = build.schema.fields[unfit.field_index].decoded
-            promote_column(build, unfit.field_index, [unfit.shape])
-            after = build.schema.fields[unfit.field_index].decoded
-    except ClaimedError:
-        raise unfit from None
-    if conversion.options.says:
-        write_line(
-            f"memfeed: {target}: found dims {list(unfit.shape)} in field {before.name}, which was {before.describe()}; "
-            f"it is {after.describe()} from now on"
-        )
+    if not backings or is_shared(root):
+        raise UnfitRowError(
+            unfit.what,
+            "Other processes fill this store too, with the column as it is: run the program again, which changes the "
+            "column before it is read, and keeps the rows that are written",
+        ) from None
     owner = backing.owner if isinstance(backing.owner, TemporaryDirectory) else None
     other = open_or_fill(target, conversion.given, conversion.options, owner)._backing
     for each in backings:
         switch_columns(each, other)
+
+
+def _take_unfit_shapes(build: Build, conversion: Conversion) -> None:
+    """Let columns take the rows that were found to fit none, by this process or in a run before."""
+    for path in sorted((build.root / WORK_DIRECTORY).glob(UNFIT.format("*"))):
+        try:
+            found = msgspec.json.decode(path.read_bytes(), type=_UnfitShape)
+            before = build.schema.fields[found.field_index].decoded
+        except (msgspec.DecodeError, IndexError):  # of a process that was killed as it wrote it
+            continue
+        is_promotable = before.kind in ("fixed", "jagged") and found.field_index not in conversion.plan.fixed
+        differs = len(found.dims) == before.rank and any(
+            own not in (None, dim) for own, dim in zip(before.shape, found.dims, strict=True)
+        )
+        if is_promotable and differs:
+            promote_column(build, found.field_index, [found.dims])
+            after = build.schema.fields[found.field_index].decoded
+            if conversion.options.says:
+                write_line(
+                    f"memfeed: {conversion.target}: found dims {list(found.dims)} in field {before.name}, which was "
+                    f"{before.describe()}; it is {after.describe()} from now on"
+                )
+        files.remove(path)
 
 
 def joined_backing(target: Path, given: Input, options: ConvertOptions) -> Backing:

@@ -13,10 +13,9 @@ from memfeed.convert.randomness import Draws, share_memory
 from memfeed.convert.readback import require_reread
 from memfeed.convert.watchdog import WAITING, WRITING, Watchdog, failure_of
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, pack_rows
-from memfeed.errors import SampleError, SchemaError
+from memfeed.errors import SampleError, SchemaError, UnfitRowError
 from memfeed.schema import values
 from memfeed.schema.codec import Packed
-from memfeed.store.row_supply import UnfitRowError
 
 REREAD = "reread"
 """Requested in place of rows: compare some rows with the dataset once more, before the commit."""
@@ -209,8 +208,9 @@ class RowWorker:
         field, store = self._build.schema.fields[field_index].decoded, self._build.root.with_suffix("")
         return UnfitRowError(
             f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
-            "had that were read first. A store that is read while it is filled keeps its columns, unless the only "
-            "process that fills it has a Loader with a collate_fn and no transform: write it before it is read, once: "
+            "had that were read first",
+            "A store that is read while it is filled changes a column only for a Loader with a collate_fn and no "
+            "transform: write it before it is read, once: "
             f"memfeed.cache(dataset, {str(store)!r}), with the same split= and forms=, keeps the rows that are "
             "written, and changes this column",
             field_index,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memfeed.errors import LoaderError, MemfeedError, StoreError
+from memfeed.errors import LoaderError, MemfeedError, StoreError, UnfitRowError
 from memfeed.loading.background import made_ahead
 from memfeed.loading.batch_order import BatchOrder
 from memfeed.loading.gather_tasks import (
@@ -32,7 +32,6 @@ from memfeed.order.orders import BlockOrder, EpochOrders, Order, Sequential, Shu
 from memfeed.order.pieces import RankShards
 from memfeed.random import derive
 from memfeed.store.columns import Column
-from memfeed.store.row_supply import UnfitRowError
 from memfeed.store.store import Store
 from memfeed.system.messages import warn
 from memfeed.transfer.page_locked import is_out_of_memory

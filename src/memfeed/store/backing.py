@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memfeed.errors import CorruptStoreError, StoreError, StoreNotFoundError
+from memfeed.errors import CorruptStoreError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, memo_format
@@ -29,7 +29,7 @@ from memfeed.store.manifest import Manifest
 from memfeed.store.mapping import ORDINARY, map_descriptor
 from memfeed.store.ragged import Located, RaggedFiles, column_files, fixed_file, ragged_files
 from memfeed.store.ragged_columns import RaggedColumn
-from memfeed.store.row_supply import RowSupply, UnfitRowError
+from memfeed.store.row_supply import RowSupply
 from memfeed.system.descriptors import open_read
 
 

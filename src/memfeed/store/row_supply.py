@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from memfeed.errors import SchemaError
 from memfeed.schema.codec import Int64Array
 
 
@@ -34,20 +33,6 @@ class ReadRequest:
 
     def __init__(self, fields: Sequence[int] | None = None) -> None:
         self.fields = fields
-
-
-class UnfitRowError(SchemaError):
-    """A row of a store that is being filled has a shape that its column does not take; another kind of column would.
-
-    Args:
-        text: for people.
-        field_index: of the column.
-        shape: of the row.
-    """
-
-    def __init__(self, text: str, field_index: int = -1, shape: tuple[int, ...] = ()) -> None:
-        super().__init__(text)
-        self.field_index, self.shape = field_index, shape
 
 
 class RowSupply(Protocol):
