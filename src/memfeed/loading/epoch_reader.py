@@ -121,9 +121,7 @@ class EpochReader:
 
     def prepare(self) -> LoadPlan:
         """Return how batches are made. Places the columns at the first call, and those that have changed since."""
-        if self._planned_columns is not self._store._view.columns:
-            self._plan, self._planned_columns = None, self._store._view.columns
-        if self._plan is None:
+        if self._plan is None or self._planned_columns is not self._store._view.columns:
             # what a user's collate_fn makes has to be moved after it: nothing is gathered for the device
             self._streams = None if self._settings.collates_samples else streams_of(self._settings.device)
             self._planned_for_filling = self._store._view.supply is not None
@@ -190,6 +188,7 @@ class EpochReader:
 
             order = self._rows.orders(self._piece.seed, self._piece.cut)(self._piece.epoch)
             rows = rows_of_rank(order, self._piece, self._store)
+        self._planned_columns = self._store._view.columns
         return make_plan(self._store, self._settings, placements, self._streams, rows)
 
     def describe_placements(self) -> str:
@@ -211,13 +210,14 @@ class EpochReader:
         Where a row of a store that is being filled fits no column, that is changed if the loader can take such rows.
         """
         while True:
+            columns = self._store._view.columns
             try:
                 for group in self._groups(epoch, seed, shards, position):
                     yield group
                     position = group.positions[-1]
                 return
             except (RuntimeError, MemoryError, OSError, MemfeedError) as error:
-                if self._has_new_columns(error):
+                if self._has_new_columns(columns, error):
                     continue
                 if "captur" in str(error) and "stream" in str(error):
                     raise LoaderError(CAPTURED) from error
@@ -233,17 +233,17 @@ class EpochReader:
                 f"{self.describe_placements()}; leave more room with placement=, or a smaller batch"
             )
 
-    def _has_new_columns(self, error: Exception) -> bool:
-        """Return True if the store has other columns now, from which the next batches can be read.
+    def _has_new_columns(self, before: Sequence[Column], error: Exception) -> bool:
+        """Return True if the store has other columns than ``before``, from which the next batches can be read.
 
         They are changed for a row that fits none: of a loader that can take such rows.
         """
         view, backing = self._store._view, self._store._backing
         if not self._settings.takes_any_shape:
             return False
-        if isinstance(error, UnfitRowError) and backing.widen is not None and self._planned_columns is view.columns:
+        if isinstance(error, UnfitRowError) and backing.widen is not None and view.columns is before:
             backing.widen(backing, error)
-        return isinstance(error, MemfeedError) and self._planned_columns is not view.columns
+        return isinstance(error, MemfeedError) and view.columns is not before
 
     def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
         plan = self._plan_of_epoch(epoch, seed, shards, position)
