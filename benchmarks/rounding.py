@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from memfeed.splitting.stored_layout import ShortSide
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from measure import PHOTOS, Check, parser, table, write
 from memfeed.random import Keys
+from memfeed.splitting.stored_layout import ShortSide
 from memfeed.transforms import RandomResizedCrop
 
 SIDE, FULL, SHORT = 224, "full size", "short side of 256"
