@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import memfeed
 from forked_programs import Program
 from memfeed.errors import BuildError, CorruptStoreError, LoaderError, RemoteError, SpaceError, StoreError
-from memfeed.remote import caches, remote_supply
+from memfeed.remote import caches, opening, remote_supply
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.fetching import LEAST_IN_FLIGHT
 from memfeed.remote.opening import LazyRemote
@@ -388,7 +388,7 @@ def test_a_file_of_a_cache_that_was_cut_names_the_directory_to_remove(local, ori
     if is_complete:
         store.finish()
     del store
-    gc.collect()
+    wait_until(lambda: gc.collect() >= 0 and cache not in opening._opened)  # its thread may end a moment later
     files.chmod(cache / "label.memmap", 0o644)
     os.truncate(cache / "label.memmap", 10)
     with pytest.raises(

@@ -216,9 +216,11 @@ class EpochReader:
                     yield group
                     position = group.positions[-1]
                 return
-            except (RuntimeError, MemoryError, OSError, MemfeedError) as error:
+            except Exception as error:  # at the end of the interpreter no other name of an error is left
                 if self._has_new_columns(columns, error):
                     continue
+                if not isinstance(error, RuntimeError | MemoryError | OSError):
+                    raise
                 if "captur" in str(error) and "stream" in str(error):
                     raise LoaderError(CAPTURED) from error
                 placements = fallback(self.prepare().placement.placements) if is_out_of_memory(error) else None
