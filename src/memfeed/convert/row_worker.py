@@ -210,7 +210,7 @@ class RowWorker:
             f"sample {row}, field {field.name}: found dims {list(shape)}; expected {field.describe()}, as the samples "
             "had that were read first",
             "A store that is read while it is filled changes a column only for a Loader with a collate_fn and no "
-            "transform: write it before it is read, once: "
+            "transform: pass one that takes such samples, or write the store before it is read, once: "
             f"memfeed.cache(dataset, {str(store)!r}), with the same split= and forms=, keeps the rows that are "
             "written, and changes this column",
             field_index,
