@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -50,6 +51,34 @@ def test_all_work_is_released_before_any_is_waited_for(monkeypatch):
         threads.end_at_exit(Work())
     threads.end_all()
     assert calls == ["release", "release", "join", "join"]
+
+
+def test_a_thread_is_waited_for_that_frees_its_own_work():
+    """Its weak references are dead by then, and what it holds, such as open files, is not closed yet."""
+    freeing, freed = threading.Event(), []
+
+    class Held:
+        def __del__(self):
+            freeing.set()
+            time.sleep(0.3)
+            freed.append(self)
+
+    class Work:
+        def __init__(self):
+            self.held = Held()
+
+        def run(self):
+            go.wait()
+
+    go, work = threading.Event(), Work()
+    thread = threading.Thread(target=work.run, daemon=True)
+    threads.end_at_exit(work, thread)
+    thread.start()
+    del work
+    go.set()
+    assert freeing.wait(5)
+    threads.end_all()
+    assert freed
 
 
 def test_work_ends_while_pools_of_threads_still_take_tasks():

@@ -197,8 +197,8 @@ class Service(ABC):
     def start(self) -> None:
         """Start the thread, unless it runs. The caller has ``changed``."""
         if self._thread is None and not self._stopping.is_set():
-            end_at_exit(self)
             self._thread = threading.Thread(target=self._run, name="memfeed-service", daemon=True)
+            end_at_exit(self, self._thread)
             self._thread.start()
 
     def _run(self) -> None:

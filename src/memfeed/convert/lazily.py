@@ -54,9 +54,6 @@ class _UnfitShape(msgspec.Struct, frozen=True):
     dims: tuple[int, ...]
 
 
-SHAPES = "unfit-{}.json"  # of rows that processes found which could not change their column
-
-
 def open_or_fill(
     target: Path,
     given: Input,

@@ -8,6 +8,8 @@ import threading
 import weakref
 from typing import Protocol
 
+FREE_SECONDS = 2.0  # that a thread may take to free the work whose last reference it has
+
 
 class ThreadedWork(Protocol):
     """Work in threads of this process, such as the filling of a store. A thread that runs keeps its work alive."""
@@ -20,19 +22,32 @@ class ThreadedWork(Protocol):
 
 
 _work: weakref.WeakSet[ThreadedWork] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _is_registered = False
 
-os.register_at_fork(after_in_child=lambda: _work.clear())  # the threads of the parent are not there
+
+def _forget() -> None:
+    """Forget the threads of the parent, which are not there in a forked child."""
+    _work.clear()
+    _threads.clear()
 
 
-def end_at_exit(work: ThreadedWork) -> None:
-    """End this work before the interpreter ends: a thread that is inside torch then would abort the process."""
+os.register_at_fork(after_in_child=_forget)
+
+
+def end_at_exit(work: ThreadedWork, thread: threading.Thread | None = None) -> None:
+    """End this work before the interpreter ends: a thread that is inside torch then would abort the process.
+
+    A ``thread`` that has the last reference to the work frees it as it ends: it is waited for after the work is gone.
+    """
     global _is_registered
     if not _is_registered:
         # before what atexit runs: pools of threads, which a commit needs, take no tasks then
         getattr(threading, "_register_atexit", atexit.register)(end_all)
         _is_registered = True
     _work.add(work)
+    if thread is not None:
+        _threads.add(thread)
 
 
 def end_all() -> None:
@@ -42,6 +57,9 @@ def end_all() -> None:
         work.release(at_exit=True)
     for work in everything:
         work.join()
+    for thread in list(_threads):
+        if thread.is_alive() and thread is not threading.current_thread():
+            thread.join(FREE_SECONDS)
 
 
 def started(thread: threading.Thread) -> bool:
