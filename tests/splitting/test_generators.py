@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import memfeed
 from memfeed.splitting.generators import Generators, generators_in
@@ -114,6 +116,45 @@ def test_restored_states_give_the_same_numbers_again(bits):
     generators.restore(states)
     assert generators.moved(states, generators.save()) == set()
     assert numbers() == first
+
+
+DRAWS = {
+    "nothing": lambda one, _: None,
+    "normal": lambda one, _: one.randn(),  # makes two numbers, and keeps one for the next draw
+    "number": lambda one, _: one.rand(),
+    "numbers": lambda one, _: one.randint(9, size=700),
+    "seed": lambda one, _: one.seed(3),
+    "restore": lambda one, kept: one.set_state(kept),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(DRAWS)), max_size=12))
+def test_states_of_numpy_that_were_not_asked_for_again_are_those_of_numpy(names):
+    one = np.random.RandomState(1)
+    generators, kept = Generators(one), one.get_state()
+    for name in names:
+        DRAWS[name](one, kept)
+        for _ in range(2):
+            assert generators.save()[3] == pickle.dumps(one.get_state(legacy=False))
+
+
+def test_a_random_state_with_other_bits_is_saved_restored_and_seeded():
+    one = np.random.RandomState(np.random.PCG64(1))
+    generators = Generators(one)
+    before = generators.save()
+    first = one.randn(), one.randn()
+    assert generators.moved(before, generators.save()) == {3}
+    generators.restore(before)
+    assert (one.randn(), one.randn()) == first
+    outer = generators.save()
+    try:
+        generators.seed(1)
+        seeded = one.randn(), one.randn()
+        one.randn()
+        generators.seed(1)
+        assert (one.randn(), one.randn()) == seeded != first
+    finally:
+        generators.restore(outer)
 
 
 def test_seeds_differ_by_generator_and_by_number():

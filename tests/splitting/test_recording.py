@@ -148,3 +148,49 @@ def test_equal_values_of_other_origin_are_not_known(leaf):
 def test_an_array_of_a_marked_list_is_made_again(work):
     run, result = record(work, [1.0, 2.0])
     assert equal(plain(replay(run, [3.0, 4.0], result)), work([3.0, 4.0]))
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    """A mode of the user's, which ends after the call that it was entered in."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made * 2 if func is torch.Tensor.add else made
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_operations_within_a_call_are_not_noted_and_later_ones_are(fails):
+    told = []
+
+    class Told(Recording):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            told.append(func)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    run = Told()
+    run.tape.append(None)
+    with run:
+        leaf = run.mark(torch.ones(2), START)
+        told.clear()
+        with contextlib.suppress(ZeroDivisionError), run.call():
+            assert equal(leaf.mul(3), torch.full((2,), 3.0))
+            assert 1 / (not fails)
+        assert not told
+        result = leaf.mul(3)
+    assert told
+    assert equal(replay(run, torch.ones(2), result), torch.full((2,), 3.0))
+
+
+def test_a_mode_of_other_code_holds_around_and_within_a_call():
+    run = Recording()
+    run.tape.append(None)
+    with run:
+        leaf, other = run.mark(torch.ones(2), START), torch.ones(2)
+        with Doubled():
+            with run.call():
+                within = other.add(1)
+            around = other.add(1)
+        after, result = other.add(1), leaf.add(1)
+    assert within.tolist() == around.tolist() == [4, 4]
+    assert after.tolist() == torch.ones(2).add(1).tolist() == [2, 2]
+    assert equal(replay(run, torch.ones(2), result), torch.full((2,), 2.0))

@@ -6,13 +6,14 @@ image) is refused: it cannot be made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from memfeed.errors import SplitError
 from memfeed.schema.values import is_pil
@@ -180,6 +181,24 @@ class Recording(TorchFunctionMode):
         setattr(np, "ascontiguousarray", _CONTIGUOUS)  # noqa: B010
         setattr(torch.Tensor, "as_subclass", AS_SUBCLASS)  # noqa: B010
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Note no operation within the block, which is a call that is made again as a whole.
+
+        torch need not tell of its operations there, some thirty a call. It does if other code has entered a mode since,
+        because modes end in the reverse order.
+        """
+        is_last = _get_current_function_mode() is self  # type: ignore[no-untyped-call]
+        self.is_inside = True
+        if is_last:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self.is_inside = False
+            if is_last:
+                super().__enter__()  # type: ignore[no-untyped-call]
 
     def _traced(self, array: Any) -> TracedArray:
         self._arrays.append(traced_array(_AS_ARRAY(array), self))

@@ -176,16 +176,14 @@ class Tracer:
         entry = Entry(Callee(name, self.units[name].at if is_cut else 0), form, links, [])
         run.tape.append(entry)
         number = len(run.tape) - 1
-        run.is_inside, self._running = True, (name, entry) if is_cut else None
+        self._running = (name, entry) if is_cut else None
         linked = [plain(leaf) for leaf, link in zip(leaves, links, strict=True) if link is not None]
-        try:
+        with run.call():
             before = [copied(leaf) for leaf in linked]
             if not is_cut:
                 self._note_cut(entry, args, kwargs)
             result = (marked._target if is_cut else marked._original)(*args, **kwargs)
             entry.writes = not equal(before, linked)
-        finally:
-            run.is_inside, self._running = False, None
         entry.after = self.generators.save()
         self.note_attributes()
         made, made_form = take_apart(result)
