@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from memfeed.loading.background import Pause
-from memfeed.loading.epoch import EpochIterator, EpochProgress, IteratorPickledError, run_epoch
+from memfeed.loading.background import Pause, PausedError
+from memfeed.loading.epoch import EpochIterator, EpochProgress, IteratorPickledError, run_epoch, runs_of_epoch
 from memfeed.loading.gather_tasks import BatchGroup
 
 
@@ -19,9 +19,9 @@ class Policy(SimpleNamespace):
         return False
 
 
-def groups_from(position, count=10, size=2):
+def groups_from(position, failed=0, count=10, size=2):
     """Groups of ``size`` batches, which are their positions."""
-    first = position or 0
+    first = (position or 0) + failed
     for at in range(first, count, size):
         batches = list(range(at, min(at + size, count)))
         yield BatchGroup(batches, [batch + 1 for batch in batches], 3)
@@ -87,8 +87,8 @@ def test_nothing_runs_before_the_first_batch():
 
 @pytest.mark.parametrize("threaded", [False, True])
 def test_an_error_comes_after_the_batches_before_it(threaded):
-    def failing(position):
-        yield from groups_from(position, 4)
+    def failing(position, failed):
+        yield from groups_from(position, failed, 4)
         raise ValueError("bad row")
 
     found, progress = [], EpochProgress()
@@ -102,8 +102,36 @@ def test_an_error_comes_after_the_batches_before_it(threaded):
 
 def test_an_empty_epoch():
     progress = EpochProgress()
-    assert list(run(progress, make=lambda position: iter([]))) == []
+    assert list(run(progress, make=lambda position, failed: iter([]))) == []
     assert progress.finished
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(("error", "lost"), [(ValueError("bad"), 1), (PausedError(), 0), (KeyboardInterrupt(), 0)])
+def test_an_iterator_goes_on_after_an_error(threaded, error, lost):
+    raised = []
+
+    def made(position, failed):
+        for group in groups_from(position, failed, size=1):
+            if group.batches[0] in (3, 4, 9) and len(raised) < 3:
+                raised.append(1)
+                raise error
+            yield group
+
+    progress, begun, found = EpochProgress(), [], []
+    policy = Policy(threaded=threaded, settled=True)
+    runs = runs_of_epoch(progress, lambda _: begun.append(1) or made, lambda: policy, 2, Pause())
+    iterator = EpochIterator.from_iterable(runs)
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            break
+        except (ValueError, PausedError, KeyboardInterrupt) as caught:
+            assert caught is error
+            assert progress.position == (found[-1] + 1), "a state that is saved now has the batch"
+    assert found == ([0, 1, 2, 5, 6, 7, 8] if lost else list(range(10)))
+    assert (progress.finished, begun, progress.batches) == (True, [1], len(found))
 
 
 def test_iterators_have_a_length_and_are_not_pickled():

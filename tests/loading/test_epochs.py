@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, Sampler, default_collate
 
 import memfeed
 from memfeed.errors import LoaderError
@@ -130,3 +130,89 @@ def test_the_end_of_a_sampler_that_is_a_users_is_not_known(store):
     assert loader._epochs._end_of(loader._settings) == 0
     own = memfeed.Loader(store, 4, sampler=memfeed.Loader(store, 4, shuffle=True).sampler, drop_last=True)
     assert own._epochs._end_of(own._settings) == 20
+
+
+def nexts(loader):
+    """The rows of each batch, or the class of the error that came in its place."""
+    iterator, found = iter(loader), []
+    while True:
+        try:
+            found += rows([next(iterator)])
+        except StopIteration:
+            return found
+        except (KeyError, KeyboardInterrupt, LoaderError) as error:
+            found.append(type(error))
+
+
+@pytest.mark.parametrize(("error", "left_out"), [(KeyError, True), (KeyboardInterrupt, False)])
+@pytest.mark.parametrize("own_sampler", [False, True])
+@pytest.mark.parametrize("argument", ["transform", "collate_fn"])
+def test_the_same_iterator_goes_on_after_an_error(store, error, left_out, own_sampler, argument):
+    """As DataLoader's; after an interrupt no row is lost."""
+    calls = []
+
+    def fails(batch):
+        calls.append(1)
+        if len(calls) in (2, 3, 6):
+            raise error("mine")
+        return batch if argument == "transform" else default_collate(batch)
+
+    def make():
+        torch.manual_seed(4)
+        order = {"sampler": RandomSampler(range(22))} if own_sampler else {"shuffle": True}
+        return memfeed.Loader(store, 4, **order, **{argument: fails})
+
+    found = nexts(make())
+    first, *rest = rows(make())
+    if left_out:
+        assert found == [first, error, error, *rest[2:4], error]
+    else:
+        assert found == [first, error, error, *rest[:2], error, *rest[2:]]
+
+
+def test_after_an_error_of_a_sampler_nothing_comes(store):
+    """As with DataLoader, whose sampler has ended."""
+
+    class Fails(Sampler):
+        def __init__(self):
+            pass
+
+        def __iter__(self):
+            yield from range(8)
+            raise KeyError("mine")
+
+    assert nexts(memfeed.Loader(store, 4, sampler=Fails())) == [[0, 1, 2, 3], [4, 5, 6, 7], KeyError]
+    calls = iter([0, 1])
+    once = memfeed.Loader(store, 4, sampler=iter(range(22)), transform=lambda batch: {0: batch}[next(calls)])
+    assert nexts(once) == [[0, 1, 2, 3], KeyError, LoaderError], "it cannot be started again"
+
+
+def test_the_state_after_an_error_has_the_batch_that_failed(store):
+    calls = iter([0, 1, 0, 0, 0])
+    loader = memfeed.Loader(store, 4, transform=lambda batch: {0: batch}[next(calls, 0)])
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyError):
+        next(iterator)
+    state = loader.state_dict()
+    assert rows([next(iterator)]) == [[8, 9, 10, 11]]
+    loader.load_state_dict(state)
+    assert rows(loader)[0] == [4, 5, 6, 7]
+
+
+def test_a_batch_that_failed_may_be_skipped(store):
+    calls = iter([0, 1])
+    loader = memfeed.Loader(store, 4, transform=lambda batch: {0: batch}[next(calls, 0)])
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyError):
+        next(iterator)
+    loader.skip(1)
+    assert rows([next(iterator)]) == [[8, 9, 10, 11]], "not two batches"
+
+
+@pytest.mark.parametrize("argument", ["transform", "collate_fn"])
+def test_a_function_that_raises_stop_iteration_ends_no_epoch(store, argument):
+    loader = memfeed.Loader(store, 4, **{argument: lambda batch: next(iter(()))})
+    with pytest.raises(LoaderError, match=r"found StopIteration from the user's .*; expected a batch"):
+        list(loader)

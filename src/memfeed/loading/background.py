@@ -20,6 +20,12 @@ PAUSED = (
     "the loader's thread makes no batches"
 )
 T = TypeVar("T")
+
+
+class PausedError(LoaderError):
+    """A batch was asked for while no thread may make one. It comes after the pause."""
+
+
 PATIENCE_SECONDS = 0.5  # how often a waiting side checks that the other is alive
 
 
@@ -167,7 +173,7 @@ class Background(Generic[T]):
                     link.make_room()
                     return item  # type: ignore[no-any-return]
                 if not link.ended and self._pause is not None and self._pause.is_paused_by_me:
-                    raise LoaderError(PAUSED)
+                    raise PausedError(PAUSED)
                 # do not wait for a thread that is gone, as in a forked child
                 if link.ended or (not link.changed.wait(PATIENCE_SECONDS) and not self._thread.is_alive()):
                     break

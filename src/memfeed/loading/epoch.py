@@ -18,7 +18,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from memfeed.errors import LoaderError
-from memfeed.loading.background import Background, Pause
+from memfeed.loading.background import Background, Pause, PausedError
 from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.position import Position
 from memfeed.system import openmp
@@ -93,6 +93,7 @@ class EpochProgress:
         iterator: the iterator that gives it, as a weak reference.
         finished: whether the end was reached.
         moved: ``position`` was changed from outside, and the iterator continues from there.
+        failed: batches after ``position`` that raised an exception in place of being given.
         batches, samples: given so far by this iterator.
         seconds: from the first batch to the last.
         wait_seconds: the part of that which ``next`` took.
@@ -104,6 +105,7 @@ class EpochProgress:
     iterator: weakref.ref[Iterator[Any]] | None = None
     finished: bool = False
     moved: bool = False
+    failed: int = 0
     batches: int = 0
     samples: int = 0
     seconds: float = 0.0
@@ -152,8 +154,31 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-Start = Callable[[Position | None], Iterator[BatchGroup]]
-"""Returns what makes the batches of an epoch after a position."""
+Start = Callable[[Position | None, int], Iterator[BatchGroup]]
+"""Returns what makes the batches of an epoch after a position, without some that failed."""
+
+
+def runs_of_epoch(
+    progress: EpochProgress,
+    begin: Callable[[EpochProgress], Start],
+    policy_now: Callable[[], PrefetchPolicy],
+    prefetch: int,
+    pause: Pause,
+) -> Iterator[Iterator[Any]]:
+    """Yield what gives the batches of an epoch: once, and again whenever it was ended by an exception.
+
+    So an iterator goes on after one, as DataLoader's does: after the batch that failed, or with the batch that an
+    interrupt kept from the caller. The arguments are those of ``run_epoch``.
+    """
+    start: Start | None = None
+
+    def begin_once(progress: EpochProgress) -> Start:
+        nonlocal start
+        start = begin(progress) if start is None else start
+        return start
+
+    while not progress.finished:
+        yield run_epoch(progress, begin_once, policy_now, prefetch, pause)
 
 
 def run_epoch(
@@ -166,51 +191,60 @@ def run_epoch(
     """Yield the batches of an epoch from ``progress.position`` on, and keep ``progress`` up to date.
 
     ``begin`` is called when the first batch is asked for. It sets the epoch and its position. What it returns is called
-    again after a move, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the policy finds one
-    worth it, except while ``pause`` is paused.
+    again after a move, after an exception, and in a forked child. A thread makes up to ``prefetch`` groups ahead if the
+    policy finds one worth it, except while ``pause`` is paused.
     """
     start = begin(progress)
     policy = policy_now()
     _running.add(progress)
     policy.begin()
     asked = 0.0
-    while not progress.finished:
-        progress.moved = False
-        groups = start(progress.position)
-        if openmp.is_child():
-            groups = _on_one_thread(groups)
-        source = _ahead(groups, prefetch, pause) if policy.threaded else groups
-        while True:
-            entered = perf_counter()
-            for group in iter(partial(_next_group, source), None):
-                got, changed = perf_counter(), False
-                if asked:  # the clock of an epoch begins with its first batch
-                    progress.seconds += got - asked
-                    progress.wait_seconds += got - entered
-                    changed = not policy.settled and policy.note(got - entered, entered - asked)
-                asked = got
-                for batch, position in zip(group.batches, group.positions, strict=True):
-                    progress.position = position
-                    progress.batches += 1
-                    progress.samples += group.row_count
-                    yield batch
-                    if progress.moved:
-                        break
-                del group, batch  # the caller may have dropped them
-                if changed and isinstance(source, Background):
-                    source.stop()  # what it made already is still given
-                    changed = False
-                if progress.moved or changed:
-                    break
+    source: Iterator[BatchGroup] | None = None
+    try:
+        while not progress.finished:
+            progress.moved = False
+            groups = start(progress.position, progress.failed)
+            if openmp.is_child():
+                groups = _on_one_thread(groups)
+            source = _ahead(groups, prefetch, pause) if policy.threaded else groups
+            while True:
                 entered = perf_counter()
-            else:
-                progress.finished = source is groups
-                if not progress.finished:
-                    source = groups  # what comes after the thread's batches
-                    continue
-            if progress.moved or progress.finished:
-                break
-            source = _ahead(groups, prefetch, pause)
+                for group in iter(partial(_next_group, source), None):
+                    got, changed = perf_counter(), False
+                    if asked:  # the clock of an epoch begins with its first batch
+                        progress.seconds += got - asked
+                        progress.wait_seconds += got - entered
+                        changed = not policy.settled and policy.note(got - entered, entered - asked)
+                    asked = got
+                    for batch, position in zip(group.batches, group.positions, strict=True):
+                        progress.position, progress.failed = position, 0
+                        progress.batches += 1
+                        progress.samples += group.row_count
+                        yield batch
+                        if progress.moved:
+                            break
+                    del group, batch  # the caller may have dropped them
+                    if changed and isinstance(source, Background):
+                        source.stop()  # what it made already is still given
+                        changed = False
+                    if progress.moved or changed:
+                        break
+                    entered = perf_counter()
+                else:
+                    progress.finished = source is groups
+                    if not progress.finished:
+                        source = groups  # what comes after the thread's batches
+                        continue
+                if progress.moved or progress.finished:
+                    break
+                source = _ahead(groups, prefetch, pause)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if isinstance(source, Background):
+            source.stop()  # a traceback that is kept would keep its thread
+        progress.failed += isinstance(error, Exception) and not isinstance(error, PausedError)
+        raise
 
 
 def _next_group(source: Iterator[BatchGroup]) -> BatchGroup | None:

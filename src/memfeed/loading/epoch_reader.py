@@ -98,6 +98,7 @@ class EpochReader:
         self._planned_for_filling = False
         self._planned_columns: Sequence[Column] = ()
         self._fell_back = False
+        self._sampler_raised = False
         self._piece: RankRows | None = None  # what is placed, with placement="sharded"
         self._piece_placements: Sequence[ColumnPlacement] | None = None
         self.is_cold: bool | None = None  # whether rows were missing in the page cache when the epoch began
@@ -203,8 +204,12 @@ class EpochReader:
             for where, names in fields.items()
         )
 
-    def groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
+    def groups(
+        self, epoch: int, seed: int, shards: RankShards, position: Position | None, failed: int = 0
+    ) -> Iterator[BatchGroup]:
         """Yield the batches of an epoch after ``position``; ``shards`` is the share of this rank in it.
+
+        Of a user's sampler, the next ``failed`` batches are drawn and left out. If it has raised, there are no more.
 
         Where memory runs out, the columns fall back to the next placement that needs less, once in a loader's life.
         Where a row of a store that is being filled fits no column, that is changed if the loader can take such rows.
@@ -212,9 +217,9 @@ class EpochReader:
         while True:
             columns = self._store._view.columns
             try:
-                for group in self._groups(epoch, seed, shards, position):
+                for group in self._groups(epoch, seed, shards, position, failed):
                     yield group
-                    position = group.positions[-1]
+                    position, failed = group.positions[-1], 0
                 return
             except Exception as error:  # at the end of the interpreter no other name of an error is left
                 if self._has_new_columns(columns, error):
@@ -247,10 +252,13 @@ class EpochReader:
             backing.widen(backing, error)
         return isinstance(error, MemfeedError) and view.columns is not before
 
-    def _groups(self, epoch: int, seed: int, shards: RankShards, position: Position | None) -> Iterator[BatchGroup]:
+    def _groups(
+        self, epoch: int, seed: int, shards: RankShards, position: Position | None, failed: int
+    ) -> Iterator[BatchGroup]:
         plan = self._plan_of_epoch(epoch, seed, shards, position)
         if not self._settings.has_own_order:
-            tasks = self._read_ahead(self._sampler_tasks(position), plan, None, 0)
+            drawing = itertools.islice(self._sampler_tasks(position, goes_on=failed > 0), failed, None)
+            tasks = self._read_ahead(drawing, plan, None, 0)
             groups = plan.maker.groups(self._present(tasks), epoch, seed)
             # a sampler is the user's code: it runs in the caller's thread, also ahead of a GPU, which works meanwhile
             return groups if self._streams is None else made_ahead(groups, self._settings.prefetch)
@@ -288,7 +296,18 @@ class EpochReader:
                 )
             yield task
 
-    def _sampler_tasks(self, position: Position | None) -> Iterator[GatherTask]:
+    def _sampler_tasks(self, position: Position | None, *, goes_on: bool) -> Iterator[GatherTask]:
+        """Yield the gathers of a user's sampler from ``position`` on: none if it ``goes_on`` after it has raised."""
+        if goes_on and self._sampler_raised:
+            return
+        self._sampler_raised = False
+        try:
+            yield from self._drawn_tasks(position)
+        except Exception:
+            self._sampler_raised = True
+            raise
+
+    def _drawn_tasks(self, position: Position | None) -> Iterator[GatherTask]:
         settings = self._settings
         last: LastBatch = settings.last if settings.last in ("drop", "pad") else "keep"
         begin = position if isinstance(position, SamplerPosition) else None

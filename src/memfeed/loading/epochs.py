@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from memfeed.errors import LoaderError
 from memfeed.loading import position
 from memfeed.loading.arguments import Reading
 from memfeed.loading.background import Pause
-from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, Start, run_epoch
+from memfeed.loading.epoch import EpochIterator, EpochProgress, PrefetchPolicy, Start, runs_of_epoch
 from memfeed.loading.epoch_reader import EpochReader
 from memfeed.loading.gather_tasks import BatchGroup
 from memfeed.loading.index_samplers import RowSampler, wraps_own_sampler
@@ -76,7 +76,8 @@ class Epochs:
         progress = EpochProgress()
         self.progress = None
         prefetch = self._reading.settings.prefetch
-        iterator = EpochIterator(run_epoch(progress, begin, lambda: self.policy, prefetch, self.pause))
+        runs = runs_of_epoch(progress, begin, lambda: self.policy, prefetch, self.pause)
+        iterator = cast(EpochIterator, EpochIterator.from_iterable(runs))
         iterator.length = length
         progress.iterator = self._newest = weakref.ref(iterator)
         return iterator
@@ -100,8 +101,12 @@ class Epochs:
         self.gathered_before = plan.maker.gather.bytes
         samplers = self._samplers
 
-        def start(at: Position | None) -> Iterator[BatchGroup]:
-            yield from reader.groups(epoch, seed, shards, at)
+        def start(at: Position | None, failed: int) -> Iterator[BatchGroup]:
+            if failed and settings.has_own_order:
+                begun = position.rows_before(progress.begin)
+                left = position.step_of(shards.end(begun), position.rows_before(at), shards.stride)
+                at = position.moved(epoch, at, begun, min(failed, left), shards=shards, stride=shards.stride)
+            yield from reader.groups(epoch, seed, shards, at, failed)
             samplers.note()
 
         return start
@@ -208,7 +213,7 @@ class Epochs:
         if progress is None or progress.finished:
             self._clock.move(moved)
         else:
-            progress.position, progress.moved = moved, True
+            progress.position, progress.moved, progress.failed = moved, True, 0
 
     def _end_of(self, settings: Settings) -> int:
         """Return the position from which nothing may be left of an epoch; 0 for a user's own sampler, which decides."""

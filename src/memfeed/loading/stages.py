@@ -118,7 +118,12 @@ class Stages:
 
         def finished(draft: Draft) -> Any:
             for stage in stages:
-                stage.run(draft)
+                try:
+                    stage.run(draft)
+                except StopIteration as error:  # whoever iterates would take it for the end
+                    raise LoaderError(
+                        f"found StopIteration from {stage.name}; expected a batch: next(iterator, None) raises none"
+                    ) from error
             return draft.value
 
         return map(finished, drafts)
