@@ -1,5 +1,7 @@
 """Hashes of samples: equal for equal bytes and dims, by samples and by columns alike; and of source code."""
 
+import importlib
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
@@ -67,3 +69,11 @@ def test_a_class_without_source_and_a_circle_end():
     made = type("Made", (), {})()
     made.dataset = made
     assert hash_source(made)[0] == hash_source(made)[0]
+
+
+def test_a_class_whose_file_was_changed_to_what_is_no_python(tmp_path, monkeypatch):
+    (tmp_path / "edited_later.py").write_text("class Edited:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("edited_later").Edited()
+    (tmp_path / "edited_later.py").write_text("class Edited:\n    def f(:\n")
+    assert hash_source(made)[1] == "edited_later.Edited"

@@ -76,7 +76,7 @@ def hash_source(dataset: Any) -> tuple[str, str]:
         seen.add(id(dataset))
         try:
             hashed.update(inspect.getsource(type(dataset)).encode())
-        except (OSError, TypeError):  # defined at a prompt, or built in
+        except Exception:  # defined at a prompt, built in, or in a file that is no Python any more
             hashed.update(type(dataset).__qualname__.encode())
         dataset = getattr(dataset, "dataset", None)
     return hashed.hexdigest(), name
