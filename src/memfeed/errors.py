@@ -10,6 +10,9 @@ import errno
 from collections.abc import Sequence
 from typing import Any
 
+NO_LENGTH = "no len; expected a dataset with both: give it def __len__(self), the number of samples"
+"""The end of a message about a dataset that has ``[]``."""
+
 
 def cut(text: str, width: int) -> str:
     """Return ``text`` in at most ``width`` characters; three dots stand for what is left out at the end."""

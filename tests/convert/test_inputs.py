@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import memfeed
 from memfeed.convert import probe
@@ -76,6 +76,7 @@ def test_hugging_face_datasets(path):
         (iter([]), r"the iterable is empty"),
         ("folder", r"found 'folder'; expected a dataset, a Parquet file"),
         ({"a": "bc"}, r"found a dict; expected a dataset"),
+        (type("Endless", (Dataset,), {})(), r"found Endless, which has \[\] and no len; expected .* def __len__"),
         (3, r"found int, which has neither len and \[\] nor iter"),
         ((torch.zeros(3), torch.zeros(4)), r"found columns of different lengths \(0: 3, 1: 4\)"),
         (Made([lambda: 1]), r"found an object of builtins.function, which no column holds"),

@@ -141,3 +141,12 @@ def test_lengths_that_are_equal_in_one_store_alone(tmp_path):
 
 def test_columns_in_memory_and_a_tuple_of_them_are_no_list_of_stores():
     assert len(Loader((torch.arange(4), torch.arange(4)), 2)) == 2
+
+
+def test_a_dataset_without_a_length():
+    class Endless(torch.utils.data.Dataset):
+        def __getitem__(self, i):
+            return i
+
+    with pytest.raises(LoaderError, match=r"found Endless, which has \[\] and no len; expected .* def __len__"):
+        Loader(Endless(), 2, sampler=[3, 1])

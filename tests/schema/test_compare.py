@@ -271,6 +271,7 @@ def test_a_difference_says_where_and_what():
         (np.zeros((2, 3)), torch.zeros(3, 2), "found float64 [2, 3], expected float32 [3, 2]"),
         ("a" * 100, None, f"found '{'a' * 56}..., expected None"),
         (None, [1, 2], "found None, expected [1, 2]"),
+        (torch.tensor(0), 0, "found 0 (Tensor), expected 0 (int)"),
     ],
 )
 def test_a_difference_is_told_in_short(found, expected, text):

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
-from memfeed.errors import CopyError, SampleError, SchemaError, SplitError
+from memfeed.errors import NO_LENGTH, CopyError, SampleError, SchemaError, SplitError
 from memfeed.schema.containers import flatten, tensors_in
 from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
@@ -85,6 +85,8 @@ def classify_input(dataset: Any) -> Input:
         given = Input(dataset, "map", len(dataset))
     elif hasattr(dataset, "__iter__"):
         given = Input(dataset, "iterable", None)
+    elif hasattr(dataset, "__getitem__"):
+        raise SchemaError(f"found {dataset.__class__.__name__}, which has [] and {NO_LENGTH}")
     else:
         raise SchemaError(
             f"found {dataset.__class__.__name__}, which has neither len and [] nor iter; expected a dataset"

@@ -12,7 +12,16 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as DataLoader
 
-from memfeed.errors import LoaderError, MemfeedError, NoSampleError, RandomDataError, SchemaError, SplitError, listed
+from memfeed.errors import (
+    NO_LENGTH,
+    LoaderError,
+    MemfeedError,
+    NoSampleError,
+    RandomDataError,
+    SchemaError,
+    SplitError,
+    listed,
+)
 from memfeed.loading.joined_stores import JoinedStore, join
 from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
@@ -297,6 +306,8 @@ def _as_store(source: Any) -> Store:
             "cache='PATH'): its samples are written to a store there first; if they are random, it is read as it is "
             "and decoded files are kept there. To keep nothing, use torch's DataLoader"
         )
+    if columns is None and hasattr(source, "__getitem__") and not hasattr(source, "__len__"):
+        raise LoaderError(f"found {type(source).__name__}, which has [] and {NO_LENGTH}")
     if columns is None:
         raise LoaderError(
             f"found {type(source).__name__}; expected a Store, a Subset of one, a list of stores, or columns in memory "

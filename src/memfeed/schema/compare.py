@@ -220,7 +220,10 @@ def describe_difference(found: Any, expected: Any) -> str:
             return f"found {brief(found[start:])} from character {start} on, expected {brief(expected[start:])}"
     one, other = _numbers(found), _numbers(expected)
     if one is None or other is None or one.shape != other.shape:
-        return f"found {describe_value(found)}, expected {describe_value(expected)}"
+        texts = describe_value(found), describe_value(expected)
+        if texts[0] == texts[1]:  # of two classes
+            texts = (f"{texts[0]} ({type(found).__name__})", f"{texts[1]} ({type(expected).__name__})")
+        return f"found {texts[0]}, expected {texts[1]}"
     one = one.to(other.dtype)
     if one.dtype.is_floating_point and one.itemsize == 1:  # float8 has no comparison
         one, other = one.float(), other.float()
