@@ -61,3 +61,13 @@ def test_the_cause_is_the_traceback_of_users_code_and_the_cause_of_ours():
     cause = failure_of(own).cause
     assert type(cause) is RuntimeError
     assert "KeyboardInterrupt: stop" in str(cause)
+
+
+def test_the_cause_arrives_with_the_line_that_raised_it():
+    own = SampleError("sample 3")
+    own.__cause__ = raised(KeyError("k"))
+    cause = pickle.loads(pickle.dumps(failure_of(own))).cause
+    assert (type(cause), cause.args) == (KeyError, ("k",))
+    assert "in raised" in str(cause.__cause__)
+    own.__cause__ = raised(WithLock())
+    assert pickle.loads(pickle.dumps(failure_of(own))).cause.__cause__ is None, "it is its traceback already"

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.sharedctypes import RawArray
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memfeed.errors import MemfeedError
 from memfeed.system.machine import process_state
@@ -140,10 +140,22 @@ def describe_samples(samples: range) -> str:
 
 
 class Failure(NamedTuple):
-    """An exception that a worker sends, and its cause."""
+    """An exception that a worker sends, and its cause. Where it arrives, the cause has its traceback as its own."""
 
     error: Exception
     cause: Exception | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pickle keeps no traceback, which names the line of the user's code
+        cause = self.cause
+        there = None if cause is None or cause.__traceback__ is None else _traceback_of(cause)
+        return _received, (self.error, cause, there)
+
+
+def _received(error: Exception, cause: Exception | None, traceback_there: RuntimeError | None) -> Failure:
+    if cause is not None:
+        cause.__cause__ = traceback_there
+    return Failure(error, cause)
 
 
 def failure_of(error: Exception) -> Failure:
