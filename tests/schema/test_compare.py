@@ -271,6 +271,7 @@ def test_a_difference_says_where_and_what():
         (np.zeros((2, 3)), torch.zeros(3, 2), "found float64 [2, 3], expected float32 [3, 2]"),
         ("a" * 100, None, f"found '{'a' * 56}..., expected None"),
         (None, [1, 2], "found None, expected [1, 2]"),
+        (np.float32(0.5), np.float64(0.5), "found float32, expected float64 (of equal values)"),
         (torch.tensor(0), 0, "found 0 (Tensor), expected 0 (int)"),
     ],
 )

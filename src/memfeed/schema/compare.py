@@ -224,10 +224,12 @@ def describe_difference(found: Any, expected: Any) -> str:
         if texts[0] == texts[1]:  # of two classes
             texts = (f"{texts[0]} ({type(found).__name__})", f"{texts[1]} ({type(expected).__name__})")
         return f"found {texts[0]}, expected {texts[1]}"
-    one = one.to(other.dtype)
+    dtypes, one = (one.dtype, other.dtype), one.to(other.dtype)
     if one.dtype.is_floating_point and one.itemsize == 1:  # float8 has no comparison
         one, other = one.float(), other.float()
     differs = (one != other) & ~((one != one) & (other != other))
+    if not bool(differs.any()) and dtypes[0] != dtypes[1]:
+        return f"found {str(dtypes[0])[6:]}, expected {str(dtypes[1])[6:]} (of equal values)"
     if not bool(differs.any()):
         return f"found other bytes in a value that is equal ({describe_value(found)})"
     at = tuple(int(i) for i in torch.nonzero(differs)[0])
