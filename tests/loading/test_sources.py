@@ -1,16 +1,20 @@
 """Several stores read as one, mixed or not."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import ConcatDataset, Subset
 
 import memfeed
 from memfeed import Blocks, Loader
 from memfeed.errors import LoaderError
 from memfeed.loading import joined_stores
 from memfeed.random import Keys
+from memfeed.store.store import with_parts
 from memfeed.transforms import Transform
 from support import Made, equal, rich_sample
 
@@ -80,6 +84,39 @@ def test_rows_that_come_twice_in_an_epoch_are_transformed_differently(three):
     list(Loader([*zip(three, [0, 0.0, 1], strict=True)], 7, shuffle=True, seed=0, transform=spy))
     assert len({row for row, _ in spy.seen}) == 9
     assert len(set(spy.seen)) == len(spy.seen) == 40
+
+
+class Negated(Transform):
+    def apply(self, batch, keys: Keys, **_):
+        return {**batch, "label": -batch["label"]}
+
+
+def test_views_of_several_stores_keep_their_transform(three):
+    own = [with_parts(store, transform=Negated()) for store in three]
+    whole = Loader(own, 4).dataset
+    sources = [
+        own,
+        own[0] + own[1] + own[2],  # a ConcatDataset in a ConcatDataset
+        Subset(own[0] + own[1] + own[2], range(40)),
+        [own[0] + own[1], own[2]],
+        Subset(whole, range(40)),
+        whole.subset(range(40)),
+        whole.select(["label", "td"]),
+        pickle.loads(pickle.dumps(whole.subset(range(40)))),
+    ]
+    for source in sources:
+        labels = [-label for batch in Loader(source, 16) for label in batch["label"].tolist()]
+        assert labels == list(range(40))
+    others = Loader([own[0], three[1]], 4, transform={}).dataset
+    with pytest.raises(LoaderError, match="found stores with different transforms of their own"):
+        Loader(others.subset([0, 30]), 2)
+
+
+def test_a_part_of_several_stores(three, whole):
+    rows = [39, 0, 25, -1]
+    for source in (Subset(ConcatDataset(three), rows), Subset(three[0] + three[1] + three[2], rows)):
+        labels = [batch["label"].tolist() for batch in Loader(source, 3)]
+        assert labels == [batch["label"].tolist() for batch in Loader(Subset(whole, rows), 3)]
 
 
 def test_stores_that_differ_are_refused(three, tmp_path):

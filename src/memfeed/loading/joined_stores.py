@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,11 @@ from memfeed.order.choice import check_weights
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.compare import common_schema
 from memfeed.schema.fields import Schema
-from memfeed.store.backing import Backing
+from memfeed.store.backing import Backing, PartTransforms
 from memfeed.store.columns import Column
 from memfeed.store.store import Store
 from memfeed.store.view import View
 from memfeed.system.messages import say_once
-
-if TYPE_CHECKING:
-    from memfeed.transforms import Transform
 
 
 class JoinedStore(Store):
@@ -33,17 +30,6 @@ class JoinedStore(Store):
 
     parts: list[Store]
     weights: list[float] | None
-
-    @property
-    def transform(self) -> Transform | None:
-        """The transform of the stores. LoaderError if they have different ones."""
-        found = [part.transform for part in self.parts]
-        if any(repr(one) != repr(found[0]) for one in found):
-            raise LoaderError(
-                "found stores with different transforms of their own (cache(split=True)); expected one for a loader: "
-                "pass transform=, for example transform=stores[0].transform, or {} for none"
-            )
-        return found[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return join, (self.parts, self.weights)
@@ -73,6 +59,8 @@ def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
             )
     views = [store._view for store in stores]
     backing = _joined_backing(schema, views)
+    if any(store._backing.transform is not None or store._view.recipe for store in stores):
+        backing.transform = PartTransforms(stores)
     # views of whole stores need no list of rows
     rows: Int64Array | None = None
     if not all(view.has_all_rows for view in views):

@@ -253,7 +253,7 @@ def _beside_cache(source: Any, path: str | os.PathLike[str], caching: Caching) -
 
 
 def _is_store(source: Any) -> bool:
-    return isinstance(source, Store | Subset) and not is_dataset(source)
+    return isinstance(source, Store | Subset | ConcatDataset) and not is_dataset(source)
 
 
 def _is_weighted(source: Any) -> bool:
@@ -276,7 +276,7 @@ def as_stores(source: Any) -> list[Store]:
     if isinstance(source, ConcatDataset):
         source = source.datasets
     if isinstance(source, list | tuple) and source:
-        if all(isinstance(one, Store | Subset) for one in source):
+        if all(isinstance(one, Store | Subset | ConcatDataset) for one in source):
             return [store for one in source for store in as_stores(one)]
         if any(map(_is_weighted, source)):
             raise LoaderError(
@@ -289,6 +289,8 @@ def as_stores(source: Any) -> list[Store]:
 def _as_store(source: Any) -> Store:
     if isinstance(source, Store):
         return source
+    if isinstance(source, ConcatDataset) and not is_dataset(source):
+        return joined(source)
     if isinstance(source, Subset):
         return watched(_as_store(source.dataset).subset(list(source.indices)), source)
     if is_tensordict(source) and source.batch_dims:

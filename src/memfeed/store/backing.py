@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memfeed.errors import CorruptStoreError, StoreError, StoreNotFoundError, UnfitRowError
+from memfeed.errors import CorruptStoreError, LoaderError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, memo_format
@@ -91,6 +91,23 @@ def growing_columns(root: Path, schema: Schema, row_count: int) -> list[FixedCol
     return columns
 
 
+@dataclass(frozen=True)
+class PartTransforms:
+    """The transform of several stores that are read as one, and of the views of that."""
+
+    stores: Sequence[Any]
+
+    def one(self) -> Any:
+        """Return it; None if they have none. LoaderError if they have different ones."""
+        found = [store.transform for store in self.stores]
+        if any(repr(one) != repr(found[0]) for one in found):
+            raise LoaderError(
+                "found stores with different transforms of their own (cache(split=True)); expected one for a loader: "
+                "pass transform=, for example transform=stores[0].transform, or {} for none"
+            )
+        return found[0]
+
+
 @dataclass(eq=False)
 class Backing:
     """The parts that all views of one store share: its path, schema, and columns (mapped on first use).
@@ -98,7 +115,8 @@ class Backing:
     ``digest`` differs for every store, ``source`` only for every dataset: see ``View.source_digest``. ``owner`` lives
     as long as this object. ``check`` raises StoreError if another store is at the path now. ``remake``
     is a function and its arguments that make this backing in another process; None opens ``path`` there.
-    ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes.
+    ``description`` says for people what was made. ``transform`` takes the place of the one that the manifest describes
+    (a `PartTransforms` of several stores).
     ``left_out`` says for each entry of a tensordict directory that is not read where it is and why. ``supply`` brings
     the rows of a store that is not complete; None for any other. ``masks_rows`` says that a loader must mask rows,
     because the dataset may raise for some. ``chunk_rows`` is how many rows are fetched together, of a store that was

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from memfeed.errors import StoreError, listed
 from memfeed.schema.fields import Schema
+from memfeed.store.backing import PartTransforms
 from memfeed.store.columns import FixedColumn
 from memfeed.store.dataset_attributes import in_form, targets_column
 from memfeed.store.row_supply import FillProgress
@@ -89,8 +90,9 @@ class Facts(Dataset[Any]):
         sample before it. StoreError if steps of it
         are functions of the dataset's own, which a store cannot hold: `cache(dataset, path, split=True)` has them.
         """
-        if self._backing.transform is not None:
-            return self._backing.transform  # type: ignore[no-any-return]
+        own = self._backing.transform
+        if own is not None:
+            return own.one() if isinstance(own, PartTransforms) else own  # type: ignore[no-any-return]
         recipe = self._view.recipe
         if not recipe:
             return None
