@@ -655,3 +655,15 @@ def test_lightning_makes_it_again_of_what_its_hook_saw(tmp_path, monkeypatch, is
     again = of_fabric._update_dataloader(loader, range(0, 30, 2))
     assert type(again) is type(loader)
     assert torch.cat([rows for _, rows in again]).tolist() == [*range(0, 30, 2)]
+
+
+def test_what_only_a_loader_of_a_store_has_is_told(tmp_path):
+    loader = memfeed.Loader(Made(lambda i: torch.rand(2), 40), 4, cache=tmp_path / "a.mf")
+    assert isinstance(loader, DecodedLoader)
+    assert not hasattr(loader, "state_dict"), "who looks for it finds none"
+    with pytest.raises(AttributeError, match=r"no attribute 'state_dict': it is a DataLoader .*StatefulDataLoader"):
+        loader.state_dict()
+    with pytest.raises(AttributeError, match=r"no attribute 'skip': it is a DataLoader .*raises the reason$"):
+        loader.skip(1)
+    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
+        loader.other  # noqa: B018

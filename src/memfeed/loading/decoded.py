@@ -39,6 +39,8 @@ _OF_STORES: dict[str, Any] = {
     "ranks": None, "return_rows": False, "as_": "torch", "pad": None, "follow_batch": None, "exclude_keys": None,
 }  # fmt: skip
 """The arguments that torch's loader does not have, with their defaults."""
+_METHODS = ("state_dict", "load_state_dict", "set_epoch", "epoch", "skip", "rewind", "stats", "store", "paused")
+"""What only the loader of a store has."""
 _OF_TORCH = (
     "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last",
     "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers", "pin_memory_device",
@@ -85,6 +87,18 @@ class DecodedLoader(DataLoader[T_co]):
     @worker_init_fn.setter
     def worker_init_fn(self, own: Callable[[int], None] | None) -> None:
         vars(self)["worker_init_fn"] = own  # where a trainer looks for the arguments of a loader
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, which says why for what a `Loader` has."""
+        why = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _METHODS:
+            why += (
+                ": it is a DataLoader over a dataset that no store can hold. memfeed.Loader(..., require='samples') "
+                "raises the reason"
+            )
+        if name in ("state_dict", "load_state_dict"):
+            why += "; torchdata's StatefulDataLoader has states of such a dataset"
+        raise AttributeError(why)
 
     def _get_iterator(self) -> Any:
         own = vars(self)["worker_init_fn"]
