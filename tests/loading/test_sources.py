@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 import memfeed
 from memfeed import Blocks, Loader
@@ -187,3 +187,28 @@ def test_a_dataset_without_a_length():
 
     with pytest.raises(LoaderError, match=r"found Endless, which has \[\] and no len; expected .* def __len__"):
         Loader(Endless(), 2, sampler=[3, 1])
+
+
+class Around(torch.utils.data.Dataset):
+    """A dataset that reads another one."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, i):
+        return self.inner[i]["label"]
+
+
+@pytest.mark.parametrize(
+    "wrap", [Around, lambda store: Subset(Around(store), range(3)), lambda store: StackDataset(a=Around(store))]
+)
+def test_a_transform_of_a_store_in_a_dataset_is_missed(three, wrap, capsys):
+    own = with_parts(three[0], transform=Negated())
+    Loader(wrap(three[0]), 2)
+    Loader(wrap(own), 2, transform={})
+    assert "transform of its own" not in capsys.readouterr().err
+    Loader(wrap(own), 2)
+    assert "found a store in it with a transform of its own" in capsys.readouterr().err

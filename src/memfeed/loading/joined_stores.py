@@ -35,6 +35,11 @@ class JoinedStore(Store):
         return join, (self.parts, self.weights)
 
 
+def has_own_transform(store: Store) -> bool:
+    """Return True if `Store.transform` is one, or an error that says where to get it."""
+    return store._backing.transform is not None or bool(store._view.recipe)
+
+
 def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
     """Return one store of the rows of all stores, those of ``stores[0]`` first, for a loader to read. Copies nothing.
 
@@ -59,7 +64,7 @@ def join(stores: Sequence[Store], weights: list[float] | None = None) -> Store:
             )
     views = [store._view for store in stores]
     backing = _joined_backing(schema, views)
-    if any(store._backing.transform is not None or store._view.recipe for store in stores):
+    if any(map(has_own_transform, stores)):
         backing.transform = PartTransforms(stores)
     # views of whole stores need no list of rows
     rows: Int64Array | None = None

@@ -196,7 +196,7 @@ class Loader(DataLoader[T_co]):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         caching = Caching(cache, forms, budget, num_workers, worker_init_fn, multiprocessing_context, decoders, require,
-                          has_collate_fn=collate_fn is not None)  # fmt: skip
+                          has_collate_fn=collate_fn is not None, has_transform=transform is not None)  # fmt: skip
         given = Arguments(
             as_=as_, pad=pad, last=last, seed=seed, ranks=ranks, device=device, shuffle=shuffle, sampler=sampler,
             timeout=timeout, in_order=in_order, drop_last=drop_last, bucket_by=bucket_by, generator=generator,

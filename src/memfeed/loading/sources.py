@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as DataLoader
 
 from memfeed.errors import (
@@ -22,7 +23,7 @@ from memfeed.errors import (
     SplitError,
     listed,
 )
-from memfeed.loading.joined_stores import JoinedStore, join
+from memfeed.loading.joined_stores import JoinedStore, has_own_transform, join
 from memfeed.loading.settings import as_int, present_ranks
 from memfeed.loading.source_changes import watched
 from memfeed.schema.containers import reads_as
@@ -36,6 +37,7 @@ from memfeed.system import machine
 from memfeed.system.messages import say_once
 
 MOST_WORKERS = 4096  # that read a dataset
+MOST_PARTS = 64  # of a list in a dataset that are looked at for a store
 
 Require = Literal["batched", "samples"]
 """The least that ``cache=`` may do: random steps run on whole batches, or sample by sample."""
@@ -68,6 +70,7 @@ class Caching:
     decoders: Sequence[Any] | None = None
     require: Require | None = None
     has_collate_fn: bool = False
+    has_transform: bool = False
 
     @property
     def may_read_as_it_is(self) -> bool:
@@ -124,6 +127,12 @@ def _fill_store(dataset: Any, caching: Caching) -> Store:
             "check the folder, the split or the filter that it was made with"
         )
         return as_stores(torch.empty(0, device="cpu"))[0]
+    if not caching.has_transform and any(map(has_own_transform, _stores_in(dataset))):
+        say_once(
+            f"memfeed: {type(dataset).__name__}: found a store in it with a transform of its own (cache(split=True)), "
+            "which is not applied: the dataset gets its samples before it. Pass transform=, which may be "
+            "store.transform, or {} for none"
+        )
     from memfeed.convert.cache import cache  # loaders of stores need no conversion
     from memfeed.splitting.generators import Generators
 
@@ -260,6 +269,17 @@ def _is_weighted(source: Any) -> bool:
     """Return True for a pair (store, weight)."""
     is_pair = type(source) is tuple and len(source) == 2
     return is_pair and isinstance(source[1], int | float) and _is_store(source[0])
+
+
+def _stores_in(dataset: Any, depth: int = 4) -> Iterator[Store]:
+    """Yield the stores that a dataset holds in its attributes, in lists and dicts there, and in datasets there."""
+    if isinstance(dataset, Store):
+        yield dataset
+    elif depth and isinstance(dataset, Dataset):
+        for value in [*getattr(dataset, "__dict__", {}).values()]:
+            parts = value if type(value) in (list, tuple) else value.values() if type(value) is dict else [value]
+            for one in itertools.islice(parts, MOST_PARTS):
+                yield from _stores_in(one, depth - 1)
 
 
 def joined(source: Any) -> Store:
