@@ -319,6 +319,34 @@ def test_two_stores_need_one_transform(tmp_path):
     assert next(iter(memfeed.Loader([one, other], 4, transform=one.transform)))[0].shape == (4, 3, 32, 32)
 
 
+class Paint:
+    """A random step of the user's, whose repr does not say what it does."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return "Paint()"
+
+    def __call__(self, image):
+        return Image.new("RGB", image.size, (self.value, random.randrange(256), 0))
+
+
+def test_functions_of_two_stores_are_compared_by_what_they_hold(tmp_path):
+    stores = [
+        converted(photos(Paint(value), v1.ToTensor(), count=8), tmp_path / f"{number}.mf")
+        for number, value in enumerate((51, 51, 102))
+    ]
+    for images, _ in memfeed.Loader(stores[:2], 4):
+        assert (images[:, 0] * 255).round().unique().tolist() == [51]
+    with pytest.raises(LoaderError, match="or with functions in them that are not known to be equal"):
+        memfeed.Loader(stores, 4)
+    local = [converted(photos(lambda image: Paint(51)(image), v1.ToTensor(), count=8), tmp_path / n) for n in "xy"]
+    with pytest.raises(LoaderError, match="not known to be equal"):
+        memfeed.Loader(local, 4)
+    assert len(memfeed.Loader([local[0], local[0]], 4)) == 4
+
+
 def test_the_manifest_has_the_number_of_samples_that_were_proven(tmp_path, monkeypatch):
     monkeypatch.setattr("memfeed.splitting.proof.SECONDS", 0.0)  # most of them as they are stored
     small = converted(photos(*CROP, count=10), tmp_path / "small.mf")

@@ -8,6 +8,7 @@ processes write to the file, and nobody can edit one: `Store.column` waits for t
 from __future__ import annotations
 
 import os
+import pickle
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 from memfeed.errors import CorruptStoreError, LoaderError, StoreError, StoreNotFoundError, UnfitRowError
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Field, Schema
+from memfeed.schema.recipe import PER_SAMPLE, RecipeStep
 from memfeed.store import format, memo_format
 from memfeed.store.coded_columns import decoded_column
 from memfeed.store.columns import Column, FixedColumn
@@ -98,14 +100,29 @@ class PartTransforms:
     stores: Sequence[Any]
 
     def one(self) -> Any:
-        """Return it; None if they have none. LoaderError if they have different ones."""
-        found = [store.transform for store in self.stores]
-        if any(repr(one) != repr(found[0]) for one in found):
-            raise LoaderError(
-                "found stores with different transforms of their own (cache(split=True)); expected one for a loader: "
-                "pass transform=, for example transform=stores[0].transform, or {} for none"
-            )
-        return found[0]
+        """Return it; None if they have none. LoaderError if they have different ones, or functions that may differ."""
+        first, *others = [(store._view.recipe, store.transform) for store in self.stores]
+        for other in others:
+            if other[0] != first[0] or not (_has_all(first[0]) or _is_equal(first[1], other[1])):
+                raise LoaderError(
+                    "found stores with different transforms of their own (cache(split=True)), or with functions in "
+                    "them that are not known to be equal; expected one transform for a loader: pass transform=, for "
+                    "example transform=stores[0].transform, or {} for none"
+                )
+        return first[1]
+
+
+def _has_all(recipe: Sequence[RecipeStep]) -> bool:
+    """Return True if a recipe says all of its transform: no step of it is a function of the user's."""
+    return bool(recipe) and all(step.name != PER_SAMPLE for step in recipe)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return True for the same transform, or for two whose classes and attributes are equal, as their pickles say."""
+    try:
+        return one is other or pickle.dumps(one) == pickle.dumps(other)
+    except Exception:  # of any kind: a function that cannot be pickled
+        return False
 
 
 @dataclass(eq=False)
