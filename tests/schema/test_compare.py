@@ -214,6 +214,19 @@ def test_values_are_equal_in_class_and_content(one, other, is_equal, as_stored):
     assert equal(one, one)
 
 
+def test_an_object_that_cannot_be_compared_is_not_equal():
+    class Pair:
+        def __init__(self):
+            self.x = torch.ones(2)
+
+        def __eq__(self, other):
+            return self.x == other.x
+
+        __hash__ = None
+
+    assert not equal(Pair(), Pair())
+
+
 def test_the_attributes_of_a_tensor_count():
     tv = pytest.importorskip("torchvision.tv_tensors")
     numbers = torch.rand(3, 4)

@@ -159,7 +159,10 @@ def _same_leaf(one: Any, other: Any, as_stored: bool) -> bool:
         return len(one) == len(other) and all(
             type(a) is type(b) and _same_leaf(a, b, as_stored) for a, b in zip(one, other, strict=True)
         )
-    return bool(one == other)
+    try:
+        return bool(one == other)
+    except Exception:  # of an object that no store holds, which compares tensors in it: that is said later
+        return False
 
 
 def _same_tensors(one: torch.Tensor, other: torch.Tensor, as_stored: bool) -> bool:
