@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from tensordict import TensorDict
 
+from memfeed.errors import SplitError
 from memfeed.schema.compare import equal
 from memfeed.splitting import leaves as lv
 from memfeed.splitting.leaves import kind_of, take_apart
@@ -99,3 +100,40 @@ def test_paths_and_the_order_of_keys():
     assert form.paths() == [*inside, ("b", 0), ("b", 1)]
     assert [*leaves[:3], leaves[4]] == [1, 2, None, [1, 2]]
     assert list(form.build(leaves)) == ["b", "a"]
+
+
+@dataclass
+class Measured:
+    x: torch.Tensor
+
+    def __post_init__(self):
+        self.largest = float(self.x.max())
+
+
+class Named(list):
+    pass
+
+
+def named(name):
+    value = Named([1, "x"])
+    value.name = name
+    return value
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "attribute"),
+    [
+        (Measured(torch.ones(2)), Measured(torch.zeros(2)), "largest"),
+        (named("a"), named("b"), "name"),
+        (named(len), named(len), "name"),  # a function may be bound to one sample
+    ],
+)
+def test_what_a_container_has_beside_its_content_must_be_the_same(one, other, attribute):
+    with pytest.raises(SplitError, match=attribute):
+        assert take_apart(one)[1] == take_apart(other)[1]
+
+
+def test_what_is_the_same_beside_the_content_of_all_containers_is_kept():
+    form = take_apart(named("a"))[1]
+    assert form == take_apart(named("a"))[1]
+    assert form.build([2, "y"]).name == "a"

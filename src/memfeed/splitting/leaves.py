@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections import UserDict, UserList
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,8 +16,10 @@ import torch
 
 from memfeed.errors import SchemaError, SplitError, brief
 from memfeed.schema import kept_tensors, values
+from memfeed.schema.compare import equal
 from memfeed.schema.containers import NAMESPACE, open_any
 from memfeed.schema.fields import Schema
+from memfeed.schema.graphs import is_graph
 from memfeed.schema.names import Path
 from memfeed.schema.tensordicts import is_tensor_collection
 from memfeed.schema.tree import Flattener
@@ -28,12 +32,13 @@ class Form:
 
     Args:
         spec: of the containers that optree opens.
-        inner: for each of its leaves, the class and the form of a container of another class; None for a leaf.
+        inner: for each of its leaves, the class and the form of a container of another class, and what it holds beside
+            its content; None for a leaf.
         close: builds these containers of their content.
     """
 
     spec: Any
-    inner: tuple[tuple[type, Form] | None, ...]
+    inner: tuple[tuple[type, Form, _Beside] | None, ...]
     close: tuple[Callable[[Any], Any] | None, ...]
 
     def __eq__(self, other: object) -> bool:
@@ -66,11 +71,45 @@ class Form:
         return optree.tree_unflatten(self.spec, list(parts))
 
 
+class _Beside:
+    """The attributes that a container has beside its content: what is made of other leaves is a copy that has them.
+
+    Comparing it with others, of a container that is alike, raises SplitError: no store would have them of each sample.
+    """
+
+    def __init__(self, value: Any, content: Any) -> None:
+        self._cls, inner = type(value), getattr(value, "__dict__", {})
+        if is_graph(value):
+            inner = {key: part for store in value.stores for key, part in vars(store).items() if key != "_mapping"}
+            content = ("_parent", "_key", "_cached_attr")
+        elif isinstance(value, UserDict | UserList):
+            content = ("data",)
+        elif is_tensor_collection(value) or (isinstance(value, Mapping) and not isinstance(value, dict)):
+            inner = {}
+        own = content if dataclasses.is_dataclass(value) or not isinstance(content, Mapping | list) else ()
+        self._found = {key: part for key, part in inner.items() if key not in own}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Beside):
+            return False
+        mine, theirs = self._found, other._found
+        for key in (*mine, *(key for key in theirs if key not in mine)):
+            pair = mine.get(key, self), theirs.get(key, self)
+            if callable(pair[0]) or not equal(*pair):
+                raise SplitError(
+                    f"found the attribute {key!r} of a {self._cls.__name__}, which a store does not keep and which is "
+                    "not the same in all samples; expected it to be a field, or part of the content"
+                )
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def take_apart(tree: Any) -> tuple[list[Any], Form]:
     """Return the leaves of a tree and its form. Dicts keep the order of their keys."""
     found, spec = optree.tree_flatten(tree, is_numbers, none_is_leaf=True, namespace=NAMESPACE)
     leaves: list[Any] = []
-    inner: list[tuple[type, Form] | None] = []
+    inner: list[tuple[type, Form, _Beside] | None] = []
     closes: list[Callable[[Any], Any] | None] = []
     for one in found:
         container = None if is_sized(one) or is_numbers(one) else _opened(one)
@@ -82,7 +121,7 @@ def take_apart(tree: Any) -> tuple[list[Any], Form]:
         content, close = container
         parts, form = take_apart(content)
         leaves += parts
-        inner.append((type(one), form))
+        inner.append((type(one), form, _Beside(one, content)))
         closes.append(close)
     return leaves, Form(spec, tuple(inner), tuple(closes))
 
