@@ -135,3 +135,9 @@ def test_a_wrong_name_tells_the_right_ones():
     assert [str(one) for one in find_places(Numbers(a=double, b=negate), "b")] == ["dataset.b"]
     with pytest.raises(SplitError, match=r"'transfrom'.*dataset\.transform"):
         find_places(Numbers(transform=double), "transfrom")
+
+
+def test_graphs_are_data_though_they_can_be_called():
+    graph = pytest.importorskip("torch_geometric.data").Data(x=torch.ones(2, 3))
+    assert callable(graph)
+    assert set(found(Numbers(transform=double, _data=graph, graphs=[graph, graph]))) == {"dataset.transform"}

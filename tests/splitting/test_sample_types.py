@@ -162,3 +162,25 @@ def test_what_monai_knows_of_an_image_is_kept_before_a_random_step(path, monkeyp
         assert torch.equal(
             image.as_subclass(torch.Tensor), torch.from_numpy(IMAGES[row][start : start + 8]) + float(row)
         )
+
+
+def test_graphs_of_a_dataset_that_holds_them_are_their_own(tmp_path):
+    geometric = pytest.importorskip("torch_geometric.data")
+
+    class Graphs(Dataset):
+        def __init__(self):
+            self.graphs = [geometric.Data(x=torch.ones(1 + i % 3, 2), y=i) for i in range(40)]
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return self.transform(copy.copy(self.graphs[index]))
+
+        def transform(self, graph):
+            graph.x = graph.x * torch.rand(1)
+            return graph
+
+    loader = memfeed.Loader(Graphs(), 4, cache=tmp_path / "g.mf", collate_fn=list)
+    for batch in (*loader, *loader):
+        assert [graph.num_nodes for graph in batch] == [1 + graph.y % 3 for graph in batch]

@@ -1,5 +1,6 @@
 """Which callables of a dataset draw, and whether sequences run their steps in order."""
 
+import copy
 import random
 
 import pytest
@@ -100,3 +101,19 @@ def test_a_marked_callable_looks_like_the_callable():
     assert marked.size == CROP.size
     assert marked(torch.zeros(3, 32, 32)).shape == (3, 24, 24)
     assert bool(Marked(tracer, (0, ()), [], [])) is False
+
+
+class Vocabulary(dict):
+    def __call__(self, word):
+        return self[word]
+
+
+def test_a_marked_callable_that_is_a_container_has_items():
+    tracer, _ = watched(Tensors(v2.Compose([CROP, FLIP])))
+    words = Vocabulary(a=1, b=2)
+    marked = Marked(tracer, (0, ()), words, words)
+    for one in (marked, copy.copy(marked)):
+        assert (len(one), one["b"], list(one), "a" in one, one("a")) == (2, 2, ["a", "b"], True, 1)
+    marked["c"] = 3
+    assert words == {"a": 1, "b": 2, "c": 3}
+    assert not hasattr(type(Marked(tracer, (0, ()), CROP, CROP)), "__len__")

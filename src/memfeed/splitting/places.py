@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from memfeed.errors import SplitError
+from memfeed.schema.graphs import is_graph
 from memfeed.splitting.generators import is_installed
 
 Key = tuple[str, Any]
@@ -132,8 +133,8 @@ def _places(owner: Any, path: tuple[Key, ...], depth: int, seen: set[int]) -> It
         return
     for key, value in _children(owner):
         where = (*path, key)
-        if isinstance(value, type | types.ModuleType | str | bytes | torch.Tensor | np.ndarray):
-            continue
+        if isinstance(value, type | types.ModuleType | str | bytes | torch.Tensor | np.ndarray) or is_graph(value):
+            continue  # a graph is data, though it can be called and has items
         if key[0] == "method":
             yield CallablePlace(where, value)
             continue

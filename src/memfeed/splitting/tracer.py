@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -30,8 +31,33 @@ class Callee(NamedTuple):
     at: int
 
 
+_OF_CONTAINERS = ("len", "getitem", "setitem", "delitem", "iter", "next", "reversed", "contains", "enter", "exit")
+
+
+@cache
+def _with_methods(names: tuple[str, ...]) -> type[Marked]:
+    """Return the class of marks that have these special methods, which Python looks up in the class."""
+
+    def forwarded(name: str) -> Callable[..., Any]:
+        return lambda mark, *args: getattr(mark._target, name)(*args)
+
+    return type("Marked", (Marked,), {name: forwarded(name) for name in names})
+
+
+def _remade(names: tuple[str, ...]) -> Marked:
+    return object.__new__(_with_methods(names))
+
+
 class Marked:
-    """A callable in its place in a copy of the dataset. It tells a `Tracer` of each call."""
+    """A callable in its place in a copy of the dataset. It tells a `Tracer` of each call.
+
+    A vocabulary or a tokenizer is a callable and a container: its mark has a length and items as it has.
+    """
+
+    def __new__(cls, tracer: Tracer, name: Name, target: Any, original: Any) -> Marked:
+        """Return a mark with those methods of a container that the callable has."""
+        names = (f"__{one}__" for one in _OF_CONTAINERS)
+        return _remade(tuple(one for one in names if hasattr(type(original), one)))
 
     def __init__(self, tracer: Tracer, name: Name, target: Any, original: Any) -> None:
         self.__dict__.update(_tracer=tracer, _name=name, _target=target, _original=original)
@@ -66,7 +92,8 @@ class Marked:
         return Marked(self._tracer, self._name, function.__get__(owner), self._original)
 
     def __reduce__(self) -> Any:
-        return Marked.__new__, (Marked,), dict(self.__dict__)  # a method of a copy refers to what refers to it
+        names = tuple(name for name in vars(type(self)) if name[2:-2] in _OF_CONTAINERS)
+        return _remade, (names,), dict(self.__dict__)  # a method of a copy refers to what refers to it
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
