@@ -1,5 +1,6 @@
 """What programs do with a loader of a dataset beside reading it: attributes, a class of their own, many workers."""
 
+import functools
 import os
 import warnings
 
@@ -99,3 +100,23 @@ class TestManyWorkers:
             warnings.simplefilter("error")
             memfeed.Loader(store, num_workers=2)
             memfeed.Loader(Words(), num_workers=1)
+
+
+class LooksAtItsStep(Dataset):
+    def __init__(self):
+        self.transform = functools.partial(torch.add, 0)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if type(self.transform) is not functools.partial:
+            raise TypeError("a step of a class that it does not know")
+        return self.transform(torch.rand(2) + index)
+
+
+def test_code_that_raises_only_while_its_steps_are_watched_is_read_as_it_is(tmp_path, capfd):
+    batches = list(memfeed.Loader(LooksAtItsStep(), 20, cache=tmp_path / "d.mf"))
+    assert [batch.shape for batch in batches] == [(20, 2)] * 2
+    lines = capfd.readouterr().err
+    assert "raises while its steps are watched (TypeError: a step of a class that it does not know)" in lines

@@ -12,6 +12,7 @@ from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import require_same_together, set_worker_info
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
+from memfeed.errors import cut as cut_text
 from memfeed.schema.recipe import PER_SAMPLE
 from memfeed.store.dataset_attributes import Keep
 from memfeed.store.opened import open_store
@@ -81,19 +82,26 @@ def split_input(given: Input, stored: Store | None, options: ConvertOptions, tar
     except SplitError as error:
         if which != "auto" or has_rest:
             raise
-        raise RandomDataError(
-            f"found random samples, and the random steps of the dataset cannot be cut off: {error}. A store keeps what "
-            "the dataset returns once, for every epoch: move the random part to Loader(..., transform=...), which "
-            "draws again for every sample and epoch; or keep this one draw for all epochs, with "
-            "memfeed.cache(dataset, path, allow='random')"
-        ) from None
+        raise _not_cut(error) from None
     except MemfeedError:
         raise
-    except Exception:  # of the user's code: of the dataset, or of a step that was called by itself
+    except Exception as error:  # of the user's code: of the dataset, or of a step that was called by itself
         with random_state.preserved():
             for row in rows:
                 read_sample(given.dataset, row, Watchdog(0))
-        raise
+        if which != "auto" or has_rest:
+            raise
+        what = cut_text(f"{type(error).__name__}: {error}", 200)
+        raise _not_cut(f"it raises while its steps are watched ({what}), though its samples can be read") from error
+
+
+def _not_cut(why: Any) -> RandomDataError:
+    return RandomDataError(
+        f"found random samples, and the random steps of the dataset cannot be cut off: {why}. A store keeps what "
+        "the dataset returns once, for every epoch: move the random part to Loader(..., transform=...), which "
+        "draws again for every sample and epoch; or keep this one draw for all epochs, with "
+        "memfeed.cache(dataset, path, allow='random')"
+    )
 
 
 def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
