@@ -1,5 +1,8 @@
+import dataclasses
+import functools
 import sys
 import types
+from typing import Generic, TypeVar
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from memfeed.schema.tree import Flattener, open_container, types_of
 from support import Labelled, Point, equal
 
 leaves = st.one_of(st.integers(-5, 5), st.floats(allow_nan=False), st.text(max_size=3), st.none(), st.booleans())
+T = TypeVar("T")
 keys = st.one_of(st.integers(-3, 3), st.text(max_size=3))
 
 
@@ -69,3 +73,21 @@ def test_a_library_that_another_thread_is_importing(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", types.ModuleType("tensordict"))
     monkeypatch.setitem(sys.modules, "torch_geometric.data", types.ModuleType("torch_geometric.data"))
     assert open_container({"a": 1})[1] == [1]
+
+
+@dataclasses.dataclass
+class Counted(Generic[T]):
+    x: int
+
+    @functools.cached_property
+    def double(self):
+        return 2 * self.x
+
+
+def test_a_dataclass_with_more_than_its_fields_is_refused():
+    value = Counted[int](3)
+    assert value.double == 6  # it is computed again
+    assert list(open_container(value)[1]) == [3]
+    value.count = 2
+    with pytest.raises(SchemaError, match=r"the attribute count beside its fields.*count: \.\.\. = dataclasses"):
+        open_container(value)

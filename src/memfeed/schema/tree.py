@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar
 
 import msgspec
@@ -55,7 +56,8 @@ def typed_name(cls: type) -> str:
 def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
     """Return the kind of container that ``value`` is (a Node without children) and its content; None for a leaf.
 
-    Raises SchemaError for a dict key that is neither str nor int, and for a dataclass with a field that is not set.
+    Raises SchemaError for a dict key that is neither str nor int, and for a dataclass with a field that is not set
+    or an attribute that is no field.
     """
     cls = type(value)
     if isinstance(value, torch.Tensor):
@@ -105,6 +107,13 @@ def open_container(value: Any) -> tuple[Node, Sequence[Any]] | None:
         if is_tensorclass(cls):
             node = Node(kind="tensorclass", name=cls.__name__, keys=names, batch_dims=value.batch_dims)
             return msgspec.structs.replace(node, dim_names=_dim_names(value)), content
+        own = (name for name in getattr(value, "__dict__", ()) if name not in names and name[:2] != "__")
+        beside = [name for name in own if not isinstance(getattr(cls, name, None), cached_property)]
+        if beside:
+            raise SchemaError(
+                f"found a {cls.__name__} with the attribute {beside[0]} beside its fields, which a store would lose; "
+                f"expected fields only: {beside[0]}: ... = dataclasses.field(init=False), or a property"
+            )
         return Node(kind="dataclass", name=cls.__name__, keys=names), content
     if is_graph(value):
         keys, content = open_graph(value)

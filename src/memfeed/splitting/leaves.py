@@ -87,7 +87,7 @@ class _Beside:
         elif is_tensor_collection(value) or (isinstance(value, Mapping) and not isinstance(value, dict)):
             inner = {}
         own = content if dataclasses.is_dataclass(value) or not isinstance(content, Mapping | list) else ()
-        self._found = {key: part for key, part in inner.items() if key not in own}
+        self._found = {key: part for key, part in inner.items() if key not in own and key[:2] != "__"}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Beside):
