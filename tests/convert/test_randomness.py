@@ -287,3 +287,10 @@ class RemadeStream(IterableDataset):
 
 def test_a_stream_that_makes_its_generator_anew_is_fixed(path):
     assert len(cache(RemadeStream(), path)) == 50
+
+
+def test_the_sample_that_draws_is_named_and_not_another_one(path):
+    data = Made(lambda i: torch.tensor(float(i) + (i == 101 and random.random() < 0)), 200)
+    assert 101 not in {*probe_indices(200), *spread(probe_indices(200))}
+    with pytest.raises(RandomDataError, match=r"reading sample 101 draws random numbers \(.*test_randomness.py:\d+\)"):
+        cache(data, path)

@@ -329,8 +329,20 @@ class Draws:
             else:
                 last = generators.save()
                 if drew & generators.moved(begin, last) & generators.moved(end, last) & GLOBAL:
-                    raise _draws(self._dataset, index, generators)
+                    raise _draws(self._dataset, self._drawing(read, read_again), generators)
         self._seconds_left -= time.monotonic() - started
+
+    def _drawing(self, indices: Iterable[int], read_again: Callable[[int], Sequence[Any]]) -> int:
+        """Return the first of some samples that draws from a global generator; one of them does."""
+        assert self._generators is not None
+        index = 0
+        for index in indices:
+            before = self._generators.save()
+            with contextlib.suppress(SampleError):
+                read_again(index)
+            if self._generators.moved(before, self._generators.save()) & GLOBAL:
+                break
+        return index
 
 
 @contextmanager
