@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 from tensordict import TensorDict
+from torch.utils import _pytree as pytree
 
 from memfeed.errors import SplitError
 from memfeed.schema.compare import equal
@@ -114,6 +115,14 @@ class Named(list):
     pass
 
 
+class Node:
+    def __init__(self, x, key):
+        self.x, self.key = x, key
+
+
+pytree.register_pytree_node(Node, lambda node: ([node.x], node.key), lambda parts, key: Node(parts[0], key))
+
+
 def named(name):
     value = Named([1, "x"])
     value.name = name
@@ -125,6 +134,7 @@ def named(name):
     [
         (Measured(torch.ones(2)), Measured(torch.zeros(2)), "largest"),
         (named("a"), named("b"), "name"),
+        (Node(1, "a"), Node(1, "b"), "context"),
         (named(len), named(len), "name"),  # a function may be bound to one sample
     ],
 )
@@ -137,3 +147,4 @@ def test_what_is_the_same_beside_the_content_of_all_containers_is_kept():
     form = take_apart(named("a"))[1]
     assert form == take_apart(named("a"))[1]
     assert form.build([2, "y"]).name == "a"
+    assert take_apart(Node(1, int))[1] == take_apart(Node(2, int))[1]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 import torch
+import torch.utils._pytree as pytree
 
 from memfeed.errors import SchemaError, SplitError, brief
 from memfeed.schema import kept_tensors, values
@@ -79,7 +80,10 @@ class _Beside:
 
     def __init__(self, value: Any, content: Any) -> None:
         self._cls, inner = type(value), getattr(value, "__dict__", {})
-        if is_graph(value):
+        node = pytree.SUPPORTED_NODES.get(type(value))
+        if node is not None:
+            inner, content = {"context": node.flatten_fn(value)[1]}, ()
+        elif is_graph(value):
             inner = {key: part for store in value.stores for key, part in vars(store).items() if key != "_mapping"}
             content = ("_parent", "_key", "_cached_attr")
         elif isinstance(value, UserDict | UserList):
@@ -95,7 +99,7 @@ class _Beside:
         mine, theirs = self._found, other._found
         for key in (*mine, *(key for key in theirs if key not in mine)):
             pair = mine.get(key, self), theirs.get(key, self)
-            if callable(pair[0]) or not equal(*pair):
+            if (callable(pair[0]) and not isinstance(pair[0], type)) or not equal(*pair):
                 raise SplitError(
                     f"found the attribute {key!r} of a {self._cls.__name__}, which a store does not keep and which is "
                     "not the same in all samples; expected it to be a field, or part of the content"
