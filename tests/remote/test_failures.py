@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memfeed.errors import ObjectNotFoundError, ObjectReplacedError, RemoteError
+from memfeed.errors import ObjectNotFoundError, ObjectReplacedError, RemoteError, SpaceError
 from memfeed.remote.connections import WrongBytesError, classify, is_unsupported
 
 SECRET = "https://host/bucket?X-Amz-Signature=hunter2"
@@ -75,3 +75,26 @@ def test_a_web_server_without_ranges_is_named():
     error = classify(named("NotSupportedError"), "reading 80 bytes from 0", "http://host/a.mf/x").final
     assert "found a web server that ignores requests for ranges of bytes while reading 80 bytes" in str(error)
     assert "python -m http.server does not" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "says"),
+    [
+        (28, SpaceError, "found no room on the disk while sending it .*free some space and run this again"),
+        (122, SpaceError, "found no room on the disk while sending it .*quota"),
+        (30, RemoteError, "found that the disk refused while sending it .*check the disk and its permissions"),
+    ],
+)
+def test_a_directory_that_refuses_is_an_error_at_once(number, kind, says):
+    error = named("GenericError", f"Unable to rename file: Some text (os error {number})")
+    found = classify(error, "sending it", "file:///data/ants.mf/x").final
+    assert type(found) is kind
+    with pytest.raises(kind, match=f"/data/ants.mf/x: {says}"):
+        raise found
+    assert "network" not in str(found)
+
+
+def test_a_directory_that_may_answer_later_is_asked_again():
+    found = classify(named("GenericError", "Stale file handle (os error 116)"), "reading it", "file:///data/x")
+    assert found.final is None
+    assert found.reason == "Stale file handle"

@@ -3,11 +3,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from disk.refusing import IS_POSSIBLE
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, ObjectReplacedError, RemoteError
 from memfeed.remote.connections import Retry
 from memfeed.remote.objects import Objects
@@ -218,3 +220,33 @@ def test_a_forked_child_gets_an_error_and_no_hang(bucket):
     objects.put("one", b"1")
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert "forked" in pool.apply_async(_head, [objects]).get(60)
+
+
+WITHOUT_LINKS = """
+import errno, sys
+from disk.refusing import refuse
+from memfeed.errors import ObjectReplacedError
+from memfeed.remote.objects import Objects
+
+refuse(getattr(errno, sys.argv[2]), "link", "linkat")
+objects = Objects(sys.argv[1])
+objects.put("one", b"1", replaces="nothing")
+first = objects.head("one")
+for expected in ("nothing", first._replace(etag="x")):
+    try:
+        objects.put("one", b"2", replaces=expected)
+    except ObjectReplacedError:
+        print("refused")
+objects.put("one", b"22", replaces=first)
+print(bytes(objects.read("one", 0, 2)), list(objects.list()))
+"""
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="no filter of system calls")
+@pytest.mark.parametrize("error", ["EPERM", "EOPNOTSUPP", "EMLINK"])
+def test_a_directory_without_hard_links_is_asked_before(tmp_path, error):
+    pytest.importorskip("obstore")
+    command = [sys.executable, "-c", WITHOUT_LINKS, f"file://{tmp_path}/x", error]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout == "refused\nrefused\nb'22' ['one']\n", done.stderr

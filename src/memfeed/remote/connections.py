@@ -7,6 +7,7 @@ code of the server are taken from it.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -15,9 +16,9 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from memfeed.errors import ObjectNotFoundError, ObjectReplacedError, RemoteError
+from memfeed.errors import MemfeedError, ObjectNotFoundError, ObjectReplacedError, RemoteError, SpaceError
 from memfeed.remote.address import Address
-from memfeed.system import messages
+from memfeed.system import files, messages
 
 _random = random.Random()  # not the global generator, which is the user's
 
@@ -139,6 +140,10 @@ _FAILED = {"Connect": "no connection", "Timeout": "no answer in time", "Decode":
            "Body": "a body cut short", "Interrupted": "a connection that was reset",
            "Request": "a connection that was reset"}  # fmt: skip
 _RETRIED_STATUS = {408, 409, 425, 429}
+_OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.EMLINK, errno.EXDEV, *files.NO_SUPPORT}
+_PASSING = {errno.EINTR, errno.EAGAIN, errno.EIO, errno.EBUSY, errno.ENOMEM, errno.EMFILE, errno.ENFILE,
+            errno.ESTALE, errno.ETIMEDOUT}  # fmt: skip
 _RENEW = "renew the credentials in the environment (AWS_SESSION_TOKEN, `aws sso login`) and run this again"
 
 
@@ -147,7 +152,7 @@ class RequestFailure:
     """Outcome of one failed request: the reason in a few words, and the error to raise if it must not be repeated."""
 
     reason: str
-    final: RemoteError | None = None
+    final: MemfeedError | None = None
 
 
 class WrongBytesError(Exception):
@@ -160,6 +165,8 @@ def classify(error: BaseException, action: str, where: str) -> RequestFailure:
     code, status = _first(_CODE, text), int(_first(_STATUS, text) or 0)
     if isinstance(error, WrongBytesError):
         return RequestFailure(text)
+    if where.startswith("file:") and (number := _system_error(error)) not in (0, errno.ENOENT, errno.EEXIST):
+        return _of_directory(number, action, where)
     said = f"{status} {code}".strip() if code else (f"status {status}" if status else "")
 
     def final(found: str, next_step: str, kind: type[RemoteError] = RemoteError) -> RequestFailure:
@@ -213,10 +220,28 @@ def classify(error: BaseException, action: str, where: str) -> RequestFailure:
     return final(f"{name}", "correct the address, or the settings of the store in the environment")
 
 
+def _of_directory(number: int, action: str, where: str) -> RequestFailure:
+    """Return what an error of the system means for an object in a directory: only some pass with time."""
+    error = OSError(number, os.strerror(number))
+    raised = files.refused(error, where.removeprefix("file://"), action)
+    final = raised if isinstance(raised, SpaceError) else RemoteError(str(raised))
+    return RequestFailure(os.strerror(number), None if number in _PASSING else final)
+
+
 def is_unsupported(error: BaseException) -> bool:
     """Return True if a store says that it has no such request."""
     unsupported = isinstance(error, NotImplementedError) or type(error).__name__ == "NotSupportedError"
     return unsupported or _first(_STATUS, str(error)) == "501"
+
+
+def has_no_links(error: BaseException) -> bool:
+    """Return True if a directory may have refused a second name of a file, by which obstore creates an object."""
+    return _system_error(error) in _NO_LINKS
+
+
+def _system_error(error: BaseException) -> int:
+    """Return the number of the system's error that obstore reports; 0 if there is none."""
+    return int(_first(_OF_SYSTEM, str(error)) or 0)
 
 
 def _local_reason(text: str) -> str:

@@ -17,6 +17,7 @@ from memfeed.remote.connections import (
     WrongBytesError,
     classify,
     connect,
+    has_no_links,
     is_unsupported,
     load_obstore,
 )
@@ -143,8 +144,8 @@ class Objects:
         """Write an object at once, and return its etag.
 
         With ``replaces`` it is written only in place of the object that was found so, or where there is "nothing"; else
-        ObjectReplacedError is raised. A store that has no such condition is asked before, which two writers at the same
-        moment can pass.
+        ObjectReplacedError is raised. A store that has no such condition, or a directory without hard links, is asked
+        before, which two writers at the same moment can pass.
         """
         content = bytes(data)
         self._make_directory()
@@ -157,7 +158,8 @@ class Objects:
             try:
                 result = load_obstore().put(self._client, name, content, mode=mode, use_multipart=False)
             except Exception as error:
-                if mode == "overwrite" or not is_unsupported(error):
+                by_link = mode == "create" and self.address.kind == "file" and has_no_links(error)
+                if mode == "overwrite" or not (by_link or is_unsupported(error)):
                     raise
                 self._require(name, replaces)
                 result = load_obstore().put(self._client, name, content, use_multipart=False)
@@ -260,9 +262,11 @@ class Objects:
                     f"{where}: found {found} while {action}, {tried}; expected those that were pushed: push the store "
                     f"again, to {self.address} or another address"
                 )
+            advice = "check the network, the endpoint (AWS_ENDPOINT_URL) and the limits of the store"
+            if self.address.kind == "file":
+                advice = "check the disk and its permissions"
             raise RemoteError(
-                f"{where}: found {found} while {action}, {tried}; expected an answer: check the network, the endpoint "
-                "(AWS_ENDPOINT_URL) and the limits of the store, and run this again"
+                f"{where}: found {found} while {action}, {tried}; expected an answer: {advice}, and run this again"
             )
         finally:
             failure = last = None  # an error and the frame that it came from would keep each other, and their callers

@@ -81,7 +81,8 @@ def push(
     `memfeed.cache`.
 
     Raises StoreError if ``store`` is none, is a view, or is being filled; CorruptStoreError if it is damaged;
-    ObjectReplacedError if another push to the address finished meanwhile; RemoteError if the address cannot be written.
+    ObjectReplacedError if another push to the address finished meanwhile; RemoteError if the address cannot be written;
+    SpaceError if the disk of a ``file://`` address is full.
 
     Example::
 
