@@ -25,6 +25,7 @@ from memfeed.errors import (
     FieldError,
     MemfeedError,
     SchemaError,
+    SpaceError,
     StaleStoreError,
     StoreError,
     StoreNotFoundError,
@@ -728,3 +729,18 @@ def test_any_sequence_with_kills(data):
 def test_arguments_in_the_order_of_cache_are_named(tmp_path):
     with pytest.raises(TypeError, match=r"found list as the store .*memfeed\.append\(path, dataset\)"):
         memfeed.append([1, 2], tmp_path / "a.mf")
+
+
+def test_the_advice_about_room_fits_an_append(path, monkeypatch):
+    store = cache(Made(simple, 5), path)
+    monkeypatch.setattr("memfeed.system.files.free_bytes", lambda path: 10)
+    with pytest.raises(SpaceError, match=r"found 10 bytes free; expected at least .* rows of .*: free some space$"):
+        append(store, Made(simple, 50))
+    with pytest.raises(SpaceError, match=r"found 10 bytes free; .*: free some space, or choose another path$"):
+        concat([store, store], path.with_name("b.mf"))
+
+
+@pytest.mark.parametrize("wrong", [5, None, Made, "a.mf"])
+def test_what_is_no_list_of_stores_is_named(path, wrong):
+    with pytest.raises(ValueError, match=r"found an object of .* to concatenate; expected a list"):
+        concat(wrong, path)

@@ -257,3 +257,27 @@ def test_damage_is_not_copied(path, lazily):
         assert not target.exists()
     with pytest.raises(CorruptStoreError, match="0.memmap: found other bytes than were written"):
         memfeed.append(cache((torch.rand(3, 8), torch.arange(3)), path.with_name("other.mf")), store, progress=False)
+
+
+@pytest.mark.parametrize("wrong", [5, [1], {}, Level, torch.nn.Linear(1, 1), b"a.mf"])
+def test_a_path_that_is_none_is_named(wrong):
+    with pytest.raises(TypeError, match=r"found .*; expected a path, as 'ants\.mf'"):
+        memfeed.cache([1, 2], wrong)
+
+
+def test_an_empty_path_is_refused():
+    with pytest.raises(StoreError, match="found an empty text; expected a path, as 'ants.mf': was it read from"):
+        memfeed.cache([1, 2], "")
+
+
+def test_a_path_before_the_dataset_is_named(path):
+    with pytest.raises(TypeError, match=r"found a path, and then an object of list; .* memfeed\.cache\(dataset, '"):
+        memfeed.cache(path, [1, 2])
+
+
+def test_a_dataloader_of_batches_is_no_dataset(path):
+    loader = torch.utils.data.DataLoader(range(6), 2)
+    with pytest.raises(SchemaError, match=r"found a DataLoader, which yields batches of 2; expected .*loader\.dataset"):
+        memfeed.cache(loader, path)
+    assert len(memfeed.cache((batch for batch in loader), path)) == 3
+    assert len(memfeed.cache(torch.utils.data.DataLoader(range(6), None), path.with_name("b.mf"))) == 6

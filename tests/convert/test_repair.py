@@ -10,7 +10,7 @@ import torch
 import memfeed
 from memfeed.cli import main
 from memfeed.convert.probe import probe_indices
-from memfeed.errors import BuildError, CorruptStoreError, StaleStoreError, StoreError
+from memfeed.errors import BuildError, CorruptStoreError, SpaceError, StaleStoreError, StoreError
 from memfeed.store import format
 from support import Made, equal
 
@@ -167,12 +167,16 @@ def test_a_dataset_that_gives_other_rows_is_refused(store, change, message):
 
 def test_what_no_row_explains_is_an_error(store):
     rot(store, "checksums.bin", 3)
-    with pytest.raises(CorruptStoreError, match=r"checksums\.bin: found other bytes .* with overwrite=True"):
+    with pytest.raises(
+        CorruptStoreError,
+        match=r"checksums\.bin: found other bytes .*write the store again, memfeed\.cache\(\.\.\., overwrite=True",
+    ):
         mend(store, Counted())
     (store.path / "memfeed.json").chmod(0o644)
     (store.path / "memfeed.json").write_text("{")
     with pytest.raises(
-        CorruptStoreError, match=r"manifest that cannot be read .*write the whole store again with overwrite=True"
+        CorruptStoreError,
+        match=r"manifest that cannot be read .*write all of it with memfeed\.cache\(\.\.\., overwrite=True",
     ):
         mend(store, Counted())
     whole(memfeed.cache(Counted(), store.path, overwrite=True, workers=0, progress=False))
@@ -185,7 +189,9 @@ def test_a_cut_file_is_an_error_at_open_and_no_signal(store):
         handle.truncate(100)
     with pytest.raises(CorruptStoreError, match=r"image\.memmap: found 100 bytes; expected"):
         memfeed.open(store.path)
-    with pytest.raises(CorruptStoreError, match=r"found 100 bytes.*write the whole store again with overwrite=True"):
+    with pytest.raises(
+        CorruptStoreError, match=r"found 100 bytes.*write all of it with memfeed\.cache\(\.\.\., overwrite=True"
+    ):
         mend(store, Counted())
 
 
@@ -232,3 +238,23 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert main(["cache", "rot_data:make", "out.mf", "--repair"]) == 0
     assert "90 of 90 rows repaired" in capsys.readouterr().err
     assert main(["verify", "out.mf"]) == 0
+
+
+def test_the_advice_about_room_fits_the_call(store, monkeypatch):
+    rot(store, "image.memmap", 5_000)
+    monkeypatch.setattr("memfeed.system.files.free_bytes", lambda path: 1000)
+    with pytest.raises(
+        SpaceError, match=r"found 1,000 bytes free; expected at least .* for a copy of .*: free some space$"
+    ):
+        mend(store, Counted())
+
+
+def test_arguments_that_are_no_dataset_and_path_are_named(store):
+    with pytest.raises(TypeError, match=r"found a path, and then an object of Counted; .*memfeed\.repair\(dataset, '"):
+        memfeed.repair(store.path, Counted())
+    with pytest.raises(TypeError, match=r"found the store .* itself as the dataset; expected the dataset"):
+        memfeed.repair(store, store.path)
+    with pytest.raises(TypeError, match="found None; expected the path of the store to repair"):
+        memfeed.repair(Counted(), None)
+    with pytest.raises(StoreError, match="found generator, an iterable, whose samples have no numbers"):
+        mend(store, (row for row in Counted()))

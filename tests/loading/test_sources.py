@@ -212,3 +212,14 @@ def test_a_transform_of_a_store_in_a_dataset_is_missed(three, wrap, capsys):
     assert "transform of its own" not in capsys.readouterr().err
     Loader(wrap(own), 2)
     assert "found a store in it with a transform of its own" in capsys.readouterr().err
+
+
+def test_a_source_that_is_none_gets_the_line_to_write(tmp_path):
+    data = torch.utils.data.DataLoader(range(6), 2)
+    for source, line in (
+        (torch.utils.data.TensorDataset, r"found the class TensorDataset itself; .*Loader\(TensorDataset\(\.\.\.\)\)"),
+        (tmp_path / "a.mf", r"found '.*a\.mf', a path; expected a store: Loader\(memfeed\.open\('"),
+        (data, r"found a DataLoader; expected its dataset: Loader\(loader\.dataset"),
+    ):
+        with pytest.raises(LoaderError, match=line):
+            memfeed.Loader(source, 2)

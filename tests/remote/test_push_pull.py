@@ -18,6 +18,7 @@ from memfeed.errors import (
     ObjectNotFoundError,
     ObjectReplacedError,
     RemoteError,
+    SpaceError,
     StaleStoreError,
     StoreError,
     StoreNotFoundError,
@@ -333,3 +334,31 @@ def test_damaged_results_of_a_function_are_not_pushed(tmp_path):
     with pytest.raises(CorruptStoreError):
         memfeed.push(tmp_path / "r.mf", f"file://{tmp_path}/at/x.mf")
     assert not (tmp_path / "at").exists()
+
+
+def test_the_advice_about_room_fits_a_pull(store, tmp_path, monkeypatch):
+    memfeed.push(store, at := f"file://{tmp_path}/at/x.mf")
+    monkeypatch.setattr("memfeed.system.files.free_bytes", lambda path: 10)
+    with pytest.raises(SpaceError, match=r"expected at least .* for all rows of file://") as raised:
+        memfeed.pull(at, tmp_path / "b.mf")
+    assert str(raised.value).endswith(f"a smaller cache: memfeed.open({at!r}, cache_dir=..., size=...)")
+    assert "forms=" not in str(raised.value)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [1], {}, torch.nn.Linear(1, 1), memfeed.Store, b"a.mf"])
+def test_arguments_that_are_no_store_and_address_are_named(store, tmp_path, wrong):
+    at = f"file://{tmp_path}/at/x.mf"
+    with pytest.raises(TypeError, match=r"found .*; expected a store, or its path"):
+        memfeed.push(wrong, at)
+    with pytest.raises(TypeError, match=r"found .*; expected an address, as 's3://"):
+        memfeed.push(store, wrong)
+    with pytest.raises(TypeError, match=r"found .*; expected an address, as 's3://"):
+        memfeed.pull(wrong, tmp_path / "b.mf")
+
+
+def test_a_push_and_a_pull_with_swapped_arguments(store, tmp_path):
+    at = f"file://{tmp_path}/at/x.mf"
+    with pytest.raises(StoreError, match=r"an address, as what to push; .*memfeed\.push\(store, address\)"):
+        memfeed.push(at, store)
+    with pytest.raises(StoreError, match=r"of a directory of this machine: 'file:///.*local\.mf'$"):
+        memfeed.push(store, store.path)

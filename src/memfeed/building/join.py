@@ -170,10 +170,11 @@ def join(root: Path, parts: Sequence[Part], *, grow: bool, bar: Progress, what: 
     schema = merged_schema(parts)
     attributes, targets = merged_attributes(parts)
     pieces = _plan(parts, schema)
+    advice = "free some space" if grow else "free some space, or choose another path"
     grow = grow and os.access(parts[0].path, os.W_OK)
     begun = {name: _begin(of_file[0], root / name, grow=grow) for name, of_file in pieces.items()}
     size = sum(_bytes_to_write(of_file, begun[name]) for name, of_file in pieces.items())
-    files.check_room(root, size, f"the rows of {parts[-1].path}")
+    files.check_room(root, size, f"the rows of {parts[-1].path}", advice)
     bar.say(f"memfeed: {what}: {_cost(pieces, begun, size)}")
     bar.advance_to(0, sum(piece.size for name, of_file in pieces.items() for piece in of_file[bool(begun[name]) :]))
     if "linked" in begun.values():

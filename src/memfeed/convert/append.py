@@ -147,8 +147,12 @@ def concat(
     After an error or a kill nothing is at ``path``, and the same call starts from the beginning.
     """
     is_shown(progress)  # raises for what has no meaning
-    if isinstance(stores, str | os.PathLike | Store) or not len(stores):
-        raise ValueError(f"found {stores!r:.80} to concatenate; expected a list of one or more stores")
+    if isinstance(stores, str | bytes | os.PathLike | Store) or not isinstance(stores, Collection) or not stores:
+        found = "nothing" if isinstance(stores, Collection) and not stores else f"an object of {type(stores).__name__}"
+        raise ValueError(
+            f"found {found} to concatenate; expected a list of one or more stores or their paths, and then a path: "
+            "memfeed.concat([store, other], path)"
+        )
     opened = [_whole(store) for store in stores]
     target = format.resolve(path, to_write=True)
     files.make_directory(target.parent)

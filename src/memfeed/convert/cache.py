@@ -21,7 +21,7 @@ from memfeed.convert.inputs import Input, RayRows, classify_input, refuse_copy, 
 from memfeed.convert.lazily import keep_of_filling, open_or_fill
 from memfeed.convert.options import ConvertOptions, options_of
 from memfeed.convert.ray_engine import import_ray
-from memfeed.convert.repair import repair_store
+from memfeed.convert.repair import repair_store, require_repairable
 from memfeed.convert.splits import keep_of, split_input, store_at, with_rest
 from memfeed.convert.staleness import require_unchanged
 from memfeed.errors import SpaceError, StaleStoreError, StoreError, StoreNotFoundError
@@ -33,7 +33,7 @@ from memfeed.schema.tensordicts import is_a
 from memfeed.store import format
 from memfeed.store.store import Store
 from memfeed.system.files import local_path
-from memfeed.system.messages import format_bytes
+from memfeed.system.messages import format_bytes, path_text
 from memfeed.system.progress import write_line
 from memfeed.system.temporary import TemporaryDirectory
 
@@ -224,8 +224,17 @@ def repair(
     return _cache_each(dataset, path, options)
 
 
-def _cache_each(dataset: Any, path: str | os.PathLike[str] | None, options: ConvertOptions) -> Store:
+def _cache_each(dataset: Any, path: Any, options: ConvertOptions) -> Store:
     """Return the store of a dataset, or a dict of the stores of the splits of a DatasetDict."""
+    is_text = isinstance(dataset, str | os.PathLike | Address)
+    if is_text and path is not None and not isinstance(path, str | os.PathLike | Address):
+        name = "repair" if options.repair else "cache"
+        raise TypeError(
+            f"found a path, and then an object of {type(path).__name__}; expected the dataset, and then the path: "
+            f"memfeed.{name}(dataset, {str(dataset)!r:.150})"
+        )
+    if options.repair:
+        require_repairable(dataset, path)
     if not is_a(dataset, "datasets", "DatasetDict", "IterableDatasetDict"):
         return cache_one(dataset, path, options)
     if is_address(path):
@@ -259,7 +268,8 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
     if path is None:
         owner = TemporaryDirectory()
         path = owner.path / "store.mf"
-    target = format.resolve(path, to_write=options.overwrite or options.repair or not os.path.exists(path))
+    exists = os.path.exists(path_text(path))
+    target = format.resolve(path, to_write=options.overwrite or options.repair or not exists)
     refuse_copy(dataset, target, options.copy_existing)
     given = classify_input(dataset)
     watched = None if isinstance(given.dataset, RayRows) else Watched(dataset, target)

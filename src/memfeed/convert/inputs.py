@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
@@ -74,6 +74,11 @@ def classify_input(dataset: Any) -> Input:
         raise SchemaError(
             f"found the class {dataset.__name__} itself; expected a dataset, an instance of it: "
             f"memfeed.cache({dataset.__name__}(...), path)"
+        )
+    elif isinstance(dataset, DataLoader) and dataset.batch_size is not None:
+        raise SchemaError(
+            f"found a {type(dataset).__name__}, which yields batches of {dataset.batch_size}; expected the dataset "
+            "that it reads: loader.dataset. To store whole batches as rows: (batch for batch in loader)"
         )
     elif isinstance(dataset, torch.Tensor | np.ndarray | np.generic) and dataset.ndim == 0:
         raise SchemaError(

@@ -46,7 +46,7 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
         store, manifest = _open_repairable(target, given)
         if Build.is_begun(root):
             raise BuildError(
-                f"{root}: found an unfinished build; expected none: finish it (overwrite=True) or remove it to repair"
+                f"{root}: found an unfinished build; expected none: finish it (memfeed.cache) or remove it to repair"
             )
         with Progress(target.name, store.nbytes, unit="B", progress=options.progress) as bar:
             damaged = find_damage(target, manifest, bar.advance_to)
@@ -68,6 +68,17 @@ def repair_store(target: Path, given: Input, options: ConvertOptions) -> Store |
     return open_store(target, types=result.types)
 
 
+def require_repairable(dataset: Any, path: Any) -> None:
+    """Raise TypeError if there is no path, or if the damaged store itself is given as the dataset."""
+    if path is None:
+        raise TypeError("found None; expected the path of the store to repair: memfeed.repair(dataset, path)")
+    if isinstance(dataset, Store) and str(dataset.path) in (str(path), str(files.local_path(path).resolve())):
+        raise TypeError(
+            f"found the store {dataset.path} itself as the dataset; expected the dataset that it was made of, which "
+            f"gives the damaged rows again: memfeed.repair(dataset, {str(path)!r:.150})"
+        )
+
+
 def _open_repairable(target: Path, given: Input) -> tuple[Store, Manifest]:
     """Return the store at `target` and its manifest. Raise StoreError if its rows cannot be recomputed one by one."""
     if not target.exists():
@@ -77,13 +88,20 @@ def _open_repairable(target: Path, given: Input) -> tuple[Store, Manifest]:
     try:
         store = open_store(target)
     except StoreError as error:  # no manifest, or files that are missing or of another size
-        hint = "memfeed.repair recomputes only rows: write the whole store again with overwrite=True"
+        hint = "memfeed.repair recomputes only rows: write all of it with memfeed.cache(..., overwrite=True)"
         raise CorruptStoreError(f"{error}; {hint}") from None
     manifest = store._view.manifest
-    if manifest is None or given.kind == "iterable" or not getattr(manifest.fingerprint, "probes", ()):
+    if given.kind == "iterable":
+        raise StoreError(
+            f"{target}: found {type(given.dataset).__name__}, an iterable, whose samples have no numbers; expected the "
+            "map-style dataset (len and []), or the columns, that the store was made of: "
+            "memfeed.repair(dataset, path)"
+        )
+    if manifest is None or not getattr(manifest.fingerprint, "probes", ()):
         raise StoreError(
             f"{target}: found a store whose rows cannot be recomputed one by one; memfeed.repair expects one that "
-            "cache made of a map-style dataset or of columns, without allow='random': use overwrite=True"
+            "cache made of a map-style dataset or of columns, without allow='random': write it again with "
+            "memfeed.cache(..., overwrite=True)"
         )
     return store, manifest
 
@@ -94,7 +112,7 @@ def find_damage(path: Path, manifest: Manifest, report: OnProgress | None = None
         read_checksums(path, manifest)
     except CorruptStoreError as error:
         raise CorruptStoreError(
-            f"{error}; memfeed.repair needs them: write the store again with overwrite=True"
+            f"{error}; memfeed.repair needs them: write the store again, memfeed.cache(..., overwrite=True)"
         ) from None
     return list(bad_chunks(path, manifest, report))
 
@@ -172,7 +190,8 @@ def replace_rows(
             raise StoreError(
                 f"{path}: found damage in field {field.name}, which memfeed.recode stored as {field.form_text} after "
                 "JPEG had changed its pixels: the dataset does not have them; expected damage in other fields: "
-                "recode the store again from the one that it was made of, or write it with overwrite=True"
+                "recode the store again from the one that it was made of, or write it "
+                "again, memfeed.cache(..., overwrite=True)"
             )
     changed = {chunk.name for chunk in chunks}
     for column in columns:

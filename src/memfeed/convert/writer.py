@@ -236,7 +236,8 @@ class Writer:
         if self._build is None:
             if self.length is not None:
                 fixed_bytes = sum(field.row_bytes for field in schema if field.kind == "fixed")
-                files.check_room(self.path, fixed_bytes * self.length, f"{self.length:,} rows of {fixed_bytes} bytes")
+                what, advice = f"{self.length:,} rows of {fixed_bytes} bytes", "free some space, or choose another path"
+                files.check_room(self.path, fixed_bytes * self.length, what, advice)
             self._build = Build.begin(format.build_path(self.path), schema, self.length, None)
         elif [field.path for field in self._build.schema] != [field.path for field in schema]:
             raise BuildError(

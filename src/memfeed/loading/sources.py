@@ -97,7 +97,7 @@ def open_source(dataset: Any, caching: Caching) -> Source:
 
 def is_dataset(source: Any) -> bool:
     """Return True for a map-style dataset that is no store, and no columns that a loader reads in place."""
-    if isinstance(source, Store | IterableDataset | dict | str | bytes | os.PathLike):
+    if isinstance(source, Store | IterableDataset | dict | str | bytes | os.PathLike | type):
         return False
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         return False
@@ -328,6 +328,8 @@ def _as_store(source: Any) -> Store:
             "cache='PATH'): its samples are written to a store there first; if they are random, it is read as it is "
             "and decoded files are kept there. To keep nothing, use torch's DataLoader"
         )
+    if columns is None and (line := _line_instead(source)):
+        raise LoaderError(line)
     if columns is None and hasattr(source, "__getitem__") and not hasattr(source, "__len__"):
         raise LoaderError(f"found {type(source).__name__}, which has [] and {NO_LENGTH}")
     if columns is None:
@@ -348,3 +350,14 @@ def forget_record(loader: object) -> None:
     """
     for name in [name for name in vars(loader) if name.startswith("__pl_")]:
         del vars(loader)[name]
+
+
+def _line_instead(source: Any) -> str | None:
+    """Return what to write in place of a source that is none, where that is clear."""
+    if isinstance(source, type):
+        return f"found the class {source.__name__} itself; expected an object of it: Loader({source.__name__}(...))"
+    if isinstance(source, str | os.PathLike):
+        return f"found {str(source)!r:.150}, a path; expected a store: Loader(memfeed.open({str(source)!r:.150}))"
+    if isinstance(source, DataLoader):
+        return f"found a {type(source).__name__}; expected its dataset: Loader(loader.dataset, loader.batch_size)"
+    return None

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memfeed.errors import StoreError
+from memfeed.system.messages import path_text
 
 _SCHEMES = {
     "s3": "s3",
@@ -66,10 +67,11 @@ def parse_address(text: str | os.PathLike[str] | Address) -> Address:
     """
     if isinstance(text, Address):
         return text
-    given = os.fspath(text)
+    given = path_text(text, "an address, as 's3://bucket/ants.mf'")
     scheme = _scheme(given)
     if scheme is None:
-        raise StoreError(f"found {given!r:.150}, a path; expected an address that begins with {SCHEMES}")
+        local = f"; of a directory of this machine: {f'file://{os.path.abspath(given)}'!r:.150}"
+        raise StoreError(f"found {given!r:.150}, a path; expected an address that begins with {SCHEMES}{local}")
     if not given[len(scheme) + 1 :].startswith("//"):
         given = given.replace(":/", ":///" if scheme == "file" else "://", 1)  # what pathlib.Path made of it
     try:

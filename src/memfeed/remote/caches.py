@@ -172,10 +172,16 @@ def _prepare(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote)
     files.write_atomically(work / SETTINGS, msgspec.json.encode(own))
 
 
+def _check_room(root: Path, needed: int, address: str) -> None:
+    less = f"read it with a smaller cache: memfeed.open({address!r:.150}, cache_dir=..., size=...)"
+    advice = f"free some space, choose another directory, or {less}"
+    files.check_room(root, needed, f"all rows of {address}", advice)
+
+
 def _begin(root: Path, own: CacheSettings, manifest: Manifest, remote: Remote) -> None:
     work = root / WORK_DIRECTORY
     if own.size is None:
-        files.check_room(root, sum(manifest.files.values()), f"the cache of {own.address}")
+        _check_room(root, sum(manifest.files.values()), own.address)
     if (root / format.GENERATIONS).exists():
         files.remove(root / format.GENERATIONS)  # its files will be new ones
     for name, size in manifest.files.items():
@@ -206,7 +212,7 @@ def _grown(root: Path, own: CacheSettings, found: CacheSettings, manifest: Manif
     chunks = _chunks_kept(old, manifest, table, _hashes(remote))
     if chunks is not None:
         if found.size is None:
-            files.check_room(root, sum(manifest.files.values()) - old.bytes_present, f"the cache of {found.address}")
+            _check_room(root, sum(manifest.files.values()) - old.bytes_present, found.address)
         _grow(old, manifest, table, chunks, remote.generations)
         _write_remote(root / WORK_DIRECTORY, remote)
     old.close()

@@ -17,7 +17,7 @@ from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.commit import finish_interrupted
 from memfeed.building.copy_rows import copy_rows
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError
-from memfeed.remote.address import Address, parse_address
+from memfeed.remote.address import Address, is_address, parse_address
 from memfeed.remote.caches import Remote, open_directory, read_settings
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import (
@@ -43,6 +43,7 @@ from memfeed.store.manifest import CHUNK_BYTES, Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
 from memfeed.system import files, trust
+from memfeed.system.messages import path_text
 from memfeed.system.progress import Progress, is_shown
 
 _FILES_AT_ONCE = 4
@@ -89,7 +90,12 @@ def push(
         memfeed.push("ants.mf", "s3://bucket/ants.mf")
     """
     is_shown(progress)  # raises for what has no meaning
-    path = Path(store.path if isinstance(store, Store) else files.local_path(store))
+    if not isinstance(store, Store) and is_address(store):
+        raise StoreError(
+            f"found {str(parse_address(store))!r:.150}, an address, as what to push; expected a store or its path, and "
+            "then the address: memfeed.push(store, address). From an address to this machine: memfeed.pull"
+        )
+    path = Path(store.path if isinstance(store, Store) else path_text(store, "a store, or its path, as 'ants.mf'"))
     if memo_format.is_memo(path):
         return _push_results(store, path, address, remove_old=remove_old, progress=progress)
     local, to = _local_store(store), parse_address(address)

@@ -19,6 +19,7 @@ from typing import Any
 
 from memfeed.errors import BuildError, MemfeedError, SpaceError, StoreError
 from memfeed.system import libc
+from memfeed.system.messages import path_text
 
 IOV_MAX = 1024
 COPY_BYTES, BLOCK_BYTES = 16 << 20, 4096  # the latter of most file systems
@@ -29,7 +30,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Return ``path`` as a Path. Raise StoreError for a URL (``s3://bucket/x``), which would make a folder ``s3:``."""
-    text = os.fspath(path)
+    text = path_text(path)
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)  # Path("s3://x") is "s3:/x"
     if scheme is None:
         return Path(text)
@@ -386,12 +387,11 @@ def free_bytes(path: Path) -> int | None:
     return found.free if found.total else None
 
 
-def check_room(path: Path, needed: int, purpose: str) -> None:
-    """Raise SpaceError unless ``needed`` bytes are free on the file system of ``path``."""
+def check_room(path: Path, needed: int, purpose: str, advice: str = "free some space") -> None:
+    """Raise SpaceError unless ``needed`` bytes are free on the file system of ``path``; ``advice``: what to do then."""
     free = free_bytes(path)
     if free is not None and needed > free:
         raise SpaceError(
             errno.ENOSPC,
-            f"{path}: found {free:,} bytes free; expected at least {needed:,} for {purpose}: "
-            "free some space, choose another path, or store fewer or smaller fields (forms=)",
+            f"{path}: found {free:,} bytes free; expected at least {needed:,} for {purpose}: {advice}",
         )

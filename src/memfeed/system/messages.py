@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from memfeed.errors import escape
+from memfeed.errors import StoreError, brief, escape
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -88,3 +90,21 @@ def require(extra: str, *modules: str) -> None:
             f"pip install 'memfeed[{extra}]'",
             name=missing[0],
         )
+
+
+def path_text(path: Any, expected: str = "a path, as 'ants.mf'") -> str:
+    """Return a path, a str or an object such as pathlib.Path, as text.
+
+    Raise TypeError for anything else, and StoreError for an empty text.
+    """
+    if isinstance(path, type) or not isinstance(path, str | bytes | os.PathLike):
+        what = f"the class {path.__name__} itself" if isinstance(path, type) else f"an object of {type(path).__name__}"
+        what = "None" if path is None else what
+        of_it = ": its own is in .path" if isinstance(getattr(path, "path", None), os.PathLike) else ""
+        raise TypeError(f"found {what}; expected {expected}{of_it}")
+    text = os.fspath(path)
+    if isinstance(text, bytes):
+        raise TypeError(f"found {brief(text)}, which is bytes; expected {expected}, as str: os.fsdecode(path)")
+    if not text:
+        raise StoreError(f"found an empty text; expected {expected}: was it read from a variable that is not set?")
+    return text

@@ -104,7 +104,9 @@ def describe(source: Any, step: Any, batch_size: int | None, worker_count: int |
     loader = source if isinstance(source, DataLoader) else None
     if loader is not None and (batch_size is not None or worker_count is not None):
         raise LoaderError("found a DataLoader with batch_size= or workers=; expected its own: leave these out")
-    dataset = source if loader is None else loader.dataset
+    dataset: Any = source if loader is None else loader.dataset
+    if isinstance(dataset, type):
+        raise LoaderError(f"found the class {dataset.__name__} itself; expected a dataset, an object of it")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         return f"the samples of {type(dataset).__name__} have no numbers, so that the same ones cannot be read in turns"
     if not len(dataset):
