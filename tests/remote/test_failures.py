@@ -81,7 +81,7 @@ def test_a_web_server_without_ranges_is_named():
     ("number", "kind", "says"),
     [
         (28, SpaceError, "found no room on the disk while sending it .*free some space and run this again"),
-        (122, SpaceError, "found no room on the disk while sending it .*quota"),
+        (122, SpaceError, "found your disk quota used up while sending it .*quota -s"),
         (30, RemoteError, "found that the disk refused while sending it .*check the disk and its permissions"),
     ],
 )

@@ -139,3 +139,28 @@ def test_a_file_system_may_keep_no_permissions(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
     with pytest.raises(BuildError, match="while setting its permissions"):
         files.chmod(tmp_path / "f", 0o444)
+
+
+def test_a_quota_is_told_from_a_full_disk(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(
+        SpaceError, match=r"f: found your disk quota used up while writing 3 bytes .*quota -s"
+    ) as raised:
+        files.write_file(tmp_path / "f", b"one")
+    assert raised.value.errno == errno.EDQUOT
+    assert "bytes free" not in str(raised.value)
+
+
+def test_an_error_at_the_close_of_a_file_names_it(tmp_path, monkeypatch):
+    close = os.close
+
+    def refuse(fd):
+        close(fd)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", refuse)
+    with pytest.raises(SpaceError, match=r"f: found your disk quota used up while closing it"):
+        files.write_file(tmp_path / "f", b"one")

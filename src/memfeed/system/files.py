@@ -43,16 +43,21 @@ def refused(error: OSError, path: object, action: str, size: int = 0) -> Memfeed
     """Return the error to raise if the disk refused ``action``: SpaceError if it is full, else BuildError."""
     reason = error.strerror or str(error)
     if error.errno in _NO_ROOM:
-        found = None
+        found, of_whom = None, "no room on the disk"
         with contextlib.suppress(OSError):
             found = free_bytes(Path(os.path.dirname(str(path))))
         free = "" if found is None else f", {found:,} bytes free"
         room = f"room for {size:,} bytes more" if size else "room for a few bytes more"
         hint = "free some space" if error.errno != errno.EFBIG else "raise the limit of a file's size (ulimit -f)"
+        if error.errno == errno.EDQUOT:  # the disk has room, of files or of bytes, for other users
+            of_whom, free, hint = (
+                "your disk quota used up",
+                "",
+                "remove files of yours (quota -s), or get a larger quota,",
+            )
         return SpaceError(
             error.errno,
-            f"{path}: found no room on the disk while {action} ({reason}{free}); expected {room}: {hint} and "
-            "run this again",
+            f"{path}: found {of_whom} while {action} ({reason}{free}); expected {room}: {hint} and run this again",
         )
     return BuildError(
         f"{path}: found that the disk refused while {action} ({reason}); expected the write to succeed: "
@@ -92,7 +97,8 @@ def opened(path: Path, flags: int = 0) -> Iterator[int]:
     try:
         yield fd
     finally:
-        os.close(fd)
+        with wrap_disk_errors(path, "closing it"):  # NFS tells of a full disk or a quota here
+            os.close(fd)
 
 
 def write_at(fd: int, data: Any, offset: int) -> int:
@@ -193,11 +199,8 @@ def sync(fd: int) -> None:
 
 def sync_data(path: Path) -> None:
     """Wait until the bytes of a file are on the disk; see ``sync``."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        sync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
