@@ -142,3 +142,25 @@ def test_a_daemonic_process_converts_without_workers(tmp_path):
     process.join(60)
     assert process.exitcode == 0
     assert values(memfeed.open(tmp_path / "s.mf")) == list(range(ROWS))
+
+
+class Exits(Numbers):
+    def __getitem__(self, i):
+        if i == 37:
+            sys.exit(0)
+        return super().__getitem__(i)
+
+
+class ExitsTogether(Exits):
+    def __getitems__(self, rows):
+        return [self[i] for i in rows]
+
+
+@pytest.mark.parametrize("kind", [Exits, ExitsTogether])
+def test_a_sample_that_ends_its_worker_by_sys_exit_is_named(tmp_path, kind):
+    with pytest.raises(
+        memfeed.errors.SampleError, match="sample 37: the dataset raised SystemExit: 0; fix the dataset"
+    ):
+        memfeed.cache(kind(), tmp_path / "s.mf", workers=2, **QUIET)
+    with pytest.raises(SystemExit):
+        memfeed.cache(kind(), tmp_path / "s.mf", workers=0, **QUIET)

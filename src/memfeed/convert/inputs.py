@@ -225,7 +225,9 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
         SplitError,
     ):  # of a column of a table; of a sample that is not as those that a cut was proven on
         raise
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
+        if not isinstance(error, Exception) and not watchdog.worker_count:
+            raise  # it ends the program, as plain indexing would; a worker would end without saying at which sample
         raise SampleError(
             f"sample {index}: the dataset raised {type(error).__name__}: {error}; "
             'fix the dataset, or leave such samples out with on_error="skip"'

@@ -168,7 +168,7 @@ class RowWorker:
         self._watchdog.begin_read(self._number, rows[0], rows[-1] + 1 - rows[0])
         try:
             samples = list(get_many(list(rows)))
-        except Exception:  # they are read one by one then, so that the error names the sample
+        except (Exception, SystemExit):  # they are read one by one then, so that the error names the sample
             samples = []
         finally:
             self._watchdog.end_read(self._number)
