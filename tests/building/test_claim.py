@@ -1,3 +1,4 @@
+import os
 import threading
 
 import pytest
@@ -66,7 +67,20 @@ def test_what_is_cleared_is_no_build_and_the_lock_stays(path):
         assert sorted(p.name for p in (root / ".build").iterdir()) == ["lock", "owner"]
 
 
+@pytest.mark.parametrize("length", [252, 249, 244])
 @pytest.mark.parametrize("lazily", [False, True])
-def test_a_name_that_is_too_long_is_told(tmp_path, lazily):
+def test_a_name_that_is_too_long_is_told(tmp_path, lazily, length):
     with pytest.raises(StoreError, match=r"(?s)File name too long.*choose a shorter name"):
-        memfeed.cache([1, 2, 3], tmp_path / ("n" * 252), lazily=lazily, progress=False)
+        memfeed.cache([1, 2, 3], tmp_path / ("n" * length), lazily=lazily, progress=False)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_store_that_was_moved_to_a_long_name_is_opened(tmp_path):
+    store = memfeed.cache([1, 2, 3], tmp_path / "a.mf", progress=False)
+    store.path.rename(tmp_path / ("n" * 250))
+    assert list(memfeed.open(tmp_path / ("n" * 250))) == [1, 2, 3]
+
+
+def test_results_under_a_long_name_are_refused_with_its_path(tmp_path):
+    with pytest.raises(BuildError, match=r"(?s)n: found that the disk refused .*File name too long|making a directory"):
+        memfeed.memoize(abs, tmp_path / ("n" * 244), version=1)(3)

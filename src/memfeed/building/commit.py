@@ -355,6 +355,6 @@ def claim_and_remove_remains(path: Path) -> None:
     """Remove what an interrupted replacement left beside the store, unless another process works on it."""
     root = format.build_path(path)
     remains = (path / WORK_DIRECTORY, old_path(path), appended_path(path), root / format.MANIFEST)
-    if any(place.exists() for place in remains):
+    if any(os.path.exists(place) for place in remains):  # not Path.exists: a name may be too long for them
         with contextlib.suppress(MemfeedError), claim_recovered(path, wait=False):
             pass  # a store on a read-only disk can be opened all the same

@@ -339,11 +339,11 @@ def remove_tree(path: Path, keep: Sequence[Path] = ()) -> None:
     A missing directory, and files that others remove meanwhile, are no errors. Of a symbolic link only the link is
     removed.
     """
-    if path.is_symlink() and not keep:
+    if os.path.islink(path) and not keep:
         remove(path)
         return
     with wrap_disk_errors(path, "removing it"):
-        while path.exists():
+        while os.path.exists(path):
             try:
                 _remove_all(path, keep)
             except OSError as error:
