@@ -1,11 +1,15 @@
 """Hashes of samples: equal for equal bytes and dims, by samples and by columns alike; and of source code."""
 
 import importlib
+import linecache
+import warnings
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+import memfeed
 from memfeed.convert.fingerprint import hash_columns, hash_packed, hash_rows, hash_samples, hash_source
 from memfeed.convert.probe import probe_indices
 from memfeed.schema import codec
@@ -77,3 +81,33 @@ def test_a_class_whose_file_was_changed_to_what_is_no_python(tmp_path, monkeypat
     made = importlib.import_module("edited_later").Edited()
     (tmp_path / "edited_later.py").write_text("class Edited:\n    def f(:\n")
     assert hash_source(made)[1] == "edited_later.Edited"
+
+
+CELL = """
+class Numbers:
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return i{change}
+"""
+
+
+@pytest.mark.parametrize("has_lines", [False, True])
+def test_a_class_of_a_notebook_that_changes_is_told(path, has_lines):
+    """A notebook keeps the lines of its cells; a prompt keeps none."""
+
+    def run(change, number):
+        text, file = CELL.format(change=change), f"<cell {number}>"
+        if has_lines:
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        names = {"__name__": "__main__"}
+        exec(compile(text, file, "exec"), names)
+        return names["Numbers"]()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memfeed.cache(run("", 1), path, workers=0, progress=False)
+        memfeed.cache(run("", 2), path, workers=0, progress=False)
+    with pytest.warns(UserWarning, match="the source of __main__.Numbers has changed since this store was made"):
+        memfeed.cache(run(" + (i == 41) * 9", 3), path, workers=0, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -76,7 +77,33 @@ def hash_source(dataset: Any) -> tuple[str, str]:
         seen.add(id(dataset))
         try:
             hashed.update(inspect.getsource(type(dataset)).encode())
-        except Exception:  # defined at a prompt, built in, or in a file that is no Python any more
-            hashed.update(type(dataset).__qualname__.encode())
+        except Exception:  # defined in a notebook or at a prompt, built in, or in a file that is no Python any more
+            hashed.update(_source_of_methods(type(dataset)).encode("utf-8", "replace"))
         dataset = getattr(dataset, "dataset", None)
     return hashed.hexdigest(), name
+
+
+def _source_of_methods(kind: type) -> str:
+    """Return the name of a class without a file, and its own methods: their source, or where there is none their code.
+
+    A notebook keeps the source of functions, not that of classes.
+    """
+    parts = [kind.__qualname__]
+    for value in vars(kind).values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+        if isinstance(function, types.FunctionType):
+            try:
+                parts.append(inspect.getsource(function))
+            except Exception:  # as above
+                parts.append(_code_text(function.__code__))
+    return "".join(parts)
+
+
+def _code_text(code: types.CodeType) -> str:
+    """Return what a function's code says, but for its line numbers."""
+    parts = [code.co_code.hex(), *code.co_names, *code.co_varnames]
+    for value in code.co_consts:
+        if isinstance(value, frozenset):  # whose order differs from run to run
+            value = sorted(map(repr, value))
+        parts.append(_code_text(value) if isinstance(value, types.CodeType) else repr(value))
+    return " ".join(parts)
