@@ -178,10 +178,10 @@ def test_a_worker_that_exits_is_a_death(path):
     class Exiting(Made):
         def __getitem__(self, index):
             if index == 30 and get_worker_info() is not None:
-                raise SystemExit(3)
+                os._exit(3)
             return index
 
-    with pytest.raises(BuildError, match=r"a worker process died \(pid \d+, exit status 3\)"):
+    with pytest.raises(BuildError, match=r"a worker process died while it read sample 30 \(pid \d+, exit status 3\)"):
         cache(Exiting(None, 100), path, workers=2)
 
 

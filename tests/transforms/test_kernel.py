@@ -95,7 +95,7 @@ def python(*args, **env):
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("examples", "which"), [(8, "not long"), pytest.param(60, "long or not long", marks=pytest.mark.long)]
+    ("examples", "which"), [(4, "not long"), pytest.param(60, "long or not long", marks=pytest.mark.long)]
 )
 def test_interpreted(examples, which):
     files = (str(HERE / f"interpreted_{name}.py") for name in ("kernel", "sampling"))
