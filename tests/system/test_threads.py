@@ -1,5 +1,6 @@
 """Threads that the system does not give, and work that ends before the interpreter does."""
 
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -100,6 +101,38 @@ end_at_exit(work)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout.split()) == (0, ["release", "join"]), ended.stderr
+
+
+class AtItsEnd:
+    """Work that needs a child of its process, as the commit of a store that is being filled needs a worker."""
+
+    def __init__(self, told):
+        self.told, self.child = told, multiprocessing.get_context("fork").Process(target=time.sleep, args=[60])
+        self.child.daemon = True
+        self.child.start()
+
+    def release(self, *, at_exit=False):
+        pass
+
+    def join(self):
+        self.told.put(self.child.is_alive())
+
+
+def work_to_the_end(told):
+    global kept
+    kept = AtItsEnd(told)
+    threads.end_at_exit(kept)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_ends_its_work_before_its_children(method):
+    context = multiprocessing.get_context(method)
+    told = context.SimpleQueue()
+    process = context.Process(target=work_to_the_end, args=[told])
+    process.start()
+    assert told.get()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_forked_child_ends_no_work_of_its_parent():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import threading
 import weakref
+from multiprocessing import util
 from typing import Protocol
 
 FREE_SECONDS = 2.0  # that a thread may take to free the work whose last reference it has
+_BEFORE_CHILDREN = 100  # of multiprocessing: what has a priority is done before children are ended
 
 
 class ThreadedWork(Protocol):
@@ -27,9 +30,11 @@ _is_registered = False
 
 
 def _forget() -> None:
-    """Forget the threads of the parent, which are not there in a forked child."""
+    """Forget the threads of the parent, which are not there in a forked child, and what it does at its end."""
+    global _is_registered
     _work.clear()
     _threads.clear()
+    _is_registered = False
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -42,8 +47,11 @@ def end_at_exit(work: ThreadedWork, thread: threading.Thread | None = None) -> N
     """
     global _is_registered
     if not _is_registered:
-        # before what atexit runs: pools of threads, which a commit needs, take no tasks then
-        getattr(threading, "_register_atexit", atexit.register)(end_all)
+        if multiprocessing.parent_process() is None:
+            # before what atexit runs: pools of threads, which a commit needs, take no tasks then
+            getattr(threading, "_register_atexit", atexit.register)(end_all)
+        else:  # such a process ends its children before that: the workers, which a commit needs too
+            util.Finalize(None, end_all, exitpriority=_BEFORE_CHILDREN)
         _is_registered = True
     _work.add(work)
     if thread is not None:
