@@ -51,7 +51,7 @@ EACH = {
     },
     "convert/test_same_bytes.py": {
         "test_a_conversion_that_was_killed_writes_the_same_bytes": 8,
-        "test_samples_that_are_left_out_leave_no_gaps": 2,
+        "test_samples_that_are_left_out_leave_no_gaps": 1,
     },
     "convert/test_samples_equal.py": {"test_every_kind_at_once": 6, "test_every_kind_at_once_with_workers": 2},
     "convert/test_watchdog.py": {"test_a_sample_that_kills_its_worker_is_skipped": 3},
@@ -109,8 +109,8 @@ EACH = {
     "schema/test_kept_tensors.py": {"test_sparse_tensors_come_back": 3},
     "schema/test_torch_datasets.py": {"test_what_a_subclass_makes_of_a_sample_counts": 2},
     "splitting/test_filled_splits.py": {
-        "test_epochs_and_store_are_those_of_a_conversion": 6,
-        "test_one_line_gives_the_batches_of_a_conversion": 2,
+        "test_epochs_and_store_are_those_of_a_conversion": 4,
+        "test_one_line_gives_the_batches_of_a_conversion": 1,
         "test_without_randomness_each_row_is_what_the_dataset_gives": 3,
     },
     "splitting/test_idioms.py": {"test_an_idiom_is_right_or_refused": 28},
@@ -212,6 +212,8 @@ LONG = {
         "test_ranks_read_one_order",
         "test_samplers_of_ranks_draw_one_order",
     ],
+    "loading/test_global_modes.py": ["test_each_tensor_that_is_made_names_its_device"],
+    "loading/test_host_labels.py": ["test_labels_that_a_function_made_on_the_device_are_checked_there"],
     "loading/test_loader_of_datasets.py": ["test_an_iterator_that_lives_when_the_program_ends_says_nothing"],
     "loading/test_own_rows.py": ["test_a_chunk_of_each_rank_is_not_divided_after_a_store_that_all_have"],
     "loading/test_processes.py": ["test_the_interpreter_exits_while_threads_work"],
@@ -221,6 +223,7 @@ LONG = {
         "test_four_processes_compute_each_key_once",
         "test_results_are_dropped_while_processes_are_killed",
     ],
+    "order/test_bijection.py": ["test_every_entry_is_as_likely_at_every_position"],
     "order/test_pieces.py": ["test_rows_of_different_blocks_meet_in_a_rank_as_often_as_by_chance"],
     "remote/test_growth.py": ["test_it_may_fail_at_any_write"],
     "remote/test_opening.py": [
@@ -229,6 +232,7 @@ LONG = {
     ],
     "remote/test_push_pull.py": ["test_damage_at_the_address_names_field_and_rows"],
     "splitting/test_filled_splits.py": [
+        "test_after_a_kill_no_present_row_is_computed_again",
         "test_a_transform_does_not_replace_the_random_part_of_a_dataset_unsaid",
         "test_one_line_stores_images_in_the_form_that_keep_names",
     ],
@@ -246,7 +250,10 @@ LONG = {
     "test_device_benchmark.py": ["test_every_part_runs_on_a_device"],
     "test_inputs_page.py": ["test_the_page_is_up_to_date"],
     "torture/test_faults.py": ["test_other_refusals_are_told"],
-    "torture/test_torture.py": ["test_another_takes_over_while_workers_of_the_dead_builder_live_on"],
+    "torture/test_torture.py": [
+        "test_a_repair_is_left_in_order",
+        "test_another_takes_over_while_workers_of_the_dead_builder_live_on",
+    ],
     "transforms/test_compiled_passes.py": ["test_no_byte_outside_of_the_image_is_read"],
     "transforms/test_kernel.py": ["test_they_compile_for_three_architectures"],
     "transforms/test_pointwise.py": ["test_copies_and_repr"],

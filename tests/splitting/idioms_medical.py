@@ -150,7 +150,13 @@ def cache_dataset():
     return CacheDataset(Compose(steps()))
 
 
-@TABLE.add("a crop of samples: a list of four crops of one image", "MONAI (stand-ins)", "sample", "several of one")
+@TABLE.add(
+    "a crop of samples: a list of four crops of one image",
+    "MONAI (stand-ins)",
+    "sample",
+    "several of one",
+    is_slow=True,
+)
 def crop_samples():
     class RandSpatialCropSamplesd(RandSpatialCropd):
         def __call__(self, data):
