@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memfeed.errors import RowError
@@ -33,6 +33,7 @@ index = st.integers(-12, 12)
     is_plain=st.booleans(),
     is_lazy=st.booleans(),
 )
+@example(lengths=[1, 2], start=1, stop=0, step=None, is_plain=False, is_lazy=False)
 def test_a_slice_is_that_of_a_list(lengths, start, stop, step, is_plain, is_lazy):
     column = column_of(lengths, is_plain=is_plain, is_lazy=is_lazy)
     assert list(column[start:stop:step]) == list(range(sum(lengths)))[start:stop:step]

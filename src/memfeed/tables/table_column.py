@@ -51,7 +51,7 @@ class TableColumn:
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             start, stop, step = which.indices(len(self))
-            return self.read(start, stop) if step == 1 else self[list(range(start, stop, step))]
+            return self.read(start, max(start, stop)) if step == 1 else self[list(range(start, stop, step))]
         if isinstance(which, list):
             rows = [self[row] for row in which]
             return np.stack(rows) if self.is_plain and rows else self.read(0, 0) if self.is_plain else rows
