@@ -130,9 +130,10 @@ def test_a_process_of_multiprocessing_ends_its_work_before_its_children(method):
     told = context.SimpleQueue()
     process = context.Process(target=work_to_the_end, args=[told])
     process.start()
-    assert told.get()
-    process.join()
+    process.join(60)
     assert process.exitcode == 0
+    assert not told.empty()
+    assert told.get(), "its child was ended first"
 
 
 def test_a_forked_child_ends_no_work_of_its_parent():
