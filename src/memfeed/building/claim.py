@@ -97,15 +97,14 @@ def is_claimed(root: Path) -> bool:
 
 def _require_build(root: Path) -> None:
     """Raise StoreError if something else is at ``root``, or the build of another user."""
-    longest = root.with_name(f"{root.name}.appended")  # of the names that are made beside a store
     try:
         is_file = root.is_file()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.lstat(longest)
+            os.lstat(root.with_suffix(format.APPENDED_SUFFIX))
     except OSError as error:
         raise StoreError(
             f"{root}: found a path that the disk does not take ({error.strerror}); expected one that also fits with "
-            f"{longest.name.removeprefix(root.stem)} at its end: choose a shorter name"
+            f"{format.APPENDED_SUFFIX} at its end: choose a shorter name"
         ) from None
     if not is_file:
         trust.require_own_directory(root)

@@ -297,7 +297,7 @@ def old_path(path: Path) -> Path:
 
 def appended_path(path: Path) -> Path:
     """Return the path of the rows of an append that are in the store, until they are removed."""
-    return path.with_name(f"{path.name}{format.BUILD_SUFFIX}.appended")
+    return path.with_name(path.name + format.APPENDED_SUFFIX)
 
 
 def remove_remains(path: Path) -> None:
@@ -355,6 +355,6 @@ def claim_and_remove_remains(path: Path) -> None:
     """Remove what an interrupted replacement left beside the store, unless another process works on it."""
     root = format.build_path(path)
     remains = (path / WORK_DIRECTORY, old_path(path), appended_path(path), root / format.MANIFEST)
-    if any(os.path.exists(place) for place in remains):  # not Path.exists: a name may be too long for them
+    if any(os.path.exists(place) for place in remains):  # Path.exists raises for a name that is too long
         with contextlib.suppress(MemfeedError), claim_recovered(path, wait=False):
             pass  # a store on a read-only disk can be opened all the same

@@ -298,12 +298,12 @@ def describe_budget(
     row_bytes: float,
     row_seconds: float,
     overlap: float = 1.0,
-    like: Schema | None = None,
+    is_new: bool = True,
 ) -> str:
     """Return a line with the rows, bytes and seconds that a store takes; ``row_count`` is None if it is not known.
 
-    ``overlap`` is the `overlap_factor`, ``like`` the schema of the store that the rows will be appended to. Raises
-    SpaceError if the disk has too little free space.
+    ``overlap`` is the `overlap_factor`. Raises SpaceError if the disk has too little free space; its
+    text proposes other forms if the store is new, and no rows are appended.
     """
     found = files.free_bytes(path)
     free = "free space unknown" if found is None else f"{format_bytes(found)} free"
@@ -311,7 +311,7 @@ def describe_budget(
         unknown = "an unknown number of rows (an iterable without an end needs length=)"
         return f"{unknown}, {format_bytes(row_bytes)} a row; {free}"
     total = int(row_bytes * row_count)
-    choices = ", choose another path, or store fewer or smaller fields (forms=)" if like is None else ""
+    choices = ", choose another path, or store fewer or smaller fields (forms=)" if is_new else ""
     files.check_room(path, total, f"{row_count:,} rows of {format_bytes(row_bytes)}", f"free some space{choices}")
     line = f"{row_count:,} rows, {format_bytes(total)}, about {format_seconds(row_count * row_seconds)}; {free}"
     is_large = found is not None and total > found * LARGE_SHARE

@@ -211,7 +211,7 @@ class Conversion:
         overlap = overlap_factor(self.given, self.result) if self.options.says else 1.0  # where nobody is told
         row_seconds = self.result.probed.seconds / max(self.worker_count, 1)
         row_bytes = stored_row_bytes(self.schema, self.result, self.plan.row_bytes)
-        budget = describe_budget(self.target, self.length, row_bytes, row_seconds, overlap, self.options.like)
+        budget = describe_budget(self.target, self.length, row_bytes, row_seconds, overlap, self.options.like is None)
         return self.begin(), f"{budget} -> {self.target}"
 
     def kept_now(self) -> Kept:

@@ -18,6 +18,7 @@ from memfeed.schema.codec import Packed
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store.manifest import Fingerprint, Probe
+from memfeed.system.code_content import content_of
 
 
 def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
@@ -95,15 +96,5 @@ def _source_of_methods(kind: type) -> str:
             try:
                 parts.append(inspect.getsource(function))
             except Exception:  # as above
-                parts.append(_code_text(function.__code__))
+                parts.append(repr(content_of(function.__code__)))
     return "".join(parts)
-
-
-def _code_text(code: types.CodeType) -> str:
-    """Return what a function's code says, but for its line numbers."""
-    parts = [code.co_code.hex(), *code.co_names, *code.co_varnames]
-    for value in code.co_consts:
-        if isinstance(value, frozenset):  # whose order differs from run to run
-            value = sorted(map(repr, value))
-        parts.append(_code_text(value) if isinstance(value, types.CodeType) else repr(value))
-    return " ".join(parts)

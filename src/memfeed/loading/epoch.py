@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -170,13 +170,7 @@ def runs_of_epoch(
     So an iterator goes on after one, as DataLoader's does: after the batch that failed, or with the batch that an
     interrupt kept from the caller. The arguments are those of ``run_epoch``.
     """
-    start: Start | None = None
-
-    def begin_once(progress: EpochProgress) -> Start:
-        nonlocal start
-        start = begin(progress) if start is None else start
-        return start
-
+    begin_once = cache(begin)
     while not progress.finished:
         yield run_epoch(progress, begin_once, policy_now, prefetch, pause)
 

@@ -205,7 +205,7 @@ class EpochReader:
         )
 
     def groups(
-        self, epoch: int, seed: int, shards: RankShards, position: Position | None, failed: int = 0
+        self, epoch: int, seed: int, shards: RankShards, position: Position | None, failed: int
     ) -> Iterator[BatchGroup]:
         """Yield the batches of an epoch after ``position``; ``shards`` is the share of this rank in it.
 

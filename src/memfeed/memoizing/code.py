@@ -20,6 +20,7 @@ import torch
 
 from memfeed.errors import SchemaError
 from memfeed.schema import values
+from memfeed.system.code_content import content_of
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # also of a user, of Debian, and of another environment
@@ -167,7 +168,7 @@ class _Hash:
         self.add(_module_of(function), function.__qualname__)
         if _is_of_library(function.__code__.co_filename):
             return
-        self.add(repr(_code(function.__code__)))  # not its source: the file may have changed since it was imported
+        self.add(repr(content_of(function.__code__)))  # not its source: the file may have changed since it was imported
         self.value((function.__defaults__, function.__kwdefaults__), f"a default of {function.__qualname__}", depth)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -236,24 +237,6 @@ def _module_of(value: Any) -> str:
     """Return the module of a function or class; the program itself has another name in processes that it spawns."""
     name = getattr(value, "__module__", None) or ""
     return "__main__" if name == "__mp_main__" else name
-
-
-def _code(code: types.CodeType) -> tuple[Any, ...]:
-    """Return what a function does, alike in every process."""
-    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
-    table = getattr(code, "co_exceptiontable", b"")  # Python 3.11 and later
-    return code.co_code, table, [_constant(one) for one in code.co_consts], names, counts
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, types.CodeType):
-        return _code(value)
-    if isinstance(value, tuple):
-        return tuple(map(_constant, value))
-    if isinstance(value, frozenset):  # its order differs from process to process
-        return "frozenset", sorted(repr(_constant(one)) for one in value)
-    return value
 
 
 @functools.lru_cache

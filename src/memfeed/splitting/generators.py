@@ -56,7 +56,7 @@ def _seed_torch(generator: torch.Generator, seed: int) -> None:
 
 
 class _SavingNumpy:
-    """Save the states of a generator again and again. One that has not moved since is not asked, which takes 0.1 ms."""
+    """Save the states of a generator again and again. One that has not moved since is not asked: that is slow."""
 
     def __init__(self, generator: np.random.RandomState) -> None:
         self._generator, self._memory, self._state = generator, b"", b""

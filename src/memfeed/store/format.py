@@ -27,6 +27,7 @@ CHECKSUMS = "checksums.bin"
 APPEND_BEGUN = "append.begun"  # an empty file: column files may be longer than the manifest says
 GENERATIONS = "generations.txt"  # digests of the manifests whose rows are the first ones of the same files, a line each
 BUILD_SUFFIX = ".build"
+APPENDED_SUFFIX = f"{BUILD_SUFFIX}.appended"  # the longest of the suffixes that are put beside a store
 WORK_DIRECTORY = ".build"  # inside a build, for the files that its store will not have
 LARGEST_JSON = 64 << 20  # bytes of JSON; more only beside as many files
 JSON_A_FILE = 4096

@@ -1,0 +1,24 @@
+"""What the code of a function says, to be hashed."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+
+def content_of(code: types.CodeType) -> tuple[Any, ...]:
+    """Return what a function does, without its file and lines, as values whose repr is the same in every process."""
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    table = getattr(code, "co_exceptiontable", b"")  # Python 3.11 and later
+    return code.co_code, table, [_constant(one) for one in code.co_consts], names, counts
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return content_of(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, frozenset):  # its order differs from process to process
+        return "frozenset", sorted(repr(_constant(one)) for one in value)
+    return value

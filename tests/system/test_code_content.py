@@ -1,0 +1,40 @@
+"""What code says is alike in every process, wherever it stands, and differs with what it does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memfeed.system.code_content import content_of
+
+
+def said(text, file="<one>", lines=0):
+    return repr(content_of(compile("\n" * lines + text, file, "exec")))
+
+
+def test_its_file_and_its_lines_do_not_count():
+    text = "def f(x):\n    return [y for y in x if y in {1, 2}]"
+    assert said(text) == said(text, "<other>", lines=3)
+
+
+@pytest.mark.parametrize("other", ["x + 2", "x - 1", "y + 1", "(lambda x: x + 1)(x)", "x in {1, 2}", "x in {1, 3}"])
+def test_another_expression_is_another_code(other):
+    assert said(f"def f(x):\n    return {other}") != said("def f(x):\n    return x + 1")
+
+
+def test_the_order_of_a_set_does_not_count():
+    """Which differs with the seed of hashes, and so from process to process; also of a set in a tuple."""
+    code = "from memfeed.system.code_content import content_of; "
+    code += "print(content_of(compile('x in {\"a\", \"b\", \"c\"}, (1, (2, 3))', 'a', 'eval')), end='')"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(found) == 1
+    assert b"frozenset" in found.pop()
