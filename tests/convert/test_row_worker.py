@@ -7,6 +7,7 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import ABSENT, SKIPPED, WRITTEN
+from memfeed.building.space import Extents
 from memfeed.convert.row_worker import REREAD, RowWorker
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import WritePlan
@@ -126,37 +127,37 @@ def test_samples_are_read_together_where_that_gives_each(build, get):
 
 
 def test_a_list_is_read_now_and_written_later(build):
-    first = build.begin_lists()
+    first = Extents(build.root).begin_lists()
     worker = worker_of(build, Made(sample, N), number=0)
     seen = []
     one = worker.read(first, [3, 1], lambda: seen.append(1))
     assert (one.rows, len(seen)) == ([1, 3], 2)
     assert (build.presence() == ABSENT).all()
-    assert worker.is_placed(first)
+    assert worker.extents.is_placed(first)
     report = worker.write_list(one)
     assert report.row_count == 2
     assert values(build, [1, 3]) == ["n1", "n3"]
 
 
 def test_no_list_is_written_after_one_that_failed(build):
-    first = build.begin_lists()
+    first = Extents(build.root).begin_lists()
     worker, other = worker_of(build, bad_at(3), number=0), worker_of(build, Made(sample, N), number=1)
     one = worker.read(first, [1, 3, 4], int)
     assert one.rows == [1]
     assert [row for row, _ in one.report.failed] == [3]
     other.read(first + 1, [5], int)
-    assert other.is_left_out(first + 1)
+    assert other.extents.is_left_out(first + 1)
 
 
 def test_a_list_of_which_no_row_can_be_read(build):
-    first = build.begin_lists()
+    first = Extents(build.root).begin_lists()
     worker = worker_of(build, bad_at(3, 4), number=0, skip_errors=True)
     other = worker_of(build, Made(sample, N), number=1)
     one = worker.read(first, [3, 4], int)
     assert (one.rows, one.report.skipped_count, one.report.failed) == ([], 2, [])
     two = other.read(first + 1, [5], int)
-    assert worker.is_placed(first)
-    assert other.is_placed(first + 1)
+    assert worker.extents.is_placed(first)
+    assert other.extents.is_placed(first + 1)
     assert worker.write_list(one).row_count == 0
     assert other.write_list(two).row_count == 1
     failing = worker_of(build, bad_at(7), number=0)

@@ -242,7 +242,7 @@ def test_a_worker_of_a_dead_builder_skips_nothing(path):
         writer = RunWriter(build, None, may_promote=False)
         Build.resume(root)
         with pytest.raises(BuildError, match="another process has taken this build over"):
-            writer.skip(2)
+            writer.rows.skip(2)
         assert build.presence().tolist() == [0] * 4
 
 

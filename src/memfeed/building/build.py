@@ -187,10 +187,6 @@ class Build:
         """Return a writer of rows, one for each process. It pickles as a few small values."""
         return RowWriter(self.root, self.schema, self.settings.generation, self.units, rewrites=self.rewrites)
 
-    def begin_lists(self) -> int:
-        """Return the number of the first list of rows for `RowWriter.ask`."""
-        return Extents(self.root).begin_lists()
-
     def presence(self) -> npt.NDArray[np.uint8]:
         """Return the state of every row, in new memory."""
         return np.array(self.units.states)

@@ -38,7 +38,7 @@ class RowWriter:
 
     def __init__(self, root: Path, schema: Schema, generation: int, units: Units, *, rewrites: bool = False) -> None:
         self.root, self.schema, self.generation, self.rewrites = root, schema, generation, rewrites
-        self._units, self._extents, self._handles = units, Extents(root), FileHandles(write=True)
+        self._units, self.extents, self._handles = units, Extents(root), FileHandles(write=True)
 
     def check_generation(self) -> None:
         """Raise BuildError if another builder has taken over: a write now could damage its work."""
@@ -115,15 +115,7 @@ class RowWriter:
         It is, once all lists with smaller numbers have asked. With ``is_last`` no list after it is placed.
         """
         with self._as_builder():
-            self._extents.ask(number, self._wanted(runs, columns), is_last=is_last)
-
-    def is_placed(self, number: int) -> bool:
-        """Return True if a list that has asked is placed."""
-        return self._extents.is_placed(number)
-
-    def is_left_out(self, number: int) -> bool:
-        """Return True if a list will not be placed, because one before it was the last."""
-        return self._extents.is_left_out(number)
+            self.extents.ask(number, self._wanted(runs, columns), is_last=is_last)
 
     def _place(
         self, runs: Sequence[tuple[int, int]], columns: Sequence[Packed], number: int | None
@@ -132,9 +124,9 @@ class RowWriter:
         placed: list[list[Placed]] = [[] for _ in columns]
         wanted, firsts = self._wanted(runs, columns), list[int]()
         if number is not None:
-            firsts = self._extents.take(number)
+            firsts = self.extents.take(number)
         elif wanted:
-            firsts = self._extents.place(wanted)
+            firsts = self.extents.place(wanted)
         for one, at in zip(wanted, firsts, strict=True):
             placed[one.field_index].append(Placed(at, one.size))
         return placed

@@ -18,6 +18,7 @@ import torch
 
 from memfeed.building.build import Build
 from memfeed.building.partial import SKIPPED
+from memfeed.building.space import Extents
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.row_worker import ReadList, Request, RowWorker
 from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
@@ -40,6 +41,7 @@ class ListWorker:
 
     def __init__(self, rows: RowWorker, watchdog: Watchdog, number: int, receiver: Connection) -> None:
         self._rows, self._watchdog, self._number, self._receiver = rows, watchdog, number, receiver
+        self._extents = rows.extents
         self._sent: deque[tuple[int, Request | None]] = deque()
         self._read: deque[tuple[float, ReadList]] = deque()  # when each was read, and what
         self._reports: deque[Report] = deque()
@@ -62,7 +64,7 @@ class ListWorker:
                 continue
             assert not isinstance(request, str)
             self._sent.popleft()
-            if self._rows.is_left_out(number):
+            if self._extents.is_left_out(number):
                 self._reports.append(Report(worker=self._number))
                 continue
             one = self._rows.read(number, request, self._write_now_and_then)
@@ -91,9 +93,9 @@ class ListWorker:
         """Write the lists that were read and that are placed, or cannot wait. Report those that are left out."""
         while self._read:
             since, one = self._read[0]
-            if self._rows.is_left_out(one.number):
+            if self._extents.is_left_out(one.number):
                 self._reports.append(Report(worker=self._number))
-            elif self._rows.is_placed(one.number) or time.monotonic() - since > MOST_SECONDS:
+            elif self._extents.is_placed(one.number) or time.monotonic() - since > MOST_SECONDS:
                 self._reports.append(self._rows.write_list(one))
             else:
                 return
@@ -129,7 +131,7 @@ class RowJob:
         self._receivers: list[Connection] = [receiver for receiver, _ in pipes]
         self._senders: list[Connection] = [sender for _, sender in pipes]
         self._here: deque[Request | None] = deque()
-        self._number = build.begin_lists() if worker_count and not plan.is_read else 0  # of the next list
+        self._number = Extents(build.root).begin_lists() if worker_count and not plan.is_read else 0  # of the next list
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}  # for a process that is not forked it is less work to read them again

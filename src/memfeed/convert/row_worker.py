@@ -53,6 +53,7 @@ class RowWorker:
         self._dataset, self._build, self._plan, self._known = dataset, build, plan, known or {}
         self._watchdog, self._number = watchdog, number or 0
         self._writer = RunWriter(build, plan, may_promote=number is None)
+        self.extents = self._writer.rows.extents  # says where a list that was read is placed
         self._draws = Draws(dataset, plan)
         self._reads_singly = plan.skip_errors  # True also once __getitems__ has returned samples in the same memory
 
@@ -108,14 +109,6 @@ class RowWorker:
         report.seconds = time.monotonic() - started
         return one
 
-    def is_placed(self, number: int) -> bool:
-        """Return True if a list that was read can be written."""
-        return self._writer.rows.is_placed(number)
-
-    def is_left_out(self, number: int) -> bool:
-        """Return True if a list will not be written, because one before it was the last."""
-        return self._writer.rows.is_left_out(number)
-
     def write_list(self, one: ReadList) -> Report:
         """Write a list that was read. If it is not placed, it is written out of order."""
         report, started = one.report, time.monotonic()
@@ -152,7 +145,7 @@ class RowWorker:
                 read[row] = [values.copy_value(leaf) for leaf in flatten_sample(self._plan, sample, row)]
             except (SampleError, SchemaError) as error:
                 if self._plan.skip_errors and isinstance(error, SampleError):
-                    self._writer.skip(row)
+                    self._writer.rows.skip(row)
                     report.skipped_count += 1
                     continue
                 report.failed.append((row, failure_of(error)))

@@ -63,14 +63,6 @@ class Report(msgspec.Struct):
     seconds: float = 0.0
 
 
-class PromotionNeeded(Exception):  # noqa: N818
-    """Raised for a row whose shape the schema does not admit yet. ``row_count`` rows before it were written."""
-
-    def __init__(self, row_count: int, byte_count: int, field_index: int, shape: tuple[int, ...]) -> None:
-        super().__init__(row_count, byte_count, field_index, shape)
-        self.row_count, self.byte_count, self.field_index, self.shape = row_count, byte_count, field_index, shape
-
-
 def flatten_sample(plan: WritePlan, sample: Any, index: int) -> list[Any]:
     """Return the leaves of sample `index`. Raise SchemaError with that index if its structure differs.
 
@@ -145,27 +137,6 @@ def _pack(plan: WritePlan, field_index: int, field: Field, column: Any, indices:
         raise named from None
 
 
-def write_rows(
-    writer: RowWriter, plan: WritePlan, rows: Sequence[int], columns: Sequence[Any], indices: Sequence[int]
-) -> int:
-    """Pack rows, given as one sequence of values per field, and write them. Return the bytes written.
-
-    `rows` ascend; `indices` are those of the samples in the dataset. Raises SchemaError with the sample's index and the
-    field, or PromotionNeeded, after the rows before it were written.
-    """
-    if not rows:
-        return 0
-    packed = pack_rows(writer.schema, plan, columns, indices)
-    if packed.error is not None:
-        raise packed.error
-    done = packed.row_count
-    where = [(rows[0], done)] if isinstance(rows, range) else runs(rows[:done])
-    byte_count = writer.write_runs(where, packed.columns) if done else 0
-    if packed.drift is not None:
-        raise PromotionNeeded(done, byte_count, *packed.drift)
-    return byte_count
-
-
 class RunWriter:
     """Writes runs of rows. With `may_promote`, which only the builder's process may set, columns are promoted."""
 
@@ -183,28 +154,27 @@ class RunWriter:
         return self.write_rows(range(row, row + count), columns, range(index, index + count), report)
 
     def write_rows(self, rows: Sequence[int], columns: Sequence[Any], indices: Sequence[int], report: Report) -> bool:
-        """Write rows that ascend, but need not follow one another, as `write_columns` does; see `write_rows`."""
-        done, count = 0, len(rows)
-        while done < count:
-            try:
-                rest = [column[done:] for column in columns]
-                report.byte_count += write_rows(self.rows, self.plan, rows[done:], rest, indices[done:])
-                report.row_count += count - done
-                break
-            except PromotionNeeded as needed:
-                report.row_count += needed.row_count
-                report.byte_count += needed.byte_count
-                done += needed.row_count
-                if not self.may_promote:
-                    report.drifts.append((needed.field_index, needed.shape))
-                    return False
-                promote_column(self.build, needed.field_index, [needed.shape])
-                self.rows = self.build.writer()
-        return True
+        """Write rows that ascend, but need not follow one another, as `write_columns` does.
 
-    def skip(self, row: int) -> None:
-        """Mark a row as skipped."""
-        self.rows.skip(row)
+        ``indices`` are those of the samples in the dataset. Raises SchemaError with the sample's index and the field.
+        """
+        while rows:
+            packed = pack_rows(self.rows.schema, self.plan, columns, indices)
+            if packed.error is not None:
+                raise packed.error
+            done = packed.row_count
+            if done:
+                where = [(rows[0], done)] if isinstance(rows, range) else runs(rows[:done])
+                report.byte_count += self.rows.write_runs(where, packed.columns)
+                report.row_count += done
+            if packed.drift is not None:
+                if not self.may_promote:
+                    report.drifts.append(packed.drift)
+                    return False
+                promote_column(self.build, packed.drift[0], [packed.drift[1]])
+                self.rows = self.build.writer()
+            rows, columns, indices = rows[done:], [column[done:] for column in columns], indices[done:]
+        return True
 
 
 def promote_column(build: Build, field_index: int, shapes: Sequence[tuple[int, ...]]) -> None:
