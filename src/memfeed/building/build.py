@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from memfeed.schema.fields import Field, Schema
 from memfeed.store import format, ragged
 from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import WORK_DIRECTORY
-from memfeed.store.manifest import MOST_ROWS, Fingerprint, Manifest, fingerprint_problem, schema_problem
+from memfeed.store.manifest import MOST_ROWS, Fingerprint, fingerprint_problem, schema_problem
 from memfeed.system import files, machine, trust
 
 SYNC_SECONDS = 30.0
@@ -298,38 +298,41 @@ class Build:
                 'write them, or choose missing="zero"; the build is kept'
             )
 
-    def commit(self, path: Path, *, overwrite: bool = False, kept: Kept | None = None) -> Manifest:
+    def commit(
+        self, path: Path, *, overwrite: bool = False, kept: Kept | None = None, skipped: Sequence[int] = ()
+    ) -> None:
         """Make the build the finished store at ``path``: all of it, or none of it.
 
-        Skipped rows are removed. The store keeps ``kept`` beside its columns. Raises BuildError if a row is absent or
-        the disk refuses, SpaceError if it is full.
+        Skipped rows are removed. The store keeps ``kept`` beside its columns; ``skipped`` are the samples that have no
+        row in the store that it is a copy of. Raises BuildError if a row is absent or the disk refuses, SpaceError if
+        it is full.
         """
         self.units.lose_unsynced()
         self.require_complete()
         presence = self.presence()
-        skipped = np.flatnonzero(presence == SKIPPED)
-        row_count = len(presence) - len(skipped)
+        left_out = np.flatnonzero(presence == SKIPPED)
+        row_count = len(presence) - len(left_out)
         if row_count == 0:
-            raise BuildError(f"{self.root}: found no row to keep ({len(skipped)} were skipped); expected at least one")
-        if len(skipped):
+            raise BuildError(f"{self.root}: found no row to keep ({len(left_out)} were skipped); expected at least one")
+        if len(left_out):
             self.sync()
             commit.remove_skipped(self.root, self.schema, presence != SKIPPED)
-        # of an iterable only positions that a worker left unused are skipped, not samples
-        left_out = skipped.tolist() if self.row_count is not None else []
         with self.units.lost_if_unsynced():
             manifest = commit.finish_files(
                 self.root,
                 self.schema,
                 row_count,
                 self.settings.fingerprint,
-                left_out,
+                # of an iterable only positions that a worker left unused are skipped, not samples
+                left_out.tolist() if self.row_count is not None else [],
                 self.hashes,
-                kept,
+                kept or Kept(),
                 punch=self.units.is_quiet(),
             )
+        if skipped:
+            manifest = msgspec.structs.replace(manifest, skipped=tuple(skipped))
         commit.seal(self.root, manifest)
         commit.publish(self.root, path, overwrite=overwrite)
-        return manifest
 
 
 def _rewrite_gaps(root: Path, states: npt.NDArray[np.uint8]) -> None:

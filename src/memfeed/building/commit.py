@@ -28,7 +28,7 @@ from memfeed.schema.stems import decode_key
 from memfeed.store import format, ragged
 from memfeed.store.checksums import compute_checksums
 from memfeed.store.coded_columns import decoded_column
-from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, Kept, Targets, equal_field
+from memfeed.store.dataset_attributes import TARGETS_FILE, Attributes, Kept, equal_field
 from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.manifest import Fingerprint, Manifest
 from memfeed.store.ragged_columns import RaggedColumn
@@ -75,7 +75,7 @@ def finish_files(
     fingerprint: Fingerprint | None,
     skipped: Sequence[int],
     hashes: Mapping[str, Sequence[int]],
-    kept: Kept | None = None,
+    kept: Kept,
     *,
     punch: bool,
 ) -> Manifest:
@@ -94,7 +94,7 @@ def finish_files(
             elif path.stat().st_size != size:
                 files.truncate(path, size)
             sizes[name] = size
-    attributes = _keep_attributes(root, schema, kept or Kept(), skipped)
+    attributes = _keep_attributes(root, schema, kept, skipped)
     if (root / TARGETS_FILE).exists():
         sizes[TARGETS_FILE] = 8 * row_count
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:  # the disk is busy with the columns while they are hashed
@@ -108,8 +108,7 @@ def finish_files(
         finally:
             for sync in synced:  # also after another error: lost rows are forgotten only if the failed sync is raised
                 sync.result()
-    metadata_kept = kept.metadata if kept else {}
-    return describe(root, schema, row_count, sizes, sums, fingerprint, skipped, attributes, metadata_kept)
+    return describe(root, schema, row_count, sizes, sums, fingerprint, skipped, attributes, kept.metadata)
 
 
 def describe(
@@ -143,22 +142,14 @@ def describe(
 def _keep_attributes(root: Path, schema: Schema, kept: Kept, skipped: Sequence[int]) -> Attributes:
     """Return the attributes as a manifest has them. Write targets.bin if no column has the targets."""
     files.remove(root / TARGETS_FILE)  # of a commit that was interrupted
-    targets = None
-    if kept.targets is not None:
-        numbers = np.delete(kept.targets, np.asarray(skipped, np.int64))
-        targets = Targets(form=kept.targets_form, field=equal_field(root, schema.fields, numbers))
-        if targets.field is None:
-            files.write_file(root / TARGETS_FILE, numbers.astype("<i8").tobytes())
-    numbers_of_classes = None if kept.class_to_idx is None else dict(kept.class_to_idx)
-    return Attributes(
-        classes=kept.classes,
-        class_to_idx=numbers_of_classes,
-        targets=targets,
-        transform=kept.transform,
-        keep=kept.keep,
-        proven=kept.proven,
-        losses=kept.losses,
-    )
+    targets = kept.attributes.targets
+    if kept.targets is None or targets is None:
+        return kept.attributes
+    numbers = np.delete(kept.targets, np.asarray(skipped, np.int64))
+    field = equal_field(root, schema.fields, numbers)
+    if field is None:
+        files.write_file(root / TARGETS_FILE, numbers.astype("<i8").tobytes())
+    return msgspec.structs.replace(kept.attributes, targets=msgspec.structs.replace(targets, field=field))
 
 
 def share_lengths(root: Path, schema: Schema, row_count: int) -> Schema:

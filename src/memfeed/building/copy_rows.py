@@ -9,11 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
-from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import runs
@@ -26,7 +24,7 @@ from memfeed.store.backing import Backing
 from memfeed.store.columns import Column
 from memfeed.store.dataset_attributes import Kept
 from memfeed.store.format import MANIFEST, WORK_DIRECTORY
-from memfeed.store.manifest import Fingerprint, Manifest
+from memfeed.store.manifest import Fingerprint
 from memfeed.system import files
 
 _AT_ONCE = 8 << 20  # bytes of the rows that a thread holds
@@ -42,7 +40,7 @@ def copy_rows(
     kept: Kept | None = None,
     skipped: Sequence[int] = (),
     on_rows: Callable[[int, int], object] = lambda rows, byte_count: None,
-) -> Manifest:
+) -> None:
     """Write all rows of ``backing`` into a new store at ``path``. A copy that was interrupted goes on.
 
     Args:
@@ -53,9 +51,6 @@ def copy_rows(
         kept: what the new store keeps beside its columns. Its ``targets`` are those of the rows.
         skipped: the samples of that dataset that have no row.
         on_rows: called with the rows and bytes that were written since the last call.
-
-    Returns:
-        The manifest of the new store.
 
     Raises:
         BuildError: there is no row, or the unfinished build of another call. StoreError: something is at ``path``.
@@ -76,15 +71,7 @@ def copy_rows(
             on_rows(len(rows), byte_count)
             build.sync_if_due()
         writer.close()
-        build.require_complete()
-        with build.units.lost_if_unsynced():
-            made = commit.finish_files(
-                root, build.schema, len(build.units.states), fingerprint, (), {}, kept, punch=build.units.is_quiet()
-            )
-        manifest = msgspec.structs.replace(made, skipped=tuple(skipped))
-        commit.seal(root, manifest)
-        commit.publish(root, path, overwrite=False)
-    return manifest
+        build.commit(path, kept=kept, skipped=skipped)
 
 
 def require_nothing_at(path: Path) -> None:

@@ -15,15 +15,23 @@ from memfeed.convert.inputs import Input
 from memfeed.convert.options import ConvertOptions
 from memfeed.schema.codec import Int64Array
 from memfeed.schema.containers import reads_as
-from memfeed.store.dataset_attributes import ClassName, Kept, TargetsForm
+from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 
 
-def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions) -> Kept:
-    """Return the attributes that a store of this dataset keeps beside its columns."""
+def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions, losses: tuple[Loss, ...]) -> Kept:
+    """Return what a store of this dataset keeps beside its columns; ``losses`` are those of its codecs."""
     classes, class_to_idx = classes_of(given.dataset)
     found = targets_of(given.dataset, given.length) if given.kind == "map" and given.length is not None else None
-    targets, form = found if found is not None else (None, "list")
-    return Kept(metadata, classes, class_to_idx, targets, form, options.recipe, options.keep)  # type: ignore[arg-type]
+    targets, form = (None, None) if found is None else (found[0], Targets(form=found[1]))
+    attributes = Attributes(
+        classes=classes,
+        class_to_idx=class_to_idx,
+        targets=form,
+        transform=options.recipe,
+        keep=options.keep,
+        losses=losses,
+    )
+    return Kept(metadata, attributes, targets)
 
 
 def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -150,7 +151,7 @@ class Conversion:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
-        self.kept = kept_of(given, metadata, options)._replace(losses=self._losses(packed))
+        self.kept = kept_of(given, metadata, options, self._losses(packed))
         self.pickled = pickle_dataset(given.dataset, options.worker_init_fn) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
@@ -217,7 +218,7 @@ class Conversion:
     def kept_now(self) -> Kept:
         """Return the attributes that the store keeps, with the number of samples that were proven until now."""
         proven = getattr(self.given.dataset, "proven_rows", None) if self.options.recipe is not None else None
-        return self.kept._replace(proven=proven)
+        return self.kept._replace(attributes=msgspec.structs.replace(self.kept.attributes, proven=proven))
 
     def begin(self) -> Build:
         """Return a new build of this dataset."""

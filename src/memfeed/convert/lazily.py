@@ -242,14 +242,7 @@ def _filled(
 ) -> Store:
     target, options, kept = conversion.target, conversion.options, conversion.kept
     rows = build.row_count or 0
-    numbers = None if kept.class_to_idx is None else dict(kept.class_to_idx)
-    attributes = Attributes(
-        classes=kept.classes,
-        class_to_idx=numbers,
-        transform=kept.transform,
-        keep=kept.keep,
-        losses=kept.losses,
-    )
+    attributes = msgspec.structs.replace(kept.attributes, targets=None)
     manifest = format.new_manifest(
         rows=rows,
         schema=build.schema,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,7 +16,7 @@ from memfeed.schema.codec import Int64Array
 from memfeed.schema.fields import Schema
 from memfeed.store import format
 from memfeed.store.columns import Column
-from memfeed.store.dataset_attributes import Kept, Loss
+from memfeed.store.dataset_attributes import Attributes, Kept, Loss
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
@@ -67,13 +68,16 @@ def recode(
     require_nothing_at(target)
     schema = recoded_schema(old, given)
     old.verify(progress=progress)  # the checksums of the new store would vouch for damaged rows
+    losses = _losses(old, manifest, schema)
+    attributes = msgspec.structs.replace(manifest.attributes or Attributes(), losses=losses)
+    targets = None if attributes.targets is None else np.asarray(old.targets, np.int64)
     with Progress(target.name, manifest.rows, unit=" rows", progress=progress) as bar:
         copy_rows(
             old._backing,
             target,
             schema,
             fingerprint=manifest.fingerprint,
-            kept=_kept(old, manifest, _losses(old, manifest, schema)),
+            kept=Kept(manifest.metadata or {}, attributes, targets),
             skipped=manifest.skipped,
             on_rows=bar.advance,
         )
@@ -125,23 +129,3 @@ def _losses(store: Store, manifest: Manifest, schema: Schema) -> tuple[Loss, ...
         if loss.field not in losses or schema.fields[loss.field].coding == manifest.schema.fields[loss.field].coding:
             losses[loss.field] = loss
     return tuple(losses[field] for field in sorted(losses))
-
-
-def _kept(store: Store, manifest: Manifest, losses: tuple[Loss, ...]) -> Kept:
-    """Return what a store has beside its columns."""
-    attributes = manifest.attributes or None
-    metadata = manifest.metadata or {}
-    if attributes is None:
-        return Kept(metadata=metadata, losses=losses)
-    targets = None if attributes.targets is None else np.asarray(store.targets, np.int64)
-    return Kept(
-        metadata=metadata,
-        classes=attributes.classes,
-        class_to_idx=attributes.class_to_idx,
-        targets=targets,
-        targets_form=attributes.targets.form if attributes.targets is not None else "list",
-        transform=attributes.transform,
-        keep=attributes.keep,
-        proven=attributes.proven,
-        losses=losses,
-    )

@@ -65,17 +65,14 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Kept(NamedTuple):
-    """Attributes that a new store is to keep. ``targets`` are those of all samples of the dataset, int64 [samples]."""
+    """What a new store is to keep beside its columns.
+
+    ``targets`` are those of all samples of the dataset, int64 [samples]; then ``attributes.targets`` has their form.
+    """
 
     metadata: Mapping[str, Any] = {}
-    classes: tuple[ClassName, ...] | None = None
-    class_to_idx: Mapping[str, int] | None = None
+    attributes: Attributes = Attributes()
     targets: Int64Array | None = None
-    targets_form: TargetsForm = "list"
-    transform: tuple[RecipeStep, ...] | None = None
-    keep: Keep | None = None
-    proven: int | None = None
-    losses: tuple[Loss, ...] = ()
 
 
 def attributes_problem(attributes: Attributes, fields: tuple[Field, ...]) -> str:
