@@ -7,7 +7,7 @@ import pytest
 import memfeed
 from memfeed.convert.cache import build_directory, cache_at
 from memfeed.errors import StaleStoreError, StoreError
-from memfeed.remote.address import parse_address
+from memfeed.remote.connections import parse_address
 from support import Made, cache
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 import memfeed
 from forked_programs import Program
-from memfeed.convert import row_engine
+from memfeed.convert import driver
 from memfeed.errors import BuildError
 from support import Made, cache, processes_of, wait_until
 
@@ -144,8 +144,8 @@ def test_an_interrupt_of_the_check_before_the_commit(tmp_path):
 
 
 def test_a_sample_that_interrupts_each_worker_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_engine, "INTERRUPT_SECONDS", 0.01)
-    monkeypatch.setattr(row_engine, "MOST_INTERRUPTS", 2)
+    monkeypatch.setattr(driver, "INTERRUPT_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "MOST_INTERRUPTS", 2)
     dataset = Interrupted(40, lambda i: i == 30, 1000, tmp_path / "log")
     store = cache(dataset, tmp_path / "s.mf", lazily=True, workers=1)
     with pytest.raises(BuildError, match="interrupted by SIGINT.*the rows that were written are kept"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memfeed.convert.image_folder import _size, image_folder, to_pixels
+from memfeed.convert.inputs import _size, image_folder, to_pixels
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("torchvision")

@@ -132,20 +132,18 @@ def test_rows_of_the_head_are_durable_before_a_task_can_hear_of_a_failed_sync(pa
     """The head is not told of it: its own descriptors are newer, and its next sync succeeds."""
     told = []
 
-    @contextmanager
-    def run(ray, build, *_):
+    def tasks(ray, build, *_):
         told.append(build.presence()[[0, 19]].tolist())
         raise BuildError("0.memmap: found that the disk refused while waiting for the disk")
-        yield
 
-    monkeypatch.setattr(ray_engine, "_open_tasks", run)
+    monkeypatch.setattr(ray_engine, "_Tasks", tasks)
     with begun(path) as (build, spec):
         writer = RunWriter(build, spec.plan, may_promote=True)
         for index in (0, 19):  # as those that were probed
             writer.write(index, [spec.plan.flattener(Numbers()[index])], index, Report())
         writer.rows.close()
-        with pytest.raises(BuildError):
-            ray_engine.convert_on_ray(None, build, b"", spec.plan, 1, 1.0, lambda report: None)
+        with pytest.raises(BuildError), ray_engine.open_ray_tasks(None, build, b"", spec.plan, 1):
+            pass
     assert told == [[DURABLE, DURABLE]]
 
 

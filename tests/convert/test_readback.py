@@ -5,8 +5,7 @@ import pytest
 
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
-from memfeed.convert.fingerprint import hash_samples
-from memfeed.convert.readback import indices_between, require_probed, require_reread
+from memfeed.convert.fingerprint import hash_samples, indices_between, require_probed, require_reread
 from memfeed.convert.write_run import WritePlan
 from memfeed.errors import BuildError
 from memfeed.schema import codec

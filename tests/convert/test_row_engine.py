@@ -10,8 +10,8 @@ from building.small_build import SCHEMA
 from memfeed.building.build import Build
 from memfeed.building.claim import claim
 from memfeed.building.partial import ABSENT, SKIPPED, WRITTEN
+from memfeed.convert.driver import RowEngine
 from memfeed.convert.processes import Pool, WorkerDied, WorkerInterrupted
-from memfeed.convert.row_engine import RowEngine
 from memfeed.convert.write_run import Report, WritePlan
 
 ROWS = 40
@@ -109,7 +109,7 @@ def test_workers_start_again_once_a_column_is_promoted(build):
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_interrupted_workers_start_again_while_a_store_is_read(build, is_read, monkeypatch):
-    monkeypatch.setattr("memfeed.convert.row_engine.INTERRUPT_SECONDS", 0.0)
+    monkeypatch.setattr("memfeed.convert.driver.INTERRUPT_SECONDS", 0.0)
     interrupts = iter([True])
 
     def hurt(rows):

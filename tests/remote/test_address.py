@@ -4,7 +4,7 @@ import pytest
 
 import memfeed
 from memfeed.errors import StoreError
-from memfeed.remote.address import is_address, parse_address
+from memfeed.remote.connections import is_address, parse_address
 from memfeed.store.backing import Backing
 
 

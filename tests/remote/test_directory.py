@@ -37,7 +37,7 @@ def make(tmp_path):
 
     yield cache
     for one in made:
-        one.close()
+        one.units.close()
         one.leave()
 
 

@@ -81,7 +81,7 @@ def write(directory, local, chunk):
 
 
 def leave(directory):
-    directory.close()
+    directory.units.close()
     directory.leave()
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from memfeed.building.partial import DURABLE
+from memfeed.convert.fingerprint import indices_between
 from memfeed.convert.probe import probe_indices
-from memfeed.convert.readback import indices_between
 from torture.victims import (
     CODED,
     PROBE,

@@ -13,7 +13,7 @@ from unittest import mock
 from disk import Recorder, Replay
 from memfeed.building.build import Build
 from memfeed.building.partial import DURABLE, SKIPPED, SYNCING
-from memfeed.convert import readback
+from memfeed.convert import fingerprint
 from memfeed.system import machine
 from torture.victims import presence
 from torture.works import PROBED, WORKS, digest, no_syncs, right, short_syncs
@@ -60,7 +60,7 @@ def survive(directory: Path, name: str, notes: list[object], before: str, *, kil
     assert found == "store" or not finished, "what was promised is gone"
     assert path.exists() or not before, "the old store is gone"
     boot = machine.boot_id() if killed else "another"
-    compared = mock.patch.object(readback, "indices_between", return_value=[])  # rows read again on purpose
+    compared = mock.patch.object(fingerprint, "indices_between", return_value=[])  # rows read again on purpose
     with no_syncs(), compared, mock.patch.object(machine, "boot_id", return_value=boot):
         read = (work.resume or work.do)(path)
     again = {i for i in there if read[i]} - PROBED - set(work.broken)

@@ -92,7 +92,7 @@ def cache(
     MODULE is in the current directory or installed. FACTORY is the dataset, or a function that returns it.
     """
     from memfeed.cli.user_code import load_classes, load_dataset
-    from memfeed.convert.image_folder import FIELDS, image_folder, to_pixels
+    from memfeed.convert.inputs import IMAGE_FIELDS, image_folder, to_pixels
 
     if len(places) != (2 if images is None else 1):
         raise UsageError(
@@ -109,7 +109,7 @@ def cache(
     dataset = load_dataset(places[0]) if images is None else image_folder(images, to_pixels(resize))
     names = tuple(name.strip() for name in fields.split(",")) if fields else None
     what: dict[str, Any] = {
-        "fields": FIELDS if names is None and images is not None else names,
+        "fields": IMAGE_FIELDS if names is None and images is not None else names,
         "split": split,
         "forms": parse_forms(form),
         "types": load_classes(types or ()),

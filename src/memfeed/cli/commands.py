@@ -96,7 +96,7 @@ def inspect(
     is read: no rows are shown.
     """
     from memfeed.cli.store_summary import summarise, summarise_address  # they import torch, which takes seconds
-    from memfeed.remote.address import is_address
+    from memfeed.remote.connections import is_address
 
     if not is_address(store):
         summarise(Path(store), rows, pictures, augment, epochs, html)
@@ -111,7 +111,7 @@ def verify(
     progress: ShowProgress = None,
 ) -> None:
     """Read every byte of a store and compare it with the checksums. The exit status is 2 if the store is damaged."""
-    from memfeed.remote.address import is_address
+    from memfeed.remote.connections import is_address
 
     if is_address(store):
         _verify_address(store, progress)
@@ -124,7 +124,7 @@ def verify(
 
 
 def _verify_address(text: str, progress: bool | None) -> None:
-    from memfeed.remote.address import parse_address
+    from memfeed.remote.connections import parse_address
     from memfeed.remote.layout import verify as verify_address
     from memfeed.system.progress import Progress
 
@@ -151,7 +151,7 @@ def push(
 
     Readers of the address see the store when all of it is there. Credentials come from the environment.
     """
-    from memfeed.remote.address import parse_address
+    from memfeed.remote.connections import parse_address
 
     shown, started = parse_address(address), time.perf_counter()
     sent = memfeed.push(store, address, remove_old=remove_old, progress=progress)

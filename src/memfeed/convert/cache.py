@@ -25,7 +25,7 @@ from memfeed.convert.repair import repair_store, require_repairable
 from memfeed.convert.splits import keep_of, split_input, store_at, with_rest
 from memfeed.convert.staleness import require_unchanged
 from memfeed.errors import SpaceError, StaleStoreError, StoreError, StoreNotFoundError
-from memfeed.remote.address import Address, is_address, parse_address
+from memfeed.remote.connections import Address, is_address, parse_address
 from memfeed.remote.layout import read_manifest
 from memfeed.remote.push_pull import pull, push
 from memfeed.schema.fields import Kind

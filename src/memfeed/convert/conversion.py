@@ -17,7 +17,6 @@ from memfeed.building.build import Build
 from memfeed.building.claim import clear, is_shared
 from memfeed.building.commit import claim_and_remove_remains, claim_recovered
 from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
-from memfeed.convert.attributes import kept_of
 from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor, stored_row_bytes
 from memfeed.convert.driver import (
     OnReport,
@@ -27,14 +26,21 @@ from memfeed.convert.driver import (
     convert_tables,
     default_workers,
 )
-from memfeed.convert.fingerprint import fingerprint_of, hash_columns, hash_samples, pack_samples
+from memfeed.convert.fingerprint import (
+    fingerprint_of,
+    hash_columns,
+    hash_samples,
+    kept_of,
+    pack_samples,
+    require_probed,
+    require_reread,
+)
 from memfeed.convert.forms import coded_schema, losses_of, observed_shapes
 from memfeed.convert.inputs import Input, expected_length
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input
 from memfeed.convert.processes import open_processes
-from memfeed.convert.ray_engine import connected, convert_on_ray, cpu_count, pickle_dataset
-from memfeed.convert.readback import require_probed, require_reread
+from memfeed.convert.ray_engine import TASK_SECONDS, connected, cpu_count, open_ray_tasks, pickle_dataset
 from memfeed.convert.staleness import compare_store, require_equal, require_equal_data, require_forms, stale
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, mark_skipped
 from memfeed.errors import BuildError, MemfeedError, RandomDataError, StaleStoreError, StoreError
@@ -43,7 +49,7 @@ from memfeed.schema.compare import schema_difference
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
 from memfeed.store import format
-from memfeed.store.dataset_attributes import Kept, Loss
+from memfeed.store.dataset_attributes import Kept
 from memfeed.store.manifest import Probe
 from memfeed.store.opened import open_store
 from memfeed.store.store import Store
@@ -151,7 +157,8 @@ class Conversion:
             hashes = hash_samples(inferred.schema, result.probed.indices, packed)
         self.fingerprint = fingerprint_of(given, hashes)
         metadata = options.metadata if options.metadata is not None else _metadata_at(target)
-        self.kept = kept_of(given, metadata, options, self._losses(packed))
+        losses = losses_of(self.schema, lambda at: _arrays(self.schema.fields[at].decoded, [row[at] for row in packed]))
+        self.kept = kept_of(given, metadata, options, losses)
         self.pickled = pickle_dataset(given.dataset, options.worker_init_fn) if options.on_ray else None
         if is_columns and given.dataset.tables:
             self.worker_count = 0  # a forked process must not use their libraries, nor a file of HDF5
@@ -165,14 +172,6 @@ class Conversion:
             self.worker_count = 0
             if options.says:
                 write_line("memfeed: this process may start no processes (it is a worker of a pool): workers=0 is used")
-
-    def _losses(self, packed: Sequence[Sequence[Packed]]) -> tuple[Loss, ...]:
-        """Return what lossy codecs change in the probed samples."""
-
-        def rows_of(index: int) -> list[npt.NDArray[Any]]:
-            return _arrays(self.schema.fields[index].decoded, [row[index] for row in packed])
-
-        return losses_of(self.schema, rows_of)
 
     def run(self, sigterm: Sigterm) -> None:
         """Resume or begin the build, and finish it."""
@@ -285,27 +284,27 @@ class Conversion:
             shares, dataset = build.settings.shares, self.result.probed.draws or self.given.dataset
             if shares == 1:  # an iterator gives the probed samples only once
                 dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
-            workers = shares if shares > 1 else 0
-            length = self.options.length
             convert_stream(
                 build,
                 dataset,
                 self.plan,
-                worker_count=workers,
-                length=length,
+                worker_count=shares if shares > 1 else 0,
+                length=self.options.length,
                 on_report=on_report,
                 init=self.options.worker_init_fn,
             )
         else:
-            workers, seconds, init = self.worker_count, self.result.probed.seconds, self.options.worker_init_fn
+            workers, seconds = self.worker_count, self.result.probed.seconds
             if self.pickled is not None:
                 if not self.options.allow_random:
                     self.write_probed(build, on_report)
-                convert_on_ray(self._ray, build, self.pickled, self.plan, workers, seconds, on_report)
+                open_tasks = partial(open_ray_tasks, self._ray, build, self.pickled, self.plan, workers)
+                convert_map(build, self.plan, open_tasks, on_report, seconds=seconds, list_seconds=TASK_SECONDS)
                 return
             known = {} if self.options.allow_random else self._skip_failed(build, on_report)
             if all(row in known for row in build.absent()[: len(known) + 1].tolist()):
                 workers = 0  # there is nothing to read
+            init = self.options.worker_init_fn
             open_pool = partial(open_processes, self.given.dataset, build, self.plan, workers, init, known)
             most_rows = self.plan.rows_per_write  # a list is written at once, in its turn
             convert_map(build, self.plan, open_pool, on_report, seconds=seconds, most_rows=most_rows)
@@ -323,10 +322,10 @@ class Conversion:
                 f"those found with {line}"
             )
 
-    def write_probed(self, build: Build, on_report: OnReport, *, may_promote: bool = True) -> None:
+    def write_probed(self, build: Build, on_report: OnReport) -> None:
         """Write the probed samples, so that they are not decoded again."""
         presence = build.presence()
-        writer = RunWriter(build, self.plan, may_promote=may_promote)
+        writer = RunWriter(build, self.plan, may_promote=True)
         for index, sample in self._skip_failed(build, on_report).items():
             if presence[index] == ABSENT:
                 report = Report()

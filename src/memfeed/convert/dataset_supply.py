@@ -19,9 +19,9 @@ from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
 from memfeed.convert.conversion import Conversion
+from memfeed.convert.driver import MOST_ROWS_A_LIST, RowEngine
+from memfeed.convert.fingerprint import require_probed
 from memfeed.convert.processes import open_processes
-from memfeed.convert.readback import require_probed
-from memfeed.convert.row_engine import MOST_ROWS_A_LIST, RowEngine
 from memfeed.convert.row_worker import REREAD, RowWorker
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError

@@ -1,23 +1,43 @@
-"""The fingerprint of a dataset in its store: hashes of some samples, of its attributes, and of its class's source."""
+"""What a store keeps of its dataset, and compares with it: hashes of samples and of the source, classes and targets.
+
+The hashes of some samples are compared with the rows as they were written, before the store is finished.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 import xxhash
+from torch.utils.data import ConcatDataset, Subset
 
-from memfeed.convert.inputs import Input, RayRows
-from memfeed.convert.probe import ProbeResult, probe_indices
+from memfeed.building.build import Build
+from memfeed.building.partial import DURABLE, WRITTEN
+from memfeed.convert.forms import Rounded
+from memfeed.convert.inputs import Input, RayRows, read_sample
+from memfeed.convert.options import ConvertOptions
+from memfeed.convert.probe import ProbeResult, probe_indices, spread
+from memfeed.convert.watchdog import Watchdog
+from memfeed.convert.write_run import WritePlan, flatten_sample
+from memfeed.errors import BuildError, SampleError
 from memfeed.schema import codec
-from memfeed.schema.codec import Packed
+from memfeed.schema.codec import Int64Array, Packed
+from memfeed.schema.compare import rows_equal
+from memfeed.schema.containers import reads_as
 from memfeed.schema.fields import Field, Schema
 from memfeed.schema.tree import Flattener
+from memfeed.store import ragged
+from memfeed.store.dataset_attributes import Attributes, ClassName, Kept, Loss, Targets, TargetsForm
 from memfeed.store.manifest import Fingerprint, Probe
+from memfeed.system import random_state
 from memfeed.system.code_content import content_of
 
 
@@ -98,3 +118,157 @@ def _source_of_methods(kind: type) -> str:
             except Exception:  # as above
                 parts.append(repr(content_of(function.__code__)))
     return "".join(parts)
+
+
+def kept_of(given: Input, metadata: Mapping[str, Any], options: ConvertOptions, losses: tuple[Loss, ...]) -> Kept:
+    """Return what a store of this dataset keeps beside its columns; ``losses`` are those of its codecs."""
+    classes, class_to_idx = classes_of(given.dataset)
+    found = targets_of(given.dataset, given.length) if given.kind == "map" and given.length is not None else None
+    targets, form = (None, None) if found is None else (found[0], Targets(form=found[1]))
+    attributes = Attributes(
+        classes=classes,
+        class_to_idx=class_to_idx,
+        targets=form,
+        transform=options.recipe,
+        keep=options.keep,
+        losses=losses,
+    )
+    return Kept(metadata, attributes, targets)
+
+
+def classes_of(dataset: Any) -> tuple[tuple[ClassName, ...] | None, dict[str, int] | None]:
+    """Return the ``classes`` and ``class_to_idx`` of a dataset; None for what it does not have, or is no such thing."""
+    if isinstance(dataset, Rounded) or reads_as(dataset, Subset):
+        return classes_of(dataset.dataset)
+    if reads_as(dataset, ConcatDataset):
+        every_classes, every_numbers = zip(*map(classes_of, dataset.datasets), strict=True)
+        return _shared(every_classes), _shared(every_numbers)
+    label = _class_label(dataset)
+    if label is not None:
+        names = tuple(map(str, label[1]))
+        return names, {name: index for index, name in enumerate(names)}
+    found, numbers = _attribute(dataset, "classes"), _attribute(dataset, "class_to_idx")
+    classes = tuple(map(_class_name, found)) if isinstance(found, list | tuple) else ()
+    kept = tuple(name for name in classes if name is not None)
+    is_map = isinstance(numbers, Mapping) and all(
+        type(name) is str and type(index) is int and -(1 << 63) <= index < 1 << 63 for name, index in numbers.items()
+    )
+    return (kept if kept and len(kept) == len(classes) else None), (dict(numbers) if is_map else None)
+
+
+def targets_of(dataset: Any, length: int) -> tuple[Int64Array, TargetsForm] | None:
+    """Return the ``targets`` of all samples, int64 [length], and their form; None if there are no such numbers."""
+    if isinstance(dataset, Rounded):
+        return targets_of(dataset.dataset, length)
+    if reads_as(dataset, Subset):
+        base = targets_of(dataset.dataset, len(dataset.dataset))
+        return None if base is None else (base[0][np.asarray(dataset.indices, np.int64)], base[1])
+    if reads_as(dataset, ConcatDataset):
+        parts = [targets_of(part, len(part)) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return (np.concatenate([part[0] for part in known]), known[0][1]) if len(known) == len(parts) else None
+    label = _class_label(dataset)
+    found = list(dataset.with_format(None)[label[0]]) if label is not None else _attribute(dataset, "targets")
+    form: TargetsForm = "tensor" if isinstance(found, torch.Tensor | np.ndarray) else "list"
+    if isinstance(found, torch.Tensor):
+        found = found.detach().cpu().numpy() if found.layout == torch.strided and not found.is_nested else None
+    elif isinstance(found, list | tuple) and all(isinstance(one, int | np.integer) for one in found[:1]):
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            found = np.asarray(found)
+    if not isinstance(found, np.ndarray) or found.shape != (length,) or found.dtype.kind not in "iu":
+        return None
+    numbers: Int64Array = found.astype(np.int64)
+    return (numbers, form) if np.array_equal(numbers, found) else None
+
+
+def _attribute(dataset: Any, name: str) -> Any:
+    try:
+        return getattr(dataset, name, None)
+    except Exception:  # a property of the user's that raises is none that a store can keep
+        return None
+
+
+def _class_name(value: Any) -> ClassName | None:
+    if isinstance(value, list | tuple) and all(type(name) is str for name in value):
+        return tuple(value)  # ImageNet's classes have several names
+    return value if type(value) in (str, int) and not (type(value) is int and abs(value) >> 63) else None
+
+
+def _class_label(dataset: Any) -> tuple[str, Sequence[str]] | None:
+    """Return the column and names of the only ClassLabel of a Hugging Face dataset; None for any other dataset."""
+    features = getattr(dataset, "features", None) if type(dataset).__module__.startswith("datasets.") else None
+    found = [(key, one.names) for key, one in (features or {}).items() if type(one).__name__ == "ClassLabel"]
+    return found[0] if len(found) == 1 else None
+
+
+def _shared(values: Sequence[Any]) -> Any:
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+MOST_SECONDS = 1.0
+ROUNDING = 1e-3  # of the largest value: a worker has one thread, and may add floats in another order
+
+
+def require_probed(build: Build) -> None:
+    """Raise BuildError unless the rows of the probed samples have the hashes that the probe took.
+
+    The rows of an iterable with several workers are in another order than the samples that the probe read, and those
+    of a build that ``is_closing`` have moved, so neither is compared.
+    """
+    if build.is_closing or build.settings.shares > 1 or build.settings.fingerprint is None:
+        return
+    presence = build.presence()
+    probes = [
+        probe
+        for probe in build.settings.fingerprint.probes
+        if probe.index < len(presence) and presence[probe.index] in (WRITTEN, DURABLE)
+    ]
+    rows = [probe.index for probe in probes]
+    for field_index, field in enumerate(build.schema):  # a column at a time, whose files are opened once
+        if field.coding is not None:
+            continue  # a lossy codec gives other values: these rows are compared with samples that are read again
+        hashes = hash_rows(field, ragged.read_rows(build.root, field, rows))
+        for probe, found in zip(probes, hashes, strict=True):
+            if found != probe.hashes[field_index]:
+                raise _differs(build, field, probe.index)
+
+
+def require_reread(build: Build, dataset: Any, plan: WritePlan) -> None:
+    """Read some samples of a map-style dataset again, for a second. Raise BuildError if a row is not what they are.
+
+    These are samples between those of the probe, so that rows that a worker wrote are among them.
+    """
+    if build.is_closing or build.settings.fingerprint is None:
+        return
+    presence, watchdog, started = build.presence(), Watchdog(0), time.monotonic()
+    between = indices_between([probe.index for probe in build.settings.fingerprint.probes])
+    with random_state.preserved(), watchdog.watch():
+        for row in spread(between):
+            if presence[row] not in (WRITTEN, DURABLE):
+                continue
+            try:
+                leaves = flatten_sample(plan, read_sample(dataset, row, watchdog), row)
+            except SampleError:  # it raises now and then
+                continue
+            for field, again in zip(
+                build.schema, codec.pack_sample(build.schema, leaves, plan.casts, row), strict=True
+            ):
+                if not rows_equal(field, again, ragged.read_row(build.root, field, row), ROUNDING):
+                    raise _differs(build, field, row)
+            if time.monotonic() - started > MOST_SECONDS:
+                return
+
+
+def indices_between(probed: Sequence[int]) -> list[int]:
+    """Return an index in the middle of each two neighbours of ``probed``, which are ascending."""
+    return [(one + other) // 2 for one, other in pairwise(probed) if other - one > 1]
+
+
+def _differs(build: Build, field: Field, row: int) -> BuildError:
+    return BuildError(
+        f"found in row {row}, field {field.name}, another value than the dataset gives for that sample; expected the "
+        "same each time. Either the sample is random: move the random part to Loader(transform=...), or keep these "
+        "rows with allow='random'. Or its memory was filled again while it was read, or the dataset writes "
+        "to its own data: return a copy, as in `return self.buffer.clone()`. To start from the beginning, remove "
+        f"{build.root}"
+    )

@@ -1,4 +1,4 @@
-"""The input of a conversion: a dataset, how to read it, and the options.
+"""The input of a conversion: a dataset and how to read it. A tree of image files is read as torchvision does.
 
 A ``ray.data.Dataset`` is an iterable. Ray is not imported: who has such a dataset has done so.
 """
@@ -6,7 +6,8 @@ A ``ray.data.Dataset`` is an iterable. Ray is not imported: who has such a datas
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,9 @@ from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
 from memfeed.store.in_memory import Columns
 from memfeed.store.store import Store
+from memfeed.system.files import local_path
 from memfeed.system.mapped_memory import file_lookup
+from memfeed.system.messages import require
 from memfeed.tables.table_column import TableColumn
 
 
@@ -234,3 +237,56 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
         ) from error
     finally:
         watchdog.end_read(worker)
+
+
+IMAGE_FIELDS = ("image", "label")
+"""The names of the fields of a sample of `image_folder`."""
+
+
+def image_folder(root: str | os.PathLike[str], transform: Callable[[Any], Any] | None = None) -> Any:
+    """Return torchvision's `ImageFolder`: (image, label) samples, classes numbered in the order of their sorted names.
+
+    A file that cannot be decoded raises an OSError that names it. Raises ModuleNotFoundError without [vision],
+    FileNotFoundError or NotADirectoryError for a tree without images.
+    """
+    require("vision", "torchvision", "PIL")
+    from torchvision.datasets import ImageFolder
+
+    return ImageFolder(str(local_path(root)), transform=transform, loader=_load_image)
+
+
+def to_pixels(resize: str | None = None) -> Callable[[Any], Any]:
+    """Return a function that converts a PIL image to a uint8 tensor [3, h, w].
+
+    Args:
+        resize: "256" scales the short side to 256 pixels and keeps the aspect ratio, "256x192" scales to that height
+            and width, None keeps the size.
+
+    Raises:
+        ValueError: ``resize`` has another form.
+    """
+    size = None if resize is None else _size(resize)
+    require("vision", "torchvision", "PIL")
+    from torchvision import transforms
+
+    steps = [] if size is None else [transforms.Resize(size)]
+    composed: Callable[[Any], Any] = transforms.Compose([*steps, transforms.PILToTensor()])
+    return composed
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", text)
+    if match is None:
+        raise ValueError(
+            f"found the size {text!r}; expected the short side in pixels, as 256, or height x width, as 256x256"
+        )
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+def _load_image(path: str) -> Any:
+    from torchvision.datasets.folder import default_loader
+
+    try:
+        return default_loader(path)
+    except Exception as error:  # Pillow raises SyntaxError, ValueError and others of its own for bad files
+        raise OSError(f"{path}: found no image that can be decoded ({type(error).__name__}: {error})") from error

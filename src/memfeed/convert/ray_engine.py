@@ -24,7 +24,6 @@ from memfeed.building.build import Build, BuildSettings
 from memfeed.building.partial import DURABLE, WRITTEN
 from memfeed.building.rows import RowWriter
 from memfeed.convert import watchdog
-from memfeed.convert.driver import OnReport, convert_map
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.processes import CHECK_SECONDS, Pool, WorkerDied, prepare_like_dataloader
 from memfeed.convert.row_worker import Request, RowWorker
@@ -240,19 +239,11 @@ def cpu_count(ray: Any) -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def convert_on_ray(
-    ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int, seconds: float, on_report: OnReport
-) -> None:
-    """Write every absent row of a map-style dataset; reading one sample takes about `seconds`."""
-    # first: a failed sync is told to a task, and not to this process, which would call its own rows durable later
-    build.sync()
-    open_pool = partial(_open_tasks, ray, build, pickled, plan, worker_count)
-    convert_map(build, plan, open_pool, on_report, seconds=seconds, list_seconds=TASK_SECONDS)
-
-
 @contextlib.contextmanager
-def _open_tasks(ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int) -> Iterator[Pool]:
+def open_ray_tasks(ray: Any, build: Build, pickled: bytes, plan: WritePlan, worker_count: int) -> Iterator[Pool]:
     """Let tasks be workers. After the block none writes any more, not even one on a machine that is out of reach."""
+    # a failed sync is told to a task, and not to this process, which would call its own rows durable later
+    build.sync()
     tasks = _Tasks(ray, build, pickled, plan, worker_count)
     try:
         yield Pool(worker_count, tasks.reports(), tasks.send, lists_ahead=1)

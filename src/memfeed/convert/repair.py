@@ -14,7 +14,7 @@ from memfeed.building import commit
 from memfeed.building.build import Build
 from memfeed.building.claim import clear
 from memfeed.building.commit import claim_recovered
-from memfeed.convert.attributes import targets_of
+from memfeed.convert.fingerprint import targets_of
 from memfeed.convert.forms import lossy_before
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions

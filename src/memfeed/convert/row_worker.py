@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from memfeed.building.build import Build
 from memfeed.building.partial import runs
+from memfeed.convert.fingerprint import require_reread
 from memfeed.convert.inputs import read_sample
 from memfeed.convert.randomness import Draws, share_memory
-from memfeed.convert.readback import require_reread
 from memfeed.convert.watchdog import WAITING, WRITING, Watchdog, failure_of
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample, pack_rows
 from memfeed.errors import SampleError, SchemaError, UnfitRowError

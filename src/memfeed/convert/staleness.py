@@ -13,15 +13,13 @@ import msgspec
 import numpy as np
 import xxhash
 
-from memfeed.convert.attributes import classes_of, targets_of
 from memfeed.convert.changes import Watched, differences, shown
 from memfeed.convert.digests import chosen
-from memfeed.convert.fingerprint import fingerprint_of, hash_packed
+from memfeed.convert.fingerprint import ROUNDING, classes_of, fingerprint_of, hash_packed, targets_of
 from memfeed.convert.forms import Forms, Shape, asked_codings, codings_of, lossy_before
 from memfeed.convert.inputs import Input, expected_length, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult, probe_input, spread
-from memfeed.convert.readback import ROUNDING
 from memfeed.convert.recode import shapes_in
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import SampleError, SchemaError, StaleStoreError, brief, listed

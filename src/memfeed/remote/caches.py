@@ -215,7 +215,7 @@ def _grown(root: Path, own: CacheSettings, found: CacheSettings, manifest: Manif
             _check_room(root, sum(manifest.files.values()) - old.bytes_present, found.address)
         _grow(old, manifest, table, chunks, remote.generations)
         _write_remote(root / WORK_DIRECTORY, remote)
-    old.close()
+    old.units.close()
     return chunks is not None
 
 

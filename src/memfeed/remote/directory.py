@@ -12,13 +12,11 @@ its files there are, in the work directory:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +53,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheDirectory:
-    """Chunks of the store of ``manifest`` in a directory. Make it with ``open_directory``.
-
-    Locks belong to a process, so each process has one of these for a directory, and ``reopen`` it after a fork.
-    """
+    """Chunks of the store of ``manifest`` in a directory. Make it with ``open_directory``."""
 
     def __init__(
         self, root: Path, settings: CacheSettings, manifest: Manifest, hashes: npt.NDArray[np.uint64], users: int = -1
@@ -73,22 +68,10 @@ class CacheDirectory:
         self._taken_bytes = _map(work / "taken", 1, np.int64)  # by chunks that are not ABSENT; used where size counts
         self._offsets = [self.table.of_file(name) for name in offset_files(manifest)]
         self.offset_bytes = sum(manifest.files[name] for name in offset_files(manifest))
-        self.reopen()
-
-    def reopen(self) -> None:
-        """Open the files again: a forked child has the descriptors of its parent, but not its locks."""
-        work = self.root / WORK_DIRECTORY
-        self._room = files.open_write(work / "room", os.O_CREAT)
-        self._waiting = files.open_write(work / "waiting", os.O_CREAT)
-        self._closer = weakref.finalize(self, _close, self._room, self._waiting)
-        _open_directories.add(self)
-        self._room_lock, self._waiting_lock = threading.Lock(), threading.Lock()
         self._victims = deque[int]()  # the chunks to remove next
-
-    def close(self) -> None:
-        """Close the files."""
-        self._closer()
-        self.units.close()
+        for name in ("room", "waiting"):
+            with files.opened(work / name, os.O_CREAT):
+                pass
 
     def leave(self) -> None:
         """Leave the directory: other processes may then use it with another size. Do not use this object afterwards."""
@@ -207,12 +190,12 @@ class CacheDirectory:
             found |= (first <= chunks) & (chunks < last)
         return found
 
-    def _making_room(self) -> contextlib.AbstractContextManager[None]:
-        return _alone(self._room_lock, self._room)
+    def _making_room(self) -> contextlib.AbstractContextManager[int]:
+        return files.locked(self.root / WORK_DIRECTORY / "room")
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
+    def waiting(self) -> contextlib.AbstractContextManager[int]:
         """Let one reader at a time, of all processes, keep chunks while it waits for more: two could wait for ever."""
-        return _alone(self._waiting_lock, self._waiting)
+        return files.locked(self.root / WORK_DIRECTORY / "waiting")
 
     # --- the whole store
 
@@ -286,31 +269,9 @@ class CacheDirectory:
             self.remove(chunk)
 
 
-@contextlib.contextmanager
-def _alone(lock: threading.Lock, fd: int) -> Iterator[None]:
-    """Let one thread at a time, of all processes, run the block."""
-    with lock:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-
-
-def _after_fork() -> None:
-    # a lock lives as long as any copy of its descriptor: a child that outlives its parent would keep it
-    for directory in list(_open_directories):
-        directory.close()
-
-
-_open_directories: weakref.WeakSet[CacheDirectory] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _close(*descriptors: int) -> None:
-    for fd in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def offset_files(manifest: Manifest) -> list[str]:

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import xxhash
 
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError, StoreNotFoundError
-from memfeed.remote.address import Address
-from memfeed.remote.connections import Retry
+from memfeed.remote.connections import Address, Retry
 from memfeed.remote.objects import ObjectInfo, Objects
 from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.store import format

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from memfeed.errors import CorruptStoreError, MemfeedError, ObjectNotFoundError, ObjectReplacedError, RemoteError
 from memfeed.remote import connections as retries
-from memfeed.remote.address import Address, parse_address
 from memfeed.remote.connections import (
+    Address,
     RequestFailure,
     Retry,
     WrongBytesError,
@@ -20,6 +20,7 @@ from memfeed.remote.connections import (
     has_no_links,
     is_unsupported,
     load_obstore,
+    parse_address,
 )
 from memfeed.system import files
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memfeed.errors import ObjectReplacedError, RemoteError, StoreError
-from memfeed.remote.address import is_address, parse_address
 from memfeed.remote.caches import Remote, cached_remote, open_directory
-from memfeed.remote.connections import Retry
+from memfeed.remote.connections import Retry, is_address, parse_address
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import RemoteStore, read_manifest, read_pointer
 from memfeed.remote.objects import Objects

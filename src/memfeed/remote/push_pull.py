@@ -17,8 +17,8 @@ from memfeed.building.claim import claim, clear, is_claimed
 from memfeed.building.commit import finish_interrupted
 from memfeed.building.copy_rows import copy_rows
 from memfeed.errors import CorruptStoreError, ObjectNotFoundError, StoreError
-from memfeed.remote.address import Address, is_address, parse_address
 from memfeed.remote.caches import Remote, open_directory, read_settings
+from memfeed.remote.connections import Address, is_address, parse_address
 from memfeed.remote.directory import CacheDirectory
 from memfeed.remote.layout import (
     POINTER,

@@ -143,7 +143,7 @@ class RemoteSupply(Service):
         self._fetching = Fetching(directory, objects, queue)
         super().__init__(directory.root, queue, table.count, self._fetching.changed, _switch)
         self._kept: dict[ReadRequest, set[int]] = {}  # the chunks of the rows that each reader reads now
-        self._kept_pid = self._directory_pid = os.getpid()
+        self._kept_pid = os.getpid()
         self._completing = threading.Lock()
         self._has_said = False  # why the cache is not completed
 
@@ -190,7 +190,6 @@ class RemoteSupply(Service):
         """See ``RowSupply``."""
         if self._done.is_set():
             return np.ones(len(rows), bool)
-        self.is_elsewhere()  # a forked child opens the cache again
         return np.array([self._is_ready(reader, rows[at : at + 1].astype(np.int64)) for at in range(len(rows))], bool)
 
     def _is_ready(self, reader: ReadRequest, row: Int64Array) -> bool:
@@ -311,13 +310,6 @@ class RemoteSupply(Service):
                 self.directory.commit(read_only=self._read_only)
                 self._switch_backings()
         return True
-
-    def is_elsewhere(self) -> bool:
-        """Return True in a forked child, which has neither threads nor connections."""
-        if (pid := os.getpid()) != self._directory_pid:
-            self.directory.reopen()
-            self._directory_pid = pid
-        return super().is_elsewhere()
 
     def _serve(self) -> None:
         sync_due, complete_due = time.monotonic() + SYNC_SECONDS, 0.0

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 import memfeed
 from memfeed.cli.demo.photos import make_photos
 from memfeed.cli.demo.result import FOOTNOTE, EpochTiming, Result, Run, load_result, save_chart
-from memfeed.convert.image_folder import image_folder
+from memfeed.convert.inputs import image_folder
 from memfeed.system.files import local_path
 from memfeed.system.machine import core_count
 from memfeed.system.messages import require
