@@ -12,16 +12,15 @@ DATA = [1, 2]
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({}, {"fields": None, "workers": None, "engine": None, "allow_random": False, "copy_existing": False}),
+        ({}, {"fields": None, "workers": None, "on_ray": False, "allow_random": False, "copy_existing": False}),
         ({"fields": "image"}, {"fields": ("image",)}),
         ({"fields": ["a", "b"]}, {"fields": ("a", "b")}),
         ({"fields": {"a": "jagged"}}, {"fields": {"a": "jagged"}}),
-        ({"workers": 0}, {"workers": 0, "engine": None}),
-        ({"workers": "ray"}, {"workers": None, "engine": "ray", "on_ray": True}),
-        ({"workers": "ray:8"}, {"workers": 8, "engine": "ray"}),
+        ({"workers": 0}, {"workers": 0, "on_ray": False}),
+        ({"workers": "ray"}, {"workers": None, "on_ray": True}),
+        ({"workers": "ray:8"}, {"workers": 8, "on_ray": True}),
         ({"allow": "random"}, {"allow_random": True, "copy_existing": False}),
         ({"allow": ("random", "copy")}, {"allow_random": True, "copy_existing": True}),
-        ({"forms": {float: torch.float16, "a": torch.int8}}, {"floats": torch.float16, "dtypes": {"a": torch.int8}}),
         ({"on_error": "skip"}, {"skips_errors": True}),
         ({"progress": False}, {"says": False}),
         ({"split": True, "forms": 256}, {"keep": 256}),
@@ -33,6 +32,11 @@ DATA = [1, 2]
 def test_meaning(given, found):
     options = options_of(DATA, **given)
     assert {name: getattr(options, name) for name in found} == found
+
+
+def test_dtypes_are_those_of_the_forms():
+    forms = options_of(DATA, forms={float: torch.float16, "a": torch.int8}).forms
+    assert (forms.floats, forms.dtypes) == (torch.float16, {"a": torch.int8})
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_every_byte_is_verified_and_damage_is_named(address):
     assert done[-1] == (16_000_000, 16_000_000)
     chunk, expected = expected_chunks(store)[1]
     assert len(read_chunk(store, chunk, expected)) == chunk.size
-    column = Path(address.removeprefix("file://"), store.files["x.memmap"].name)
+    column = Path(address.removeprefix("file://"), store.directory, "x.memmap")
     with open(column, "r+b") as file:
         file.seek(5 << 20)
         file.write(b"\xff")

@@ -49,7 +49,7 @@ def test_a_push_is_seen_by_its_manifest(store, address):
     objects.put(POINTER, b'{"format": "memfeed-address", "version": 1, "digest": "%s"}' % digest.encode())
     found = read_manifest(address)
     assert found.digest == digest
-    assert found.files["x.memmap"].name == f"pushes/{digest}/x.memmap"
+    assert found.directory == f"pushes/{digest}/"
     objects.delete([f"pushes/{digest}/x.memmap"])
     with pytest.raises(CorruptStoreError, match=r"x.memmap: found no such object"):
         read_manifest(address)
@@ -138,6 +138,6 @@ def test_a_push_has_checksums_of_chunks_of_whole_rows(store, tmp_path):
     damaged = content[:-1] + bytes([content[-1] ^ 1])
     assert is_range_file(content)
     assert not is_range_file(damaged)
-    Path(address.removeprefix("file://"), remote.files[RANGES].name).write_bytes(damaged)
+    Path(address.removeprefix("file://"), remote.directory, RANGES).write_bytes(damaged)
     with pytest.raises(CorruptStoreError, match=r"ranges\.bin"):
         read_manifest(address).read_range_file()

@@ -28,6 +28,7 @@ from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.probe import ProbeResult
 from memfeed.convert.recode import recode, recoded_schema
+from memfeed.convert.splits import keep_of
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError, SampleError, SchemaError, SpaceError
 from memfeed.random import Keys
@@ -172,8 +173,8 @@ def measure_forms(
             return make_store(sample, Path(folder) / f"{name}.mf", _changed(options, forms))
 
         first = stored("first", options.forms)
-        stores: dict[Any, Store] = {_kept(first): first}  # by what is kept of images
-        if options.keep is None and _kept(first) is not None:  # a random step resizes images
+        stores: dict[Any, Store] = {keep_of(first): first}  # by what is kept of images
+        if options.keep is None and keep_of(first) is not None:  # a random step resizes images
             for size in ["full", "encoded", *IMAGE_SIDES] if options.forms.lossy else ["full", "encoded"]:
                 if size not in stores and time.monotonic() < until:
                     with suppress(MemfeedError):  # the files are no images that can be stored as they are
@@ -188,7 +189,7 @@ def measure_forms(
                     given = name if size is None else (size, name)
                     found.append(MeasuredForm(given, *_cost(coded), *_errors(coded), is_shrunk))
         has_floats = any(field.dtype in ("float32", "float64") for field in first.schema)
-        for dtype in FLOATS if rounds_floats and has_floats and options.floats is None else ():
+        for dtype in FLOATS if rounds_floats and has_floats and options.forms.floats is None else ():
             if time.monotonic() < until:
                 with suppress(MemfeedError):  # a value is too large
                     store = stored(str(dtype), msgspec.structs.replace(options.forms, floats=dtype))
@@ -214,15 +215,9 @@ def fastest_within(found: list[MeasuredForm], budget: int, row_count: int) -> tu
 def _changed(options: ConvertOptions, forms: Forms) -> ConvertOptions:
     """Return the options of a conversion of a few samples in this process."""
     return msgspec.structs.replace(
-        options, forms=forms, keep=forms.keep, floats=forms.floats, budget=None, workers=0, engine=None, lazily=False,
+        options, forms=forms, keep=forms.keep, budget=None, workers=0, on_ray=False, lazily=False,
         overwrite=False, progress=False, worker_init_fn=None, is_sample=True,
     )  # fmt: skip
-
-
-def _kept(store: Store) -> Any:
-    """Return what was kept of images, see ``Forms.keep``."""
-    manifest = store._view.manifest
-    return manifest.attributes.keep if manifest is not None and manifest.attributes else None
 
 
 def merged(forms: Forms, given: Any) -> Forms:

@@ -281,10 +281,10 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         watched.read = cut.dataset.cut.marked  # type: ignore[union-attr]  # rows of Ray are not cut
         given = msgspec.structs.replace(given, dataset=cut.dataset)
     options = _after_cut(cut, options)
-    if options.floats is not None and given.kind == "map":
-        given = msgspec.structs.replace(given, dataset=Rounded(given.dataset, options.floats))
+    if options.forms.floats is not None and given.kind == "map":
+        given = msgspec.structs.replace(given, dataset=Rounded(given.dataset, options.forms.floats))
     if isinstance(given.dataset, RayRows):
-        options = msgspec.structs.replace(options, engine=None)  # one process writes rows that come in order
+        options = msgspec.structs.replace(options, on_ray=False)  # one process writes rows that come in order
     _require_options_of(given, options)
     refuse_mapped_columns(given, target, options.copy_existing)
     require_length(given, options.length)
@@ -353,10 +353,10 @@ def _after_cut(cut: Split | None, options: ConvertOptions) -> ConvertOptions:
 def _require_options_of(given: Input, options: ConvertOptions) -> None:
     """Raise ValueError for options that have no meaning for this kind of input."""
     what = "columns" if given.kind == "columns" else "an iterable"
-    if options.floats is not None and given.kind != "map":
+    if options.forms.floats is not None and given.kind != "map":
         raise ValueError(
-            f"found forms={{float: {options.floats}}} for {what}; expected a dataset with len "
-            f"and []: round the tensors yourself, tensor.to({options.floats})"
+            f"found forms={{float: {options.forms.floats}}} for {what}; expected a dataset with len "
+            f"and []: round the tensors yourself, tensor.to({options.forms.floats})"
         )
     if isinstance(given.dataset, RayRows) and options.workers:
         raise ValueError(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import msgspec
-import torch
 
 from memfeed.convert.forms import Forms, forms_of
 from memfeed.errors import FieldError, SchemaError, brief
@@ -26,11 +25,9 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `memfeed.cache`, and what follows from them."""
 
     fields: Sequence[str] | Mapping[Any, Kind] | None = None
-    dtypes: Mapping[Any, torch.dtype] | None = None
     types: tuple[type, ...] = ()
     split: bool | str = False
-    keep: Keep | None = None
-    floats: torch.dtype | None = None
+    keep: Keep | None = None  # of the images: that of ``forms``, or of the store that exists
     forms: Forms = Forms()
     budget: int | None = None  # bytes of a new store
     is_sample: bool = False  # a few samples are stored to measure a form
@@ -44,7 +41,7 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     repair: bool = False  # see `memfeed.repair`
     progress: bool | None = None  # see `memfeed.system.progress`
     lazily: bool = False
-    engine: str | None = None
+    on_ray: bool = False  # tasks of Ray read and write the rows
     worker_init_fn: WorkerInit = None
     recipe: tuple[RecipeStep, ...] | None = None  # what was left out of the dataset's pipeline
     like: Schema | None = None  # that of the store to which the rows will be appended
@@ -58,11 +55,6 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     def says(self) -> bool:
         """True if lines that say what is done are printed."""
         return self.progress is not False
-
-    @property
-    def on_ray(self) -> bool:
-        """True if tasks of Ray read and write the rows."""
-        return self.engine is not None
 
 
 def options_of(
@@ -79,20 +71,18 @@ def options_of(
 ) -> ConvertOptions:
     """Return the arguments of `memfeed.cache` as options. Raise ValueError for those of no meaning."""
     chosen = forms_of(forms)
-    engine, worker_count = _engine_and_workers(workers)
+    on_ray, worker_count = _ray_and_workers(workers)
     allowed = _allowed(allow)
     options = ConvertOptions(
         **others,
         fields=_fields(fields),
-        dtypes=chosen.dtypes,
         keep=chosen.keep,
-        floats=chosen.floats,
         forms=chosen,
         budget=parse_bytes("budget", budget),
         types=as_types(types),
         metadata=None if metadata is None else check_metadata(metadata),
         workers=worker_count,
-        engine=engine,
+        on_ray=on_ray,
         allow_random="random" in allowed,
         copy_existing="copy" in allowed,
     )
@@ -113,14 +103,14 @@ def _fields(fields: Any) -> tuple[str, ...] | Mapping[Any, Kind] | None:
     return tuple(names)
 
 
-def _engine_and_workers(workers: int | str | None) -> tuple[str | None, int | None]:
-    """Return "ray" or None, and the number of processes or tasks."""
+def _ray_and_workers(workers: int | str | None) -> tuple[bool, int | None]:
+    """Return True for Ray, and the number of processes or tasks."""
     if isinstance(workers, str):
         name, colon, count = workers.partition(":")
         if name == "ray" and (not colon or (count.isdecimal() and int(count) > 0)):
-            return "ray", int(count) if colon else None
+            return True, int(count) if colon else None
     elif workers is None or (isinstance(workers, int) and workers >= 0):
-        return None, workers
+        return False, workers
     raise ValueError(
         f'found workers={workers!r}; expected 0 or more, None to choose, or "ray" or "ray:8" for tasks of Ray'
     )

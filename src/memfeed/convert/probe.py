@@ -180,7 +180,7 @@ def _infer(given: Input, options: ConvertOptions, probed: ProbedSamples) -> Infe
         indices=probed.indices,
         fields=options.fields,
         kinds=given.dataset.kinds if given.kind == "columns" else {},
-        dtypes=options.dtypes,
+        dtypes=options.forms.dtypes,
         types=options.types,
     )
 

@@ -53,28 +53,20 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class StoreObject:
-    """One file of a store at an address: the name of its object below the address, its size in bytes, its etag."""
-
-    name: str
-    size: int
-    etag: str | None
-
-
-@dataclass(frozen=True)
 class RemoteStore:
     """A store at an address, as it was when it was looked at.
 
     ``digest`` is the xxh3-128 of its memfeed.json. ``files`` has each file of the manifest, checksums.bin, and
-    ranges.bin if it is there, by its name in the store. If an object of it is replaced later, reading with its etag
-    raises ObjectReplacedError.
+    ranges.bin if it is there, by its name in the store; the name of its object has ``directory`` before it, which is
+    "" or ends in "/". If an object of it is replaced later, reading with its etag raises ObjectReplacedError.
     """
 
     objects: Objects
     manifest: Manifest
     manifest_bytes: bytes
     digest: str
-    files: dict[str, StoreObject]
+    directory: str
+    files: dict[str, ObjectInfo]
 
     @property
     def address(self) -> Address:
@@ -87,8 +79,9 @@ class RemoteStore:
 
     def read_checksum_file(self) -> bytes:
         """Return the bytes of checksums.bin, as the manifest says they are."""
-        found = self.files[format.CHECKSUMS]
-        return bytes(self.read(format.CHECKSUMS, 0, found.size, self._is_checksum_file))
+        size = self.files[format.CHECKSUMS].size
+        expected = self.manifest.checksums
+        return bytes(self.read(format.CHECKSUMS, 0, size, lambda data: format.digest(bytes(data)) == expected))
 
     def read_range_file(self) -> bytes:
         """Return the bytes of ranges.bin, as they were pushed; none if it is not there, as of a copy of files."""
@@ -97,29 +90,25 @@ class RemoteStore:
 
     def read_generations(self) -> tuple[str, ...]:
         """Return the digests of the stores that this one was before rows were appended, the oldest first."""
-        directory = self.files[format.CHECKSUMS].name.removesuffix(format.CHECKSUMS)
         try:
-            data, _ = self.objects.read_whole(directory + format.GENERATIONS, most_bytes=format.LARGEST_JSON)
+            data, _ = self.objects.read_whole(self.directory + format.GENERATIONS, most_bytes=format.LARGEST_JSON)
         except ObjectNotFoundError:
             return ()
         return tuple(data.decode("ascii", "replace").split())
 
     def read(self, name: str, first: int, size: int, accept: Callable[[memoryview], bool] | None = None) -> memoryview:
         """Return ``size`` bytes of a file of the store from byte ``first``. See `Objects.read` for ``accept``."""
-        found = self.files[name]
+        place = self.directory + name
         try:
-            return self.objects.read(found.name, first, size, etag=found.etag, accept=accept)
+            return self.objects.read(place, first, size, etag=self.files[name].etag, accept=accept)
         except ObjectNotFoundError as error:
             if "no such bucket" in str(error):
                 raise
             raise ObjectNotFoundError(
-                f"{self.address}/{found.name}: found that this object was removed after the store was opened; expected "
+                f"{self.address}/{place}: found that this object was removed after the store was opened; expected "
                 "it to stay: a push with remove_old=True (--remove-old) replaced the store, or it was deleted. Open "
                 "the address again, with another cache_dir=, or push the store again"
             ) from None
-
-    def _is_checksum_file(self, data: memoryview) -> bool:
-        return format.digest(bytes(data)) == self.manifest.checksums
 
 
 def range_file(table: ChunkTable, path: Path) -> bytes:
@@ -217,11 +206,10 @@ def _read_store(objects: Objects, pointer: Pointer | None) -> RemoteStore:
                 f"{objects.address}/{directory}{name}: found {what}; expected {size:,} bytes, as the manifest says: "
                 "a copy that is not complete, or was changed; push the store again"
             )
-    ranges = range_bytes(ChunkTable(manifest.files, aligned_steps(manifest)))
-    if RANGES in found and found[RANGES].size == ranges:
-        sizes[RANGES] = ranges
-    stored = {name: StoreObject(directory + name, size, found[name].etag) for name, size in sizes.items()}
-    return RemoteStore(objects, manifest, data, digest, stored)
+    stored = {name: found[name] for name in sizes}
+    if RANGES in found and found[RANGES].size == range_bytes(ChunkTable(manifest.files, aligned_steps(manifest))):
+        stored[RANGES] = found[RANGES]
+    return RemoteStore(objects, manifest, data, digest, directory, stored)
 
 
 def _ask_for(objects: Objects, directory: str, names: list[str]) -> dict[str, ObjectInfo]:
@@ -271,7 +259,7 @@ def read_chunk(store: RemoteStore, chunk: Chunk, expected: int) -> memoryview:
     try:
         return store.read(chunk.name, chunk.first, chunk.size, lambda data: xxhash.xxh3_64_intdigest(data) == expected)
     except CorruptStoreError:
-        raise other_bytes(f"{store.address}/{store.files[chunk.name].name}", store.manifest, chunk) from None
+        raise other_bytes(f"{store.address}/{store.directory}{chunk.name}", store.manifest, chunk) from None
 
 
 def other_bytes(address: str, manifest: Manifest, chunk: Chunk) -> CorruptStoreError:
