@@ -1,28 +1,33 @@
-"""Keep results by their keys: answer from the disk, or compute once among all processes, and write."""
+"""Keep results by their keys: answer from the disk, or compute once among all processes, and write.
+
+Hits and misses of all processes of a run are counted: each writes into a small file of its own, which is mapped.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import hashlib
+import mmap
 import os
+import struct
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from memfeed.errors import MemfeedError, RandomDataError, SpaceError, StoreError
 from memfeed.memoizing import results
-from memfeed.memoizing.counts import Counts, begin_run
 from memfeed.memoizing.keys import Key
-from memfeed.memoizing.memo import Found, Memo
+from memfeed.memoizing.memo import RUN, Found, Memo
+from memfeed.store.format import WORK_DIRECTORY
 from memfeed.store.memo_format import MARKER, Bytes, make_blob, read_footer
-from memfeed.system import random_state
+from memfeed.system import files, random_state
 from memfeed.system.messages import format_seconds, say_once, warn
 
 _PROVEN = 16  # keys of a function whose results are computed twice
@@ -130,17 +135,12 @@ class Kept:
         """Return how many calls of this run were answered from the disk; see `Report`."""
         if not self._has_room():
             return Report(self.name, self.path, 0, 0, 0.0, 0)
-        totals = self._counts.totals()
-        return Report(self.name, self.path, totals.hits, totals.misses, totals.seconds, totals.processes)
+        return Report(self.name, self.path, *self._counts.totals())
 
     @property
     def is_used(self) -> bool:
         """True if this process or a child may have asked for a result."""
         return "memo" in vars(self) or (self.path / MARKER).exists()
-
-    def remove_counts(self) -> None:
-        """Remove what was counted in this run."""
-        self._counts.remove()
 
     def _hit(self, found: Found, began: float) -> Any:
         result = results.decode(found.blob.layout, found.data, writable=not self._mapped)
@@ -262,15 +262,8 @@ def _memo_at(path: Path, size: int | None) -> Memo:
     return found
 
 
-class Owner(Protocol):
-    """An object that keeps results of functions."""
-
-    def used(self) -> list[Kept]:
-        """Return the results that this process or a child may have asked for."""
-
-
-def report_at_exit(owner: Owner) -> None:
-    """Print a line for each function of ``owner`` when this process ends, unless a parent of it does."""
+def report_at_exit(owner: Any) -> None:
+    """Print a line for each `Kept` of ``owner.used()`` when this process ends, unless a parent of it does."""
     _owners.add(owner)
     if begin_run():
         atexit.register(_report, os.getpid())
@@ -282,7 +275,7 @@ def used() -> list[Kept]:
     return [found[key] for key in sorted(found, key=str)]
 
 
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _report(pid: int) -> None:
@@ -293,4 +286,64 @@ def _report(pid: int) -> None:
             report = one.report()
             if report.hits or report.misses:
                 print(report, file=sys.stderr)
-            one.remove_counts()
+            one._counts.remove()
+
+
+_RECORD = struct.Struct("<QQd")
+
+
+def begin_run() -> bool:
+    """Give this run an id, which its child processes inherit. Return False if it has one: this is a child."""
+    if RUN in os.environ:
+        return False
+    os.environ[RUN] = f"{os.getpid():x}-{time.time_ns():x}"
+    return True
+
+
+class Counts:
+    """The counts of one function in this run."""
+
+    def __init__(self, path: Path, function: str) -> None:
+        self._directory, self._function = path / WORK_DIRECTORY, function
+        self._pid = -1
+        self._map: mmap.mmap | None = None
+        self._values = (0, 0, 0.0)
+
+    def add(self, hits: int, misses: int, seconds: float) -> None:
+        """Count calls of this process."""
+        if self._pid != os.getpid():
+            self._begin_process()
+        old = self._values
+        self._values = old[0] + hits, old[1] + misses, old[2] + seconds
+        if self._map is not None:
+            _RECORD.pack_into(self._map, 0, *self._values)
+
+    def _begin_process(self) -> None:
+        self._pid, self._values, self._map = os.getpid(), (0, 0, 0.0), None
+        path = self._directory / f"{self._prefix}{self._pid}"
+        with contextlib.suppress(MemfeedError, OSError):  # only numbers for people: no room for them is no error
+            files.write_file(path, bytes(_RECORD.size))
+            with files.opened(path) as fd:
+                self._map = mmap.mmap(fd, _RECORD.size)
+
+    @property
+    def _prefix(self) -> str:
+        return f"counts-{self._function}-{os.environ.get(RUN, '')}-"
+
+    def totals(self) -> tuple[int, int, float, int]:
+        """Return the hits, the misses, the seconds saved, and how many processes of this run there are."""
+        hits, misses, seconds, processes = 0, 0, 0.0, 0
+        for path in self._directory.glob(f"{self._prefix}*"):
+            with contextlib.suppress(OSError, struct.error):
+                found = _RECORD.unpack(path.read_bytes())
+                hits, misses, seconds, processes = hits + found[0], misses + found[1], seconds + found[2], processes + 1
+        if self._map is None and self._pid == os.getpid():
+            hits, misses, seconds = hits + self._values[0], misses + self._values[1], seconds + self._values[2]
+            processes += 1
+        return hits, misses, seconds, processes
+
+    def remove(self) -> None:
+        """Remove the files of this run."""
+        for path in self._directory.glob(f"{self._prefix}*"):
+            with contextlib.suppress(OSError, MemfeedError):
+                files.remove(path)

@@ -22,7 +22,6 @@ from memfeed.building.partial import Units
 from memfeed.building.rows import RowWriter
 from memfeed.building.space import take_back
 from memfeed.errors import BuildError, CorruptStoreError, StoreError
-from memfeed.memoizing.counts import remove_counts_of_others
 from memfeed.memoizing.keys import Digests
 from memfeed.schema.codec import Packed
 from memfeed.store import memo_format
@@ -33,6 +32,7 @@ from memfeed.system import files, trust
 from memfeed.system.descriptors import open_read
 from memfeed.system.files import open_write
 
+RUN = "MEMFEED_RUN"  # an id of a run, which its processes inherit
 _FULL = 15 / 16  # of ``size``: how much is left after rows were dropped
 _LARGE = 1 << 22
 _PARTS = 256  # the room is measured again after a process wrote this part of ``size``
@@ -168,15 +168,6 @@ class Memo:
             done += count
         return data
 
-    def _map_private(self, start: int, size: int) -> tuple[mmap.mmap, Bytes]:
-        """Return a private map of the heap, and these bytes in it. Raises OSError if there are too many maps."""
-        skipped = start % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(
-            self._heap, size + skipped, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            offset=start - skipped,
-        )  # fmt: skip
-        return mapped, np.frombuffer(mapped, np.uint8)[skipped:]
-
     def _map(self, row: int, start: int, size: int) -> Bytes | None:
         """Map bytes of the heap privately, and keep the row until the map is freed.
 
@@ -185,12 +176,16 @@ class Memo:
         if self._used == -1 or not self._units.keep(row):
             return None
         try:
-            mapped, data = self._map_private(start, size)
+            skipped = start % mmap.ALLOCATIONGRANULARITY
+            mapped = mmap.mmap(
+                self._heap, size + skipped, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                offset=start - skipped,
+            )  # fmt: skip
         except OSError:
             self._units.let_go(row)
             return None
         weakref.finalize(mapped, self._units.let_go, row).atexit = False
-        return data
+        return np.frombuffer(mapped, np.uint8)[skipped:]
 
     # --- writing
 
@@ -292,6 +287,13 @@ class Memo:
 
     def _proofs(self, function: str) -> Path:
         return self._work / f"proven-{function}"
+
+
+def remove_counts_of_others(directory: Path) -> None:
+    """Remove the counts of other runs, which did not end by themselves. Only while none of them is there."""
+    for path in directory.glob("counts-*"):
+        if f"-{os.environ.get(RUN, '')}-" not in path.name:
+            files.remove(path)
 
 
 def _new_memory(size: int) -> Bytes:
