@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memfeed
 from memfeed import Loader
-from memfeed.building.claim import share, unshare
+from memfeed.building.claim import share, unlock
 from memfeed.convert.probe import probe_indices
 from memfeed.errors import SchemaError, StoreError, UnfitRowError
 from memfeed.store import format
@@ -192,7 +192,7 @@ def test_where_another_process_fills_the_store_the_next_run_changes_the_column(t
         with pytest.raises(UnfitRowError, match=r"found dims \[15\]; expected float32 \[16\].*run the program again"):
             list(loader)
     finally:
-        unshare(shared)
+        unlock(shared)
     del loader
     end_all()
     assert "from now on" not in capsys.readouterr().err

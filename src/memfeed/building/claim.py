@@ -83,7 +83,7 @@ def claim(path: Path, *, wait: bool = True) -> Iterator[Path]:
             try:
                 _leave(root, fd)
             finally:
-                _close(fd)
+                unlock(fd)
 
 
 def is_claimed(root: Path) -> bool:
@@ -194,9 +194,9 @@ def _try_lock(work: Path) -> int | None:
     except BlockingIOError:
         pass
     except BaseException:
-        _close(fd)
+        unlock(fd)
         raise
-    _close(fd)
+    unlock(fd)
     return None
 
 
@@ -223,7 +223,8 @@ def _is_at(fd: int, path: Path) -> bool:
     return os.path.samestat(os.stat(path), os.fstat(fd))
 
 
-def _close(fd: int) -> None:
+def unlock(fd: int) -> None:
+    """Close the descriptor of a lock, and so end what ``claim`` or ``share`` began."""
     _descriptors.discard(fd)
     os.close(fd)
 
@@ -249,7 +250,7 @@ def _read_owner(root: Path) -> _Owner | None:
 
 
 def share(root: Path) -> int:
-    """Say, until the descriptor returned is given to ``unshare``, that this process writes rows into a build.
+    """Say, until the descriptor returned is given to ``unlock``, that this process writes rows into a build.
 
     Several processes may share one. Raises FileNotFoundError if the build is gone.
     """
@@ -265,11 +266,6 @@ def share(root: Path) -> int:
         raise
     _descriptors.add(fd)
     return fd
-
-
-def unshare(fd: int) -> None:
-    """End what ``share`` began."""
-    _close(fd)
 
 
 def is_shared(root: Path) -> bool:

@@ -63,8 +63,10 @@ def copy_rows(
     row_bytes = max(1, sum(column.mean_row_bytes for column in columns))
     with claim(path) as root:
         require_nothing_at(path)
-        _require_no_other_rows(root)
-        build = _resumed(root, backing, schema) or _begun(root, backing, schema, fingerprint)
+        build = _resumed(root, backing, schema)
+        if build is None:
+            build = Build.begin(root, schema, backing.row_count, fingerprint)
+            files.write_file(root / _SOURCE, backing.digest.encode())
         writer = build.writer()
         for rows, packed in _packed_in_order(schema, columns, build.absent(), max(1, _AT_ONCE // row_bytes)):
             byte_count = writer.write_runs(runs(rows), packed)
@@ -83,34 +85,21 @@ def require_nothing_at(path: Path) -> None:
         )
 
 
-def _require_no_other_rows(root: Path) -> None:
-    """Raise BuildError if a build has rows of another call."""
-    if any((root / name).exists() for name in (_SOURCE, MANIFEST)):
-        return
+def _resumed(root: Path, backing: Backing, schema: Schema) -> Build | None:
+    """Return the build of a copy of the same rows in the same forms; None if there is none, or if it was sealed.
+
+    Raises BuildError if a build has rows of another call.
+    """
+    source = root / _SOURCE
+    if (root / MANIFEST).exists() or (source.exists() and source.read_text() != backing.digest):
+        return None
     build = Build.resume(root)
-    if build is not None and len(build.absent()) < len(build.units.states):
+    if build is not None and not source.exists() and len(build.absent()) < len(build.units.states):
         raise BuildError(
             f"{root}: found an unfinished build; expected none: finish it with the call that began it, choose another "
             "path, or remove that directory"
         )
-
-
-def _begun(root: Path, backing: Backing, schema: Schema, fingerprint: Fingerprint | None) -> Build:
-    build = Build.begin(root, schema, backing.row_count or 0, fingerprint)
-    files.write_file(root / _SOURCE, backing.digest.encode())
-    return build
-
-
-def _resumed(root: Path, backing: Backing, schema: Schema) -> Build | None:
-    """Return the build of a copy of the same rows in the same forms; None if there is none, or if it was sealed."""
-    if (root / MANIFEST).exists():
-        return None
-    try:
-        source = (root / _SOURCE).read_text()
-    except OSError:
-        return None
-    build = Build.resume(root) if source == backing.digest else None
-    return build if build is not None and build.schema == schema else None
+    return build if build is not None and source.exists() and build.schema == schema else None
 
 
 def _packed_in_order(

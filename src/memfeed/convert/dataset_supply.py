@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, claim, unshare
+from memfeed.building.claim import ClaimedError, claim, unlock
 from memfeed.building.partial import ABSENT, SKIPPED
 from memfeed.building.service import POLL_SECONDS, Service
 from memfeed.building.unit_queue import NONE
@@ -196,7 +196,7 @@ class DatasetSupply(Service):
 
     def _leave(self) -> None:
         if self._shared >= 0:
-            unshare(self._shared)
+            unlock(self._shared)
             self._shared = -1
         if self._lead is not None:
             self._lead.close()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from memfeed.building.build import Build
-from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share, unshare
+from memfeed.building.claim import ClaimedError, is_shared, require_no_import, share, unlock
 from memfeed.building.commit import claim_recovered
 from memfeed.convert.conversion import (
     Conversion,
@@ -148,17 +148,17 @@ def _join(target: Path, given: Input, options: ConvertOptions) -> Store | None:
         conversion = Conversion(target, given, options, _probe(given, options), False)
         build = _joined(target, root)
         if build is None:
-            unshare(shared)
+            unlock(shared)
             return None
         _require_same(conversion, build)
         return _filled(conversion, build, None, shared, None)
     except FileNotFoundError:
-        unshare(shared)
+        unlock(shared)
         if target.exists() or not Build.is_begun(root):  # it was committed meanwhile
             return None
         raise
     except BaseException:
-        unshare(shared)
+        unlock(shared)
         raise
 
 

@@ -299,10 +299,12 @@ def _pieces(path: Path, size: int, piece: int, sent: Callable[[bytes], None] | N
     if sent:
         sent(b"")
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb") as file:
             done = 0
             while done < size:
-                data = _read_exactly(file, min(piece, size - done))
+                data = file.read(min(piece, size - done))
+                if len(data) < min(piece, size - done):
+                    raise OSError("it ends early")
                 if sent:
                     sent(data)
                 done += len(data)
@@ -321,16 +323,6 @@ def _kept_error(pieces: Iterator[bytes], refused: list[MemfeedError]) -> Iterato
     except MemfeedError as error:
         refused.append(error)
         raise
-
-
-def _read_exactly(file: Any, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        more = file.read(size - len(data))
-        if not more:
-            raise OSError("it ends early")
-        data += more
-    return bytes(data)
 
 
 def _info(meta: Mapping[str, Any]) -> ObjectInfo:

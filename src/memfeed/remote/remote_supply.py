@@ -101,17 +101,12 @@ class RowByteRanges:
         found = [self._table.of_places(*place) for place in self.elements(reader, rows)]
         return first_uses(np.concatenate([np.empty(0, np.int64), *found]))
 
-    def has_elements(self, reader: ReadRequest) -> bool:
-        """Return True if a column of the reader is ragged."""
-        return any(field.kind != "fixed" for _, field in self._fields(reader))
-
     def chunks(self, reader: ReadRequest, rows: Int64Array) -> RowUnits:
         """Return the chunks of rows: those of their records, and as soon as these are there those of heaps."""
         rows = rows.astype(np.int64, copy=False)
         records = self.record_chunks(reader, rows)
-        if not self.has_elements(reader):
-            return RowUnits(records, True)
-        if self._are_absent(records).any():
+        has_heaps = any(field.kind != "fixed" for _, field in self._fields(reader))
+        if has_heaps and self._are_absent(records).any():
             return RowUnits(records, False)
         return RowUnits(np.concatenate([records, self.element_chunks(reader, rows)]), True)
 
@@ -175,10 +170,7 @@ class RemoteSupply(Service):
         rows = rows.astype(np.int64, copy=False)
         if self.keeps_rows:
             self._await_rows(reader, rows)
-        elif len(missing := self._missing(reader, self._places.record_chunks(reader, rows))) or (
-            self._places.has_elements(reader)
-            and len(missing := self._missing(reader, self._places.element_chunks(reader, rows)))
-        ):
+        elif len(missing := self._first_missing(reader, rows)):
             self._require_room_at_once(reader, missing)
             self._let_go(reader)  # a reader that waits for room must not take the room that another one waits for
             self.ask(missing)
@@ -190,28 +182,23 @@ class RemoteSupply(Service):
         """See ``RowSupply``."""
         if self._done.is_set():
             return np.ones(len(rows), bool)
-        return np.array([self._is_ready(reader, rows[at : at + 1].astype(np.int64)) for at in range(len(rows))], bool)
+        each = rows.astype(np.int64)[:, None]
+        return np.array([not len(self._first_missing(reader, row)) for row in each], bool)
 
-    def _is_ready(self, reader: ReadRequest, row: Int64Array) -> bool:
-        if len(self._missing(reader, self._places.record_chunks(reader, row))):
-            return False
-        return not self._places.has_elements(reader) or not len(
-            self._missing(reader, self._places.element_chunks(reader, row))
-        )
+    def _first_missing(self, reader: ReadRequest, rows: Int64Array) -> Int64Array:
+        """Return the missing chunks of records of rows; if there are none, those of heaps."""
+        missing = self._missing(reader, self._places.record_chunks(reader, rows))
+        return missing if len(missing) else self._missing(reader, self._places.element_chunks(reader, rows))
 
     def _await_rows(self, reader: ReadRequest, rows: Int64Array, asked: Int64Array = NONE) -> None:
         """Return once all these rows are there. In a small cache they then stay until the reader lets them go.
 
         The chunks ``asked`` for before are not tried again if they have failed since.
         """
-        self._await(reader, self._places.record_chunks(reader, rows), asked)
-        if self._places.has_elements(reader):
-            self._await(reader, self._places.element_chunks(reader, rows), asked)
-
-    def _await(self, reader: ReadRequest, chunks: Int64Array, asked: Int64Array) -> None:
-        missing = self._missing(reader, chunks)
-        self._require_room_at_once(reader, missing)
-        self.bring(missing, lambda left: self._missing(reader, left), asked)
+        for chunks_of in (self._places.record_chunks, self._places.element_chunks):
+            missing = self._missing(reader, chunks_of(reader, rows))
+            self._require_room_at_once(reader, missing)
+            self.bring(missing, lambda left: self._missing(reader, left), asked)
 
     def _missing(self, reader: ReadRequest, chunks: Int64Array) -> Int64Array:
         """Return those of ``chunks`` that are not there, or that this reader could not keep."""
