@@ -93,7 +93,7 @@ def test_a_task_tells_the_rows_that_it_wrote_before_an_error(path, monkeypatch):
 
 def test_the_columns_are_on_the_disk_before_a_task_ends(path, monkeypatch):
     synced = []
-    monkeypatch.setattr(Build, "sync_columns", lambda self: synced.append(list(self.marks)))
+    monkeypatch.setattr(ray_engine._TaskBuild, "sync_columns", lambda self: synced.append(list(self.marks)))
     with begun(path) as (_, spec):
         worker = _RayWorker(with_dataset(spec, Numbers()), 0)
         worker.compute(range(3))

@@ -151,10 +151,10 @@ def test_an_interrupt_while_no_sync_fails_loses_nothing(path, monkeypatch):
     with claim(path) as root:
         build = build_of(root, 4)
 
-        def interrupted(path):
+        def interrupted():
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(build, "sync_file", interrupted)
+        monkeypatch.setattr(build, "sync_columns", interrupted)
         try:
             raise OSError(errno.EIO, "of something else")
         except OSError:

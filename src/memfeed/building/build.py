@@ -62,16 +62,6 @@ def _read_settings(root: Path) -> BuildSettings:
     return found
 
 
-def _require_text(schema: Schema) -> None:
-    """Raise SchemaError for keys that JSON cannot hold."""
-    try:
-        msgspec.json.encode(schema)
-    except UnicodeEncodeError as error:
-        raise SchemaError(
-            f"found a key that is no valid text ({error.object!r}); expected keys that UTF-8 can encode: rename it"
-        ) from None
-
-
 def settings_problem(settings: BuildSettings) -> str:
     """Return a phrase that says what is wrong with the settings of a build, or an empty string."""
     if settings.rows is not None and not 0 <= settings.rows <= MOST_ROWS:
@@ -111,7 +101,12 @@ class Build:
 
         Raises SpaceError if they do not fit on the disk, SchemaError for keys that are no valid text.
         """
-        _require_text(schema)
+        try:
+            msgspec.json.encode(schema)
+        except UnicodeEncodeError as error:
+            raise SchemaError(
+                f"found a key that is no valid text ({error.object!r}); expected keys that UTF-8 can encode: rename it"
+            ) from None
         clear(root)
         here = machine.host_name()
         build = cls(
@@ -252,16 +247,12 @@ class Build:
     def sync_columns(self) -> None:
         """Wait until all bytes of rows that this machine wrote are on the disk. Changes no presence."""
         for path in self.row_files():
-            self.sync_file(path)
+            files.sync_data(path)
 
     def row_files(self) -> list[Path]:
         """Return the files that writers of rows write into, without the presence map."""
         columns = [self.root / name for field in self.schema for name in ragged.column_files(field, 0)]
         return [*columns, self._work / "extents"]  # without it the heap space of these rows would be granted again
-
-    def sync_file(self, path: Path) -> None:
-        """Wait until the bytes of one of the `row_files` are on the disk."""
-        files.sync_data(path)
 
     def bar_writers(self) -> None:
         """Begin another generation: no writer that was made before, on any machine, begins another write."""
@@ -272,16 +263,6 @@ class Build:
     def is_closing(self) -> bool:
         """True if a commit has begun to remove skipped rows: rows have other positions now, so none can be written."""
         return (self._work / commit.CLOSING).exists()
-
-    def keep_until_absent(self) -> None:
-        """Set all rows after the first absent one to absent, for rows that are written in order."""
-        absent = self.absent()
-        if len(absent):
-            self.units.drop(np.arange(absent[0], len(self.units.states)))
-
-    def retry_skipped(self) -> None:
-        """Set rows that were skipped to absent; not for a build that ``is_closing``."""
-        self.units.drop(np.flatnonzero(self.units.states == SKIPPED))
 
     def absent(self) -> npt.NDArray[np.int64]:
         """Return the rows that are not yet written."""

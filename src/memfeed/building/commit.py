@@ -183,8 +183,11 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
 
     tensordict writes them beside columns of its own: sparse files in a directory that is removed afterwards.
     """
+    from tensordict import TensorDict
+
     # older versions of tensordict name files as the keys: they get the encoded names as keys
-    encodes, tree = _encodes_keys(), dict[str, object]()
+    encodes = "robust_key" in inspect.signature(TensorDict.memmap_like).parameters
+    tree = dict[str, object]()
     for field in schema:
         *above, last = (decode_key(part) if encodes else part for part in field.stem.split("/"))
         at = tree
@@ -209,12 +212,6 @@ def write_metadata(root: Path, schema: Schema, row_count: int) -> None:
         target = root / path.relative_to(scratch)
         files.write_file(target, path.read_bytes())
     files.remove_tree(scratch)
-
-
-def _encodes_keys() -> bool:
-    from tensordict import TensorDict
-
-    return "robust_key" in inspect.signature(TensorDict.memmap_like).parameters
 
 
 def _as_tensordict(tree: dict[str, object], row_count: int) -> TensorDict:

@@ -61,6 +61,7 @@ class Units:
         when_lost: Callable[[npt.NDArray[np.uint8]], object] = len,
     ) -> None:
         self._work, self._count, self._may_drop, self._when_lost = work, count, may_drop, when_lost
+        self._lost = HELD if may_drop else ABSENT
         self._presence = os.fspath(work / "presence")
         self._map: npt.NDArray[np.uint8] | None = None
         self._fds: dict[str, int] = {}
@@ -335,10 +336,6 @@ class Units:
         with files.locked(self._work / "writers"):
             self._mark(np.flatnonzero(self.states == WRITTEN), self._lost)
             self._when_lost(self.states)
-
-    @property
-    def _lost(self) -> int:
-        return HELD if self._may_drop else ABSENT
 
     def recover(self, is_right: Callable[[int], bool] | None = None) -> None:
         """Lose the units that a power loss may have damaged, or that a killed process was syncing.

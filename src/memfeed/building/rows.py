@@ -45,18 +45,15 @@ class RowWriter:
         try:
             current = int.from_bytes((self.root / WORK_DIRECTORY / "generation").read_bytes(), "little")
         except FileNotFoundError:
-            raise self._removed() from None
+            raise BuildError(
+                f"{self.root}: found that the build was removed while its rows were written; expected it to stay until "
+                "its commit: another process removed or finished it; run this again"
+            ) from None
         if current != self.generation:
             raise BuildError(
                 f"{self.root}: found builder {current} at work; expected to be it ({self.generation}): "
                 "another process has taken this build over, or finished it"
             )
-
-    def _removed(self) -> BuildError:
-        return BuildError(
-            f"{self.root}: found that the build was removed while its rows were written; expected it to stay until "
-            "its commit: another process removed or finished it; run this again"
-        )
 
     @contextlib.contextmanager
     def _as_builder(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from torch.utils.data import Subset
 
 from memfeed.building.build import Build
 from memfeed.building.claim import FORMS
+from memfeed.convert.fingerprint import pack_samples
 from memfeed.convert.forms import LOSSY, Forms, forms_of
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
@@ -32,7 +33,7 @@ from memfeed.convert.splits import keep_of
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import BuildError, MemfeedError, SampleError, SchemaError, SpaceError
 from memfeed.random import Keys
-from memfeed.schema import codec, values
+from memfeed.schema import values
 from memfeed.schema.codec import Packed
 from memfeed.schema.compare import tensors_equal
 from memfeed.schema.fields import RAW, Schema
@@ -280,11 +281,8 @@ def stored_row_bytes(schema: Schema, result: ProbeResult, row_bytes: float) -> f
     """Return the mean number of bytes that a few of the probed samples take on disk; ``row_bytes`` without a codec."""
     if all(field.coding is None for field in schema):
         return row_bytes
-    found, flattener = result.inferred, Flattener(result.inferred.structure)
-    pairs = list(zip(result.probed.indices, result.probed.samples, strict=True))
     count = max(1, min(CODED_SAMPLES, int(CODED_BYTES // max(row_bytes, 1))))
-    few = pairs[:: -(-len(pairs) // count)]
-    return mean_row_bytes([codec.pack_sample(schema, flattener(sample), found.casts, index) for index, sample in few])
+    return mean_row_bytes(pack_samples(result, schema, -(-len(result.probed.samples) // count)))
 
 
 def describe_budget(

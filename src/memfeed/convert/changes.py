@@ -79,10 +79,6 @@ class Watched:
         self._files: dict[str, Digest] | None = None
         self._partial: set[str] = set()
 
-    def note(self, inferred: Any, seconds: float) -> None:
-        """Remember what the samples that were probed showed."""
-        self.inferred, self.seconds = inferred, seconds
-
     def note_first(self) -> None:
         """Remember the data that the dataset has loaded when its first sample was read, and not when it was made.
 

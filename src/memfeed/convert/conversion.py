@@ -16,7 +16,7 @@ import numpy.typing as npt
 from memfeed.building.build import Build
 from memfeed.building.claim import clear, is_shared
 from memfeed.building.commit import claim_and_remove_remains, claim_recovered
-from memfeed.building.partial import ABSENT, DURABLE, WRITTEN
+from memfeed.building.partial import ABSENT, DURABLE, SKIPPED, WRITTEN
 from memfeed.convert.budget import describe_budget, mean_row_bytes, overlap_factor, stored_row_bytes
 from memfeed.convert.driver import (
     OnReport,
@@ -133,7 +133,7 @@ class Conversion:
         self.is_temporary = is_temporary
         self._ray: Any = None  # the module, once connected
         inferred = result.inferred
-        packed = pack_samples(result)
+        packed = pack_samples(result, inferred.schema)
         self.plan = WritePlan(
             flattener=Flattener(inferred.structure),
             casts=inferred.casts,
@@ -250,7 +250,7 @@ class Conversion:
                 return None
             raise
         if build.row_count is not None and not build.is_closing:
-            build.retry_skipped()  # the dataset may have been fixed, or on_error changed
+            build.units.drop(np.flatnonzero(build.units.states == SKIPPED))  # the dataset may be fixed now
         return build
 
     def require_same(self, build: Build) -> None:
@@ -280,19 +280,11 @@ class Conversion:
         elif self.tables is not None:
             convert_tables(build, self.tables, self.plan, on_report)
         elif self.given.kind == "iterable":
+            dataset = self.result.probed.draws or self.given.dataset
             # where a row is depends on the number of shares, so that of an earlier run stays
-            shares, dataset = build.settings.shares, self.result.probed.draws or self.given.dataset
-            if shares == 1:  # an iterator gives the probed samples only once
+            if build.settings.shares == 1:  # an iterator gives the probed samples only once
                 dataset = itertools.chain(self.result.probed.samples, _remaining(self.result.probed.remaining))
-            convert_stream(
-                build,
-                dataset,
-                self.plan,
-                worker_count=shares if shares > 1 else 0,
-                length=self.options.length,
-                on_report=on_report,
-                init=self.options.worker_init_fn,
-            )
+            convert_stream(build, dataset, self.plan, self.options.length, on_report, self.options.worker_init_fn)
         else:
             workers, seconds = self.worker_count, self.result.probed.seconds
             if self.pickled is not None:

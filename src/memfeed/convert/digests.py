@@ -176,7 +176,8 @@ def _feed(hashed: Any, value: Any, budget: _Budget, depth: int) -> None:
     elif isinstance(value, np.ndarray):
         _feed_array(hashed, value, budget, depth)
     elif is_column(value):
-        _feed_column(hashed, value, budget, depth)
+        array = value.to_numpy(zero_copy_only=False) if is_a(value, "pyarrow", "Array") else value.to_numpy()
+        _feed_array(hashed, np.asarray(array), budget, depth)
     elif (content := content_of(value)) is not None:
         hashed.update(kind.__name__.encode())
         _feed_list(hashed, content, budget, depth)
@@ -270,11 +271,6 @@ def _feed_array(hashed: Any, array: Any, budget: _Budget, depth: int, described:
     hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b"")
 
 
-def _feed_column(hashed: Any, column: Any, budget: _Budget, depth: int) -> None:
-    array = column.to_numpy(zero_copy_only=False) if is_a(column, "pyarrow", "Array") else column.to_numpy()
-    _feed_array(hashed, np.asarray(array), budget, depth)
-
-
 def _as_bytes(tensor: torch.Tensor) -> Any:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
         raise TypeError("no memory of this process")
@@ -297,7 +293,7 @@ def _ordered_set(values: Any) -> list[Any]:
             return repr(value)
         if len(values) > MOST_VALUES // 10:
             raise _TooLargeError
-        return _hash(Column([value], _itself))
+        return _hash(Column([value]))
 
     return sorted(values, key=key)
 
@@ -307,10 +303,6 @@ def _is_steady(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return all(map(_is_steady, value))
     return isinstance(value, int | float | complex | np.number)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _encoded(text: str | bytes) -> bytes:
@@ -342,7 +334,7 @@ def some_of(value: Any) -> Any:
     if isinstance(value, str) or not hasattr(value, "__len__"):
         return value
     if isinstance(value, Column):
-        return Column([value[i] for i in chosen(len(value))], _itself)
+        return Column([value[i] for i in chosen(len(value))])
     return [len(value), [value[i] for i in chosen(len(value))]]
 
 

@@ -253,21 +253,20 @@ def convert_stream(
     build: Build,
     dataset: Iterable[Any],
     plan: WritePlan,
-    *,
-    worker_count: int,
     length: int | None,
     on_report: OnReport,
     init: WorkerInit = None,
 ) -> None:
     """Write every sample of an iterable (with a `length`, the first so many), in its order.
 
-    Workers take turns of ``STREAM_BLOCK`` rows.
+    Where the build has several shares, as many workers take turns of ``STREAM_BLOCK`` rows.
 
     After a drift that a worker found, its column is promoted and the iterable is read again. Rows that were written
     stay.
     """
     build.rewrites = True  # after a power loss, parts of a block may be written already
-    is_whole, drifts = False, Drifts()
+    is_whole, drifts, shares = False, Drifts(), build.settings.shares
+    worker_count = shares if shares > 1 else 0
     while not is_whole:
         with run_job(StreamJob(dataset, build, plan, worker_count, length, init), worker_count) as reports:
             for report in reports:

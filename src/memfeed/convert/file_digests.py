@@ -216,18 +216,15 @@ def _add_stats(found: dict[str, Digest], path: str, stats: np.ndarray[Any, np.dt
 
 def _stat(files: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the sizes in bytes and the times in nanoseconds of files, int64 [2, n]; of one that is not there, -1."""
-    found = np.full((2, len(files)), NO_FILE, np.int64)
-    sizes, times = [], []
+    found: list[tuple[int, int]] = []
     for file in files:
         try:
             stat = os.stat(file)
-            sizes.append(stat.st_size)
-            times.append(stat.st_mtime_ns)
+            found.append((stat.st_size, stat.st_mtime_ns))
         except (OSError, ValueError):
-            sizes.append(NO_FILE)
-            times.append(NO_FILE)
-    found[0], found[1] = sizes, times
-    return found
+            found.append((NO_FILE, NO_FILE))
+    stats: np.ndarray[Any, np.dtype[np.int64]] = np.array(found, np.int64).T
+    return stats
 
 
 def _add_folder(found: dict[str, Digest], path: str, root: str, target: Path) -> None:

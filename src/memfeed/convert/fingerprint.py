@@ -52,11 +52,14 @@ def fingerprint_of(given: Input, hashes: tuple[Probe, ...] = ()) -> Fingerprint:
     )
 
 
-def pack_samples(result: ProbeResult) -> list[list[Packed]]:
-    """Return each probed sample packed by itself. Raise SchemaError with the sample's index and the field."""
-    found, flattener = result.inferred, Flattener(result.inferred.structure)
-    pairs = zip(result.probed.indices, result.probed.samples, strict=True)
-    return [codec.pack_sample(found.schema, flattener(sample), found.casts, index) for index, sample in pairs]
+def pack_samples(result: ProbeResult, schema: Schema, step: int = 1) -> list[list[Packed]]:
+    """Return each of the probed samples, or one of ``step``, packed by itself.
+
+    Raises SchemaError with the sample's index and the field.
+    """
+    casts, flattener = result.inferred.casts, Flattener(result.inferred.structure)
+    pairs = list(zip(result.probed.indices, result.probed.samples, strict=True))[::step]
+    return [codec.pack_sample(schema, flattener(sample), casts, index) for index, sample in pairs]
 
 
 def hash_samples(schema: Schema, indices: Sequence[int], packed: Sequence[Sequence[Packed]]) -> tuple[Probe, ...]:

@@ -152,13 +152,6 @@ def refuse_copy(dataset: Any, target: Path, copy_existing: bool) -> None:
         )
 
 
-def require_undamaged(given: Input, progress: bool | None) -> None:
-    """Raise CorruptStoreError for a damaged store that is copied: the checksums of the copy would vouch for it."""
-    source = None if given.watched is None else given.watched.dataset
-    if isinstance(source, Store) and source._has_checksums:
-        source.verify(progress=progress)
-
-
 def refuse_mapped_columns(given: Input, target: Path, copy_existing: bool) -> None:
     """Raise CopyError for columns, or a list of samples, that are mapped from files: see `refuse_copy`."""
     file = _mapped_file(given.dataset)

@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 class Column(Sequence[Any]):
     """One attribute of all objects in a list, say. Values are taken out when they are read: to find it costs little."""
 
-    def __init__(self, records: Any, get: Callable[[Any], Any]) -> None:
+    def __init__(self, records: Any, get: Callable[[Any], Any] = lambda record: record) -> None:
         self._records, self._get = records, get
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.inputs import Input, RayRows, read_sample, require_undamaged
+from memfeed.convert.inputs import Input, RayRows, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
 from memfeed.convert.watchdog import Watchdog
@@ -99,13 +99,16 @@ def spread(indices: Sequence[int]) -> list[int]:
 def probe_input(
     given: Input, options: ConvertOptions, compared: Sequence[int] | None = None, row_count: int = 0
 ) -> ProbeResult:
-    """Read samples and infer the schema. Raise SchemaError, RandomDataError or SampleError.
+    """Read samples and infer the schema. Raise SchemaError, RandomDataError or SampleError, and
+    CorruptStoreError for a damaged store that is copied.
 
     To compare with a store of `row_count` rows, `compared` has the indices of the samples that it remembers. Else the
     schema is ``options.like``, if there is one, which the samples must fit.
     """
     if compared is None:
-        require_undamaged(given, options.progress)
+        source = None if given.watched is None else given.watched.dataset
+        if isinstance(source, Store) and source._has_checksums:  # the checksums of the copy would vouch for damage
+            source.verify(progress=options.progress)
     is_proven = options.recipe is not None  # whole samples were compared when the pipeline was cut
     may_be_random = options.allow_random or is_proven or compared is not None or given.kind == "columns"
     if given.kind == "iterable":
@@ -143,7 +146,7 @@ def probe_input(
         if not options.skips_errors or given.kind == "iterable":
             raise next(iter(probed.failed.values())) from None
     if given.watched is not None:
-        given.watched.note(inferred, probed.seconds)
+        given.watched.inferred, given.watched.seconds = inferred, probed.seconds
         if not options.types and given.kind == "map":
             given.watched.leaf_makers = makers_of(probed.samples, inferred.schema)
     types = types_of(probed.samples) + options.types

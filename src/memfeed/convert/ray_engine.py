@@ -72,8 +72,9 @@ class _TaskBuild(Build):
         for path in paths:
             with_descriptors(partial(self._opened, path))
 
-    def sync_file(self, path: Path) -> None:
-        files.sync(self._opened(path))
+    def sync_columns(self) -> None:
+        for path in self.row_files():
+            files.sync(self._opened(path))
 
     def writer(self) -> RowWriter:
         return _TaskWriter(self)

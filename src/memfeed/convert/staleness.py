@@ -202,8 +202,11 @@ def _differing_row(store: Store, given: Input, indices: Sequence[int], end: floa
     changed = {at for at, field in enumerate(store._view.fields) if field in lossy}
     with random_state.preserved(), watchdog.watch():
         for index in indices:
-            if index in skipped or not _is_present(store, index):
+            if index in skipped:
                 continue
+            with store._view.present_now(np.array([index])) as present:
+                if not present[0]:  # of a store that is being filled
+                    continue
             try:
                 leaves = flattener(read_sample(given.dataset, index, watchdog))
                 for field_index, (field, leaf) in enumerate(zip(schema, leaves, strict=True)):
@@ -227,12 +230,6 @@ def stored_value(store: Store, source_index: int, field_index: int) -> Any:
     """Return the stored value of field ``field_index`` for the dataset's sample ``source_index``."""
     row = source_index - sum(skipped < source_index for skipped in store._view.skipped)
     return store._view.columns[field_index].read_row(row)
-
-
-def _is_present(store: Store, index: int) -> bool:
-    """Return True if the row of a sample is there: in a store that is being filled it may not be."""
-    with store._view.present_now(np.array([index])) as present:
-        return bool(present[0])
 
 
 def require_unchanged(given: Input, options: ConvertOptions, is_cut: bool, backing: Backing) -> None:

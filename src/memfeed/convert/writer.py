@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import numpy as np
+
 from memfeed.building import build as building
 from memfeed.building.build import Build
 from memfeed.building.commit import claim_recovered
@@ -132,10 +134,11 @@ class Writer:
                         f"{root}: found an unfinished build of {self._build.row_count} rows; expected one of this "
                         f"Writer ({self.length}): remove that directory to start over"
                     )
-                if self.length is None:
-                    self._build.keep_until_absent()
                 presence = self._build.presence() != ABSENT
                 self._next_row = int(presence.argmin()) if not presence.all() else len(presence)
+                if self.length is None:  # rows are written in order: none counts after one that is lost
+                    self._build.units.drop(np.arange(self._next_row, len(presence)))
+                    presence = presence[: self._next_row]
                 self._has_assigned = bool(presence[self._next_row :].any())
             if self._sample is not None:
                 self._begin([self._sample])

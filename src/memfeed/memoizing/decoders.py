@@ -87,7 +87,7 @@ class Reading:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Let the decoders answer from the results, in this thread, during the block."""
-        before = getattr(_here, "reading", None)
+        before = _here.reading
         self.begin()
         try:
             yield
@@ -129,12 +129,11 @@ class Reading:
         return [one for one in self._kept.values() if one.is_used]
 
 
-def _reading() -> Reading | None:
-    found: Reading | None = getattr(_here, "reading", None)
-    return found
+class _Here(threading.local):
+    reading: Reading | None = None
 
 
-_here = threading.local()
+_here = _Here()
 _replaced: set[str] = set()
 _lock = threading.Lock()
 
@@ -201,7 +200,7 @@ def _by_arguments(function: Callable[..., Any], shown: str, version: str) -> Cal
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        reading = _reading()
+        reading = _here.reading
         if reading is None:
             return function(*args, **kwargs)
         try:
@@ -232,7 +231,7 @@ def _array_of_proxy(function: Callable[..., Any], shown: str, version: str) -> C
 
     @functools.wraps(function)
     def array(self: Any, dtype: Any = None, **options: Any) -> Any:
-        reading, files = _reading(), dict[str, list[int]]()
+        reading, files = _here.reading, dict[str, list[int]]()
         path = self.file_like
         if reading is None or options or not isinstance(path, str) or not path.endswith(_COMPRESSED):
             return function(self, dtype, **options)  # a plain file is mapped, which takes no time
@@ -280,7 +279,7 @@ def _pillow(function: Callable[..., Any], shown: str, version: str) -> Callable[
 
     @functools.wraps(function)
     def load(self: Any) -> Any:
-        reading = _reading()
+        reading = _here.reading
         return function(self) if reading is None else decoder.load(self, reading.result)
 
     return load

@@ -32,7 +32,7 @@ from memfeed.remote.layout import (
     read_manifest,
     read_pointer,
 )
-from memfeed.remote.objects import ObjectInfo, Objects
+from memfeed.remote.objects import Objects
 from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.remote.remote_supply import RemoteSupply
 from memfeed.store import format, memo_format
@@ -111,7 +111,9 @@ def push(
     }
     total = sum(sizes.values())
     with Progress(f"push {to.name}", total, unit="B", progress=progress, done=total - sum(missing.values())) as bar:
-        _send_ranges(local, objects, f"{pointer.directory}/{RANGES}", there)
+        table, ranges = ChunkTable(local.manifest.files, aligned_steps(local.manifest)), f"{pointer.directory}/{RANGES}"
+        if ranges not in there or there[ranges].size != range_bytes(table):
+            objects.put(ranges, range_file(table, local.path))
         if older := format.generations(local.path):
             objects.put(f"{pointer.directory}/{format.GENERATIONS}", "\n".join(older).encode())
         _send(local, objects, pointer, missing, bar.advance)
@@ -173,13 +175,6 @@ def _local_store(store: Store | str | os.PathLike[str]) -> _Local:
             f"memfeed.push(memfeed.open({str(path)!r}), ...)"
         )
     return _Local(path, manifest, digest)
-
-
-def _send_ranges(local: _Local, objects: Objects, name: str, there: dict[str, ObjectInfo]) -> None:
-    """Write the checksums of chunks of whole rows, unless they are there."""
-    table = ChunkTable(local.manifest.files, aligned_steps(local.manifest))
-    if name not in there or there[name].size != range_bytes(table):
-        objects.put(name, range_file(table, local.path))
 
 
 def _send(
