@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
+from memfeed.convert.write_run import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.errors import SchemaError
 from memfeed.schema import codec
 from memfeed.schema.infer import infer

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 import memfeed
 from memfeed import Loader
-from memfeed.convert.batches import columns_of
+from memfeed.convert.write_run import columns_of
 from memfeed.schema.fields import DTYPES
 from memfeed.schema.tree import Flattener
 from support import equal

@@ -19,11 +19,21 @@ from memfeed.building.build import Build
 from memfeed.building.commit import claim_recovered
 from memfeed.building.partial import ABSENT, runs
 from memfeed.building.rows import RowWriter
-from memfeed.convert.batches import column_lengths, columns_of, first_samples, pack_columns, rows_of, zeros
 from memfeed.convert.forms import codecs_of, coded_schema, common_shapes
 from memfeed.convert.options import check_metadata
 from memfeed.convert.probe import SAMPLES
-from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
+from memfeed.convert.write_run import (
+    Report,
+    RunWriter,
+    WritePlan,
+    column_lengths,
+    columns_of,
+    first_samples,
+    flatten_sample,
+    pack_columns,
+    rows_of,
+    zeros,
+)
 from memfeed.errors import BuildError, RowError, StoreError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves

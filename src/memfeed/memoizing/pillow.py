@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import stat
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from memfeed.memoizing.keys import Key, encode_key, hash_content
+from memfeed.memoizing.results import pixels_of
 
 _MODES = frozenset({"1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "I"})
 
@@ -40,10 +38,7 @@ class PillowDecoder:
 
         def compute() -> Any:
             returned.append(self._own(image))
-            pixels = np.frombuffer(image.tobytes(), np.uint8)
-            bands = len(image.getbands())
-            shape = (image.height, image.width, *((bands,) if bands > 1 else ()))
-            return pixels.reshape(shape) if pixels.size == math.prod(shape) else pixels  # else several bytes a value
+            return pixels_of(image)
 
         pixels = result(self._name, self._digest, key, compute)
         return returned[0] if returned else self._fill(image, pixels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,13 +101,19 @@ class _Encoder:
             )
         image.load()
         palette = None if image.palette is None else (image.palette.mode, bytes(image.palette.palette))
-        data = np.frombuffer(image.tobytes(), np.uint8)
-        shape = (image.height, image.width, *((len(image.getbands()),) if len(image.getbands()) > 1 else ()))
-        pixels = self._leaf("uint8", shape if np.prod(shape) == len(data) else (len(data),), data)
+        data = pixels_of(image)
+        pixels = self._leaf("uint8", data.shape, data.reshape(-1))
         parts = [
             self.node(part, f"{where}.{name}", depth + 1) for part, name in ((palette, "palette"), (image.info, "info"))
         ]
         return ["image", image.mode, [image.width, image.height], pixels, *parts]
+
+
+def pixels_of(image: Any) -> Bytes:
+    """Return the pixels of an image of Pillow, uint8 [h, w] or [h, w, bands]; [n] if a value has several bytes."""
+    data, bands = np.frombuffer(image.tobytes(), np.uint8), len(image.getbands())
+    shape = (image.height, image.width, *((bands,) if bands > 1 else ()))
+    return data.reshape(shape) if data.size == math.prod(shape) else data
 
 
 def memory_order(strides: Sequence[int], shape: Sequence[int]) -> list[int]:
