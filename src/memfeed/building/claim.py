@@ -182,13 +182,13 @@ def _try_lock(work: Path) -> int | None:
 
     Raises FileNotFoundError if the directory does not exist, or was removed meanwhile.
     """
-    with _unwrap_missing():
+    with unwrap_missing():
         fd = files.open_write(work / "lock", os.O_CREAT)
     _descriptors.add(fd)
     try:
         files.lock(fd, work / "lock")
         if _is_at(fd, work / "lock"):
-            with _unwrap_missing():
+            with unwrap_missing():
                 files.write_file(work / "owner", msgspec.json.encode(_Owner(os.getpid(), machine.host_name())))
             return fd
     except BlockingIOError:
@@ -201,7 +201,7 @@ def _try_lock(work: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _unwrap_missing() -> Iterator[None]:
+def unwrap_missing() -> Iterator[None]:
     """Raise the FileNotFoundError itself where `files` raises a BuildError because of it."""
     try:
         yield
@@ -255,7 +255,7 @@ def share(root: Path) -> int:
     Several processes may share one. Raises FileNotFoundError if the build is gone.
     """
     path = root / WORK_DIRECTORY / FILLERS
-    with _unwrap_missing():
+    with unwrap_missing():
         fd = files.open_write(path, os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)

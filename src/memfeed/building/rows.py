@@ -94,11 +94,6 @@ class RowWriter:
         with self._as_builder():
             self.mark(row, 1, SKIPPED)
 
-    def write_fixed(self, field: Field, first: int, packed: Packed) -> int:
-        """Write rows from ``first`` of one fixed column, without their presence. Threads may call this at once."""
-        with files.opened(fixed_file(self.root, field)) as fd:
-            return files.write_all_at(fd, packed.buffers, first * field.row_bytes)
-
     def _write_fixed(self, field: Field, runs: Sequence[tuple[int, int]], packed: Packed) -> int:
         fd, size = self._handles(fixed_file(self.root, field)), field.row_bytes
         parts = [packed.buffers] if len(runs) == 1 else _cut(packed.buffers, [count * size for _, count in runs])

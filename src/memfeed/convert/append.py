@@ -12,7 +12,7 @@ import msgspec
 
 from memfeed.building import commit
 from memfeed.building.build import Build
-from memfeed.building.claim import clear
+from memfeed.building.claim import clear, unwrap_missing
 from memfeed.building.commit import claim_recovered
 from memfeed.building.copy_rows import require_nothing_at
 from memfeed.building.join import Part, join
@@ -230,13 +230,11 @@ def _is_committed(place: Path, digest: str) -> bool:
     """Return True if the store with this manifest has the rows at ``place``. Wait for a process that removes them."""
     mark = place / COMMITTED
     try:
-        with files.opened(mark) as fd:
+        with unwrap_missing(), files.opened(mark) as fd:
             files.lock(fd, mark, wait=True)
             return mark.exists() and os.pread(fd, len(digest), 0) == digest.encode()
-    except BuildError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return False
-        raise
+    except FileNotFoundError:
+        return False
 
 
 def _remove(place: Path, target: Path) -> None:

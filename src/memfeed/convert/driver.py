@@ -30,7 +30,7 @@ from memfeed.schema import codec
 from memfeed.schema.codec import Int64Array
 from memfeed.store import ragged
 from memfeed.store.checksums import ChunkHasher
-from memfeed.system import machine
+from memfeed.system import files, machine
 from memfeed.system.messages import warn
 from memfeed.system.progress import write_line
 
@@ -293,7 +293,8 @@ def convert_columns(build: Build, columns: Sequence[Any], plan: WritePlan, on_re
                 packed = codec.pack_column(field, columns[field_index][at:end], cast=field_index in plan.casts)
             except SchemaError as error:
                 raise SchemaError(f"rows {at} to {end - 1}, field {field.name}: {error}") from None
-            written += writer.write_fixed(field, at, packed)
+            with files.opened(ragged.fixed_file(build.root, field)) as fd:
+                written += files.write_all_at(fd, packed.buffers, at * field.row_bytes)
             for buffer in packed.buffers if is_whole else ():
                 hashers[field_index].update(buffer)  # while it is in the processor's cache
         return written

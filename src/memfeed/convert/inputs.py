@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from memfeed.convert.changes import Watched
 from memfeed.convert.watchdog import Watchdog
-from memfeed.errors import NO_LENGTH, CopyError, SampleError, SchemaError, SplitError
+from memfeed.errors import NO_LENGTH, CopyError, RandomDataError, SampleError, SchemaError, SplitError
 from memfeed.schema.containers import flatten, tensors_in
 from memfeed.schema.tensordicts import is_a, is_tensordict
 from memfeed.store import in_memory
@@ -230,6 +230,24 @@ def read_sample(dataset: Any, index: int, watchdog: Watchdog, worker: int = 0) -
         ) from error
     finally:
         watchdog.end_read(worker)
+
+
+def next_sample(
+    samples: Iterator[Any], index: int, watchdog: Watchdog, worker: int | None = None, advice: str = ""
+) -> Any:
+    """Return sample `index` of an iterable. Raise StopIteration at its end, SampleError if the iterable raises."""
+    watchdog.begin_read(worker or 0, index)
+    try:
+        return next(samples)
+    except (StopIteration, RandomDataError):
+        raise
+    except Exception as error:
+        name = "" if worker is None else f" of worker {worker}"
+        raise SampleError(
+            f"sample {index}{name}: the iterable raised {type(error).__name__}: {error}{advice}"
+        ) from error
+    finally:
+        watchdog.end_read(worker or 0)
 
 
 IMAGE_FIELDS = ("image", "label")

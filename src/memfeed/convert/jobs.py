@@ -19,11 +19,12 @@ import torch
 from memfeed.building.build import Build
 from memfeed.building.partial import SKIPPED
 from memfeed.building.space import Extents
+from memfeed.convert.inputs import next_sample
 from memfeed.convert.options import WorkerInit
 from memfeed.convert.row_worker import ReadList, Request, RowWorker
 from memfeed.convert.watchdog import ENDED, WAITING, Watchdog
 from memfeed.convert.write_run import Report, RunWriter, WritePlan, flatten_sample
-from memfeed.errors import BuildError, RandomDataError, SampleError
+from memfeed.errors import BuildError
 from memfeed.schema import values
 from memfeed.schema.containers import map_leaves
 
@@ -103,6 +104,7 @@ class ListWorker:
 
 
 STREAM_BLOCK = 16  # consecutive rows that one worker of an iterable writes
+_ADVICE = "; an iterator cannot continue after an exception: catch it inside the iterator and yield the next sample"
 
 
 class RowJob:
@@ -195,11 +197,10 @@ class StreamJob:
         step = STREAM_BLOCK if shares > 1 else self.plan.rows_per_write
         writer = RunWriter(self.build, self.plan, may_promote=worker is None)
         samples, presence, index = self._samples(), self.build.presence(), 0
-        name = "" if worker is None else f" of worker {worker}"
         while True:
             report = Report()
             count = step if self.length is None else min(step, self.length - index)
-            block = self._read(share, samples, count, index, name)
+            block = self._read(worker, samples, count, index)
             row = index if shares == 1 else (index // STREAM_BLOCK * shares + share) * STREAM_BLOCK
             leaves = [flatten_sample(self.plan, sample, index + i) for i, sample in enumerate(block)]
             present = presence[row : row + len(block)]
@@ -208,6 +209,7 @@ class StreamJob:
             index += len(block)
             is_last = len(block) < count or index == self.length
             if is_last:
+                name = "" if worker is None else f" of worker {worker}"
                 self._require_all(presence, index, share, shares, name)
             if block:
                 self.watchdog.record(worker or 0, WAITING)
@@ -230,24 +232,11 @@ class StreamJob:
                 f"least {written:,}, which an earlier run wrote: if it is meant to be shorter, remove that directory"
             )
 
-    def _read(self, worker: int, samples: Iterator[Any], count: int, index: int, worker_name: str) -> list[Any]:
+    def _read(self, worker: int | None, samples: Iterator[Any], count: int, index: int) -> list[Any]:
         """Return the next `count` samples, or fewer at the end of the iterable."""
         block: list[Any] = []
-        try:
+        with contextlib.suppress(StopIteration):
             while len(block) < count:
-                self.watchdog.begin_read(worker, index + len(block))
-                try:
-                    sample = next(samples)
-                finally:
-                    self.watchdog.end_read(worker)
+                sample = next_sample(samples, index + len(block), self.watchdog, worker, _ADVICE)
                 block.append(map_leaves(values.copy_value, sample))  # an iterator may yield the same buffer again
-        except StopIteration:
-            pass
-        except RandomDataError:
-            raise
-        except Exception as error:
-            raise SampleError(
-                f"sample {index + len(block)}{worker_name}: the iterable raised {type(error).__name__}: {error}; "
-                "an iterator cannot continue after an exception: catch it inside the iterator and yield the next sample"
-            ) from error
         return block

@@ -15,12 +15,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from memfeed.convert.changes import Watched
-from memfeed.convert.inputs import Input, RayRows, read_sample
+from memfeed.convert.inputs import Input, RayRows, next_sample, read_sample
 from memfeed.convert.options import ConvertOptions
 from memfeed.convert.randomness import REPEATED, StreamDraws, check_iterable, read_checked, require_same_together
 from memfeed.convert.watchdog import Watchdog
 from memfeed.convert.write_run import no_sample
-from memfeed.errors import RandomDataError, SampleError, SchemaError
+from memfeed.errors import SampleError, SchemaError
 from memfeed.schema import values
 from memfeed.schema.compare import leaves_like
 from memfeed.schema.containers import map_leaves
@@ -246,17 +246,10 @@ def probe_iterable(
     with watchdog.watch():
         while len(probed.samples) < count and time.monotonic() - started < MOST_SECONDS and byte_count < MOST_BYTES:
             index = len(probed.samples)
-            watchdog.begin_read(0, index)
             try:
-                sample = next(probed.remaining)
+                sample = next_sample(probed.remaining, index, watchdog)
             except StopIteration:
                 break
-            except RandomDataError:
-                raise
-            except Exception as error:
-                raise SampleError(f"sample {index}: the iterable raised {type(error).__name__}: {error}") from error
-            finally:
-                watchdog.end_read(0)
             byte_count += probed.add(index, sample)
             if watched is not None and not index and count > 1:
                 watched.note_first()

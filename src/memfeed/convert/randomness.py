@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -85,9 +84,8 @@ class _CountingInfo(torch_worker.WorkerInfo):
 
 
 def set_worker_info(worker: int, worker_count: int, seed: int, dataset: Any) -> None:
-    """Let this process be a worker for `get_worker_info`."""
-    info = _CountingInfo(id=worker, num_workers=worker_count, seed=seed, dataset=dataset)
-    torch_worker._worker_info = info  # torch has no public way to set it
+    """Let this process be a worker for `get_worker_info`. Torch has no public way to set that."""
+    torch_worker._worker_info = _CountingInfo(id=worker, num_workers=worker_count, seed=seed, dataset=dataset)
 
 
 def times_asked() -> int:
@@ -95,18 +93,23 @@ def times_asked() -> int:
     return _asked
 
 
-@contextmanager
-def as_another_worker() -> Iterator[None]:
-    """Let this worker have another number and another seed, as in another epoch."""
-    info: Any = torch_worker._worker_info
-    if info is None:
-        yield
-        return
-    set_worker_info((info.id + 1) % info.num_workers, info.num_workers, info.seed + info.num_workers, info.dataset)
+@contextlib.contextmanager
+def as_worker(worker: int, worker_count: int, seed: int, dataset: Any) -> Iterator[None]:
+    """Let this process be a worker within the block; then it is what it was before."""
+    before = torch_worker._worker_info
+    set_worker_info(worker, worker_count, seed, dataset)
     try:
         yield
     finally:
-        torch_worker._worker_info = info
+        torch_worker._worker_info = before
+
+
+def as_another_worker() -> contextlib.AbstractContextManager[None]:
+    """Let this worker have another number and another seed within a block, as in another epoch."""
+    info: Any = torch_worker._worker_info
+    if info is None:
+        return contextlib.nullcontext()
+    return as_worker((info.id + 1) % info.num_workers, info.num_workers, info.seed + info.num_workers, info.dataset)
 
 
 REPEATED = 3  # samples that are read a second time under another seed, at least
@@ -116,10 +119,6 @@ RECHECK_SECONDS = 1.0
 _STREAM_BLOCK = 16  # samples of an iterable
 _TOGETHER = 8  # samples that are read by __getitems__ too, for as long as they take less than the following
 _TOGETHER_SECONDS = 0.1
-
-
-class OwnDataError(RandomDataError):
-    """A dataset gives other samples when it is read again, and has drawn no number: it has changed its own data."""
 
 
 def read_checked(
@@ -133,7 +132,7 @@ def read_checked(
     `repeat`, and four times if it drew from any of the ``generators``. ``watched`` knows if the dataset's data has
     changed.
     """
-    with _restored(generators):
+    with restored(generators):
         before = generators.seed(index, 0)
         sample = map_leaves(values.copy_value, read())  # the dataset may fill the same memory again
         end = generators.save()
@@ -161,7 +160,7 @@ def _own(dataset: Any, found: str, attributes: Sequence[str]) -> RandomDataError
         return _random(dataset, f"{found}, and {hint}")
     first = attributes[0] if attributes[0].isidentifier() else "data"
     changed = listed([f"dataset.{one}" for one in attributes])
-    return OwnDataError(
+    return RandomDataError(
         f"found that the dataset changes its own data when it is read: {found}, no generator moved, and {changed} has "
         "other values than before; expected data that stays as it is, because a store keeps what is read first. Write "
         f"to a copy in __getitem__: x = self.{first}[i].clone(), or .copy() of an array; or pass allow='random' to "
@@ -180,7 +179,7 @@ def require_same_together(dataset: Any, rows: Sequence[int]) -> None:
     if not callable(getattr(inner, "__getitems__", None)):
         return
     generators = Generators(dataset)
-    with _restored(generators), contextlib.suppress(SampleError):
+    with restored(generators), contextlib.suppress(SampleError):
         generators.seed(0)
         alone: list[Any] = []
         for row in rows[:_TOGETHER]:
@@ -216,7 +215,7 @@ def check_iterable(dataset: Any) -> StreamDraws | None:
     Return what notices later samples that are random; None if it can be iterated only once.
     """
     generators = Generators(dataset)
-    with _restored(generators):
+    with restored(generators):
         start, one_pass, states = generators.seed(0), iter(dataset), generators.save()
         begin, another, other_states = generators.seed(1), iter(dataset), generators.save()
         if one_pass is another:
@@ -314,7 +313,7 @@ class Draws:
         drew = generators.moved(self._before, end)
         if not asks and not drew:
             return
-        with _restored(generators), as_another_worker():
+        with restored(generators), as_another_worker():
             begin = generators.seed(next(iter(read), 0), 1)
             for index, leaves in read.items():
                 if time.monotonic() - started > self._seconds_left:
@@ -345,8 +344,9 @@ class Draws:
         return index
 
 
-@contextmanager
-def _restored(generators: Generators) -> Iterator[None]:
+@contextlib.contextmanager
+def restored(generators: Generators) -> Iterator[None]:
+    """Put the generators back into the states that they have before the block."""
     states = generators.save()
     try:
         yield

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data._utils import worker as torch_worker
-
 from memfeed.convert.inputs import Input, read_sample
 from memfeed.convert.options import ConvertOptions
-from memfeed.convert.randomness import require_same_together, set_worker_info
+from memfeed.convert.randomness import as_worker, require_same_together, restored
 from memfeed.convert.watchdog import Watchdog
 from memfeed.errors import MemfeedError, RandomDataError, SampleError, SplitError, StaleStoreError
 from memfeed.errors import cut as cut_text
@@ -108,21 +106,18 @@ def _require_cut_in_workers(cut: Split, rows: list[int], workers: int) -> None:
     """Raise SplitError if a worker process could not read the cut dataset, which seeds generators there, say."""
     from memfeed.splitting.cut import DrawsOutsideError  # most conversions split nothing
 
-    made, info = cut.dataset.cut, torch_worker._worker_info
-    states = made.generators.save()
+    made = cut.dataset.cut
     kept = [(owner, dict(owner)) for one in (made.dataset, made.marked) for owner in _attributes_inside(one)]
-    set_worker_info(0, workers, 0, made.dataset)
     try:
-        for row in rows:
-            made.read(row)
+        with restored(made.generators), as_worker(0, workers, 0, made.dataset):
+            for row in rows:
+                made.read(row)
     except DrawsOutsideError as error:
         asked = "in worker processes, where torch.utils.data.get_worker_info() is not None"
         raise SplitError(f"{error}, {asked}") from None
     except Exception:
         pass  # of a dataset that worker_init_fn prepares: the workers find out
     finally:
-        torch_worker._worker_info = info
-        made.generators.restore(states)
         for owner, before in kept:  # workers are to find the dataset as it was
             owner.clear()
             owner.update(before)

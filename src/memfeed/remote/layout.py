@@ -24,7 +24,7 @@ from memfeed.remote.connections import Address, Retry
 from memfeed.remote.objects import ObjectInfo, Objects
 from memfeed.remote.ranges import ChunkTable, aligned_steps
 from memfeed.store import format
-from memfeed.store.checksums import Chunk, OnProgress, chunk_hash, chunks_of, describe_chunk, hash_pool, split_checksums
+from memfeed.store.checksums import Chunk, OnProgress, chunk_hash, chunks_of, describe_chunk, hash_pool
 from memfeed.store.manifest import Manifest
 
 POINTER = "manifest.json"
@@ -72,10 +72,6 @@ class RemoteStore:
     def address(self) -> Address:
         """The place of the store."""
         return self.objects.address
-
-    def read_checksums(self) -> dict[str, list[int]]:
-        """Return the xxh3-64 of every chunk of 4 MiB of every file. Raises CorruptStoreError if they are damaged."""
-        return split_checksums(self.read_checksum_file(), self.manifest, f"{self.address}/{format.CHECKSUMS}")
 
     def read_checksum_file(self) -> bytes:
         """Return the bytes of checksums.bin, as the manifest says they are."""
@@ -272,7 +268,7 @@ def other_bytes(address: str, manifest: Manifest, chunk: Chunk) -> CorruptStoreE
 
 def expected_chunks(store: RemoteStore) -> list[tuple[Chunk, int]]:
     """Return every chunk of a store with its checksum."""
-    hashes = [one for of_file in store.read_checksums().values() for one in of_file]
+    hashes = np.frombuffer(store.read_checksum_file(), "<u8").tolist()
     return list(zip(chunks_of(store.manifest.files), hashes, strict=True))
 
 
