@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +39,7 @@ class RowWriter:
     def __init__(self, root: Path, schema: Schema, generation: int, units: Units, *, rewrites: bool = False) -> None:
         self.root, self.schema, self.generation, self.rewrites = root, schema, generation, rewrites
         self._units, self.extents, self._handles = units, Extents(root), FileHandles(write=True)
+        self.mark: Callable[[int, int, int], object] = units.mark  # sets the presence of rows
 
     def check_generation(self) -> None:
         """Raise BuildError if another builder has taken over: a write now could damage its work."""
@@ -154,10 +155,6 @@ class RowWriter:
             files.write_at(self._handles(paths.start), starts, first * start_bytes)
             done += count
         return sum(one.size for one in ranges) + done * (start_bytes + dims_bytes)
-
-    def mark(self, first: int, count: int, state: int) -> None:
-        """Set the presence of rows ``first`` to ``first + count``."""
-        self._units.mark(first, count, state)
 
     def close(self) -> None:
         """Close its files."""

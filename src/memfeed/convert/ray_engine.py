@@ -77,16 +77,9 @@ class _TaskBuild(Build):
             files.sync(self._opened(path))
 
     def writer(self) -> RowWriter:
-        return _TaskWriter(self)
-
-
-class _TaskWriter(RowWriter):
-    def __init__(self, build: _TaskBuild) -> None:
-        super().__init__(build.root, build.schema, build.settings.generation, build.units)
-        self._marks = build.marks
-
-    def mark(self, first: int, count: int, state: int) -> None:
-        self._marks.append((first, count, state))
+        writer = super().writer()
+        writer.mark = lambda first, count, state: self.marks.append((first, count, state))
+        return writer
 
 
 class _RayWorker:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,17 +44,6 @@ from memfeed.system import files
 from memfeed.system.signals import Sigterm, sigterm_unwinds
 
 ZERO_ROWS = 4096  # written at a time
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _one_thread_at_a_time(method: Callable[Concatenate[Writer, P], T]) -> Callable[Concatenate[Writer, P], T]:
-    @functools.wraps(method)
-    def call(self: Writer, *arguments: P.args, **options: P.kwargs) -> T:
-        with self._lock:
-            return method(self, *arguments, **options)
-
-    return call  # type: ignore[return-value]
 
 
 class Writer:
@@ -198,45 +186,47 @@ class Writer:
 
     # --- writing
 
-    @_one_thread_at_a_time
     def append(self, sample: Any) -> None:
         """Write the next row. The sample is copied: its memory may be used again at once."""
-        self._check_open(in_turn=True)
-        if self.length is not None and self._next_row + len(self._pending) >= self.length:
-            raise RowError(f"found one row more than length={self.length}; expected at most that many")
-        self._pending.append(map_leaves(values.copy_value, sample))
-        is_due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # samples that a killed process loses
-        if is_due or len(self._pending) >= (SAMPLES if self._writer is None else self._writer.plan.rows_per_write):
-            self._flush()
+        with self._lock:
+            self._check_open(in_turn=True)
+            if self.length is not None and self._next_row + len(self._pending) >= self.length:
+                raise RowError(f"found one row more than length={self.length}; expected at most that many")
+            self._pending.append(map_leaves(values.copy_value, sample))
+            is_due = time.monotonic() - self._flushed > building.SYNC_SECONDS  # samples that a killed process loses
+            if is_due or len(self._pending) >= (SAMPLES if self._writer is None else self._writer.plan.rows_per_write):
+                self._flush()
 
-    @_one_thread_at_a_time
     def extend(self, batch: Any) -> None:
         """Write the next rows, from a batch: the structure of a sample with a leading dim (or a list) at every leaf."""
-        self._check_open(in_turn=True)
-        self._flush()
-        self._next_row += self._write_batch(self._next_row, None, batch)
+        with self._lock:
+            self._check_open(in_turn=True)
+            self._flush()
+            self._next_row += self._write_batch(self._next_row, None, batch)
 
-    @_one_thread_at_a_time
     def __setitem__(self, where: int | slice, batch: Any) -> None:
-        if self.length is None:
-            raise RowError("found an assignment to rows; expected length= (or like= with rows) for that: use append")
-        self._check_open(in_turn=False)
-        self._flush()
-        self._has_assigned = True
-        if isinstance(where, slice):
-            first, last, step = where.indices(self.length)
-            if step != 1:
-                raise RowError(f"found a slice with step {step}; expected one run of rows")
-            self._write_batch(first, last - first, batch)
-            return
-        try:
-            where = operator.index(where)
-        except TypeError:
-            raise RowError(f"found {type(where).__name__} as a row; expected an int or a slice") from None
-        row = where + self.length if where < 0 else where
-        if not 0 <= row < self.length:
-            raise RowError(f"found row {where}; expected {-self.length} to {self.length - 1}")
-        self._write(row, [batch], self._writer or self._begin([batch]))
+        with self._lock:
+            if self.length is None:
+                raise RowError(
+                    "found an assignment to rows; expected length= (or like= with rows) for that: use append"
+                )
+            self._check_open(in_turn=False)
+            self._flush()
+            self._has_assigned = True
+            if isinstance(where, slice):
+                first, last, step = where.indices(self.length)
+                if step != 1:
+                    raise RowError(f"found a slice with step {step}; expected one run of rows")
+                self._write_batch(first, last - first, batch)
+                return
+            try:
+                where = operator.index(where)
+            except TypeError:
+                raise RowError(f"found {type(where).__name__} as a row; expected an int or a slice") from None
+            row = where + self.length if where < 0 else where
+            if not 0 <= row < self.length:
+                raise RowError(f"found row {where}; expected {-self.length} to {self.length - 1}")
+            self._write(row, [batch], self._writer or self._begin([batch]))
 
     # --- internal
 
