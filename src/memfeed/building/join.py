@@ -252,14 +252,11 @@ def _begin(piece: FilePart, path: Path, *, grow: bool) -> str:
                     files.truncate(path, piece.size)
                 return "cloned"
         files.remove(path)
-        if grow and _is_ours_alone(piece.path) and file_copies.link(piece.path, path):
+        found = os.lstat(piece.path)
+        is_ours_alone = found.st_uid == os.geteuid() and found.st_nlink == 1
+        if grow and is_ours_alone and file_copies.link(piece.path, path):
             return "linked"
     return ""
-
-
-def _is_ours_alone(path: Path) -> bool:
-    found = os.lstat(path)
-    return found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
 def _may_clone(piece: FilePart) -> bool:

@@ -132,7 +132,9 @@ class DatasetSupply(Service):
     # --- the thread
 
     def _serve(self) -> None:
-        with self._new_bar() as bar:
+        found, progress = self.progress(), self.conversion.options.progress
+        done, name = found.present + found.skipped, self.conversion.target.name
+        with Progress(name, found.total, unit=" rows", progress=progress, done=done, delay_seconds=1.0) as bar:
             while not self._is_over():
                 try:
                     self._fill(bar)
@@ -201,12 +203,6 @@ class DatasetSupply(Service):
         if self._lead is not None:
             self._lead.close()
         self._owner = None
-
-    def _new_bar(self) -> Progress:
-        found = self.progress()
-        name, progress = self.conversion.target.name, self.conversion.options.progress
-        done = found.present + found.skipped
-        return Progress(name, found.total, unit=" rows", progress=progress, done=done, delay_seconds=1.0)
 
     # --- what loaders ask for
 
