@@ -33,7 +33,7 @@ class Served(Service):
         self.stores, self.units, self.clock, self.looks = stores, units, 0.0, 0
         self.failing, self.brought = set(), []
         queue = UnitQueue(COUNT, lambda chosen: ~self.units.are_present(chosen))
-        super().__init__(stores.work, queue, COUNT, threading.Condition(), lambda backing: None)
+        super().__init__(stores.work, queue, threading.Condition(), lambda backing: None)
 
     def start(self):
         pass
@@ -43,7 +43,7 @@ class Served(Service):
         assert self.looks < MOST_LOOKS, "a reader waits for ever"
         if self.looks > 3:
             self.stores.end_holders()
-        return units[~self.units.are_present(units)]
+        return super().absent(units)
 
     def _feed(self):
         self.clock += 1

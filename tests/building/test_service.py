@@ -31,10 +31,7 @@ class Memory(Service):
             self.may_work.set()
         self.events, self.ended = [], threading.Event()
         queue = UnitQueue(COUNT, lambda units: ~self.there[units])
-        super().__init__(root, queue, COUNT, threading.Condition(), lambda backing: setattr(backing, "supply", None))
-
-    def absent(self, units):
-        return units[~self.there[units]]
+        super().__init__(root, queue, threading.Condition(), lambda backing: setattr(backing, "supply", None))
 
     def _feed(self):
         self.changed.notify_all()
@@ -159,7 +156,7 @@ def test_a_wait_ends_when_the_service_is_stopped(start):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while not found.queue.urgent_count:
+    while not len(found.queue.urgent):
         pass
     found.stop()
     waiting.join(20)

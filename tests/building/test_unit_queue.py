@@ -68,9 +68,9 @@ def test_a_unit_that_is_taken_is_not_taken_again_and_one_that_another_process_ha
     assert list(taken(queue)) == [[0, 1, 2, 3], [4, 5]]
     queue.give_back(np.array([4, 5]), due=7.0)
     assert not len(queue.next_units(6.9, 4))
-    assert queue.has_returned
+    assert queue.returned
     assert queue.next_units(7.0, 4).tolist() == [4, 5]
-    assert not queue.has_returned
+    assert not queue.returned
 
 
 def test_units_without_room_wait_until_a_reader_goes_on():

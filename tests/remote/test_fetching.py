@@ -152,7 +152,7 @@ def test_a_chunk_that_another_process_has_is_waited_for(start):
     with started.changed:
         started.queue.prioritise(np.array([4]))
         started.start()
-    while not started.queue.has_returned:
+    while not started.queue.returned:
         pass
     directory.drop(4)  # the other process has died
     assert not bring(started, [4])

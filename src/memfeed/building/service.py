@@ -138,7 +138,6 @@ class Service(ABC):
     Args:
         root: the directory of the partial store.
         queue: which units are wanted, and which failed; it is used under ``changed``.
-        count: how many units there are.
         changed: notified when units were brought, or failed.
         switch: lets a backing read the committed store.
     """
@@ -151,11 +150,10 @@ class Service(ABC):
         self,
         root: Path,
         queue: UnitQueue,
-        count: int,
         changed: threading.Condition,
         switch: Callable[[Backing], object],
     ) -> None:
-        self.root, self.queue, self.changed, self._count, self._switch = root, queue, changed, count, switch
+        self.root, self.queue, self.changed, self._switch = root, queue, changed, switch
         self._children, self._pid = ChildRequests(), os.getpid()
         self._stopping, self._done = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -163,10 +161,6 @@ class Service(ABC):
         self._backings: weakref.WeakSet[Backing] = weakref.WeakSet()
 
     # --- the supplier, and the store
-
-    @abstractmethod
-    def absent(self, units: Int64Array) -> Int64Array:
-        """Return the units of ``units`` that are not there."""
 
     @abstractmethod
     def _feed(self) -> None:
@@ -274,6 +268,11 @@ class Service(ABC):
 
     # --- what readers ask for
 
+    def absent(self, units: Int64Array) -> Int64Array:
+        """Return the units of ``units`` that are not there."""
+        found: Int64Array = units[self.queue.are_absent(units)]
+        return found
+
     def want(self, reader: ReadRequest, rows: Int64Array) -> None:
         """See ``RowSupply``."""
         if not self.is_elsewhere() and not self._is_over():
@@ -362,9 +361,9 @@ class Service(ABC):
 
     def finish(self, brought: Callable[[], object] = lambda: None) -> None:
         """See ``RowSupply``. ``brought`` is called after each part."""
-        every, is_committed = np.arange(self._count), False
+        every, is_committed = np.arange(self.queue.count), False
         while not is_committed:
-            for first in range(0, self._count, self.finish_units):
+            for first in range(0, self.queue.count, self.finish_units):
                 self.bring(every[first : first + self.finish_units])
                 brought()
             is_committed = self.is_elsewhere() or self._await_commit()

@@ -61,14 +61,15 @@ class UnitQueue:
         span_of: Callable[[int], tuple[int, int]] | None = None,
         is_shared: bool = False,
     ) -> None:
-        self._are_absent, self._units_of, self._span_of, self._is_shared = are_absent, units_of, span_of, is_shared
+        self.are_absent, self._units_of, self._span_of, self._is_shared = are_absent, units_of, span_of, is_shared
+        self.count = count
         self._ahead = MOST_AHEAD if ahead is None else ahead
         self._is_taken = np.zeros(count, bool)  # brought now, or soon again, or failed
         self.failed: dict[int, Any] = {}
-        self._returned = deque[tuple[float, Int64Array]]()  # taken, but not brought: when to try again
+        self.returned = deque[tuple[float, Int64Array]]()  # taken, but not brought: when to try again
         self._asked: dict[ReadRequest, deque[_Asked]] = {}  # by reader; the one that waited last is the last
-        self._is_urgent = np.zeros(count, bool)  # the units of `_urgent`
-        self._urgent = self._line = self._rest = NONE  # in order: waited for, asked for, others
+        self._is_urgent = np.zeros(count, bool)  # the units of `urgent`
+        self.urgent = self._line = self._rest = NONE  # in order: waited for, asked for, others
         self._rest_due = 0.0
         self._known = self._places = NONE  # the units ahead, sorted; their places
         self._is_stale = self._is_full = self._has_unknown = self._is_cut = False
@@ -103,7 +104,7 @@ class UnitQueue:
         if not len(new):
             return False
         self._is_urgent[new] = True
-        self._urgent = np.concatenate([self._urgent, new])
+        self.urgent = np.concatenate([self.urgent, new])
         return True
 
     def retry(self, units: Int64Array) -> None:
@@ -111,11 +112,6 @@ class UnitQueue:
         for unit in units.tolist():
             if self.failed.pop(unit, None) is not None:
                 self._is_taken[unit] = False
-
-    @property
-    def urgent_count(self) -> int:
-        """How many units somebody waits for now."""
-        return len(self._urgent)
 
     # --- what is brought
 
@@ -131,10 +127,10 @@ class UnitQueue:
             most_rest: units that nobody asked for.
         """
         self._take_back(now)
-        are_absent = self._are_absent(self._urgent)
-        self._is_urgent[self._urgent[~are_absent]] = False
-        self._urgent = self._urgent[are_absent]
-        found, _ = self._take(self._urgent, most, parts)
+        are_absent = self.are_absent(self.urgent)
+        self._is_urgent[self.urgent[~are_absent]] = False
+        self.urgent = self.urgent[are_absent]
+        found, _ = self._take(self.urgent, most, parts)
         if not len(found) and not self._is_full:
             found, self._line = self._take(self._line, most, 1 if self._is_cut else parts)
             if not len(found) and self._is_stale:
@@ -143,7 +139,7 @@ class UnitQueue:
         if not len(found) and most_rest:
             if not len(self._rest) and self.is_rest_due(now):
                 self._rest_due = now + REST_SECONDS
-                rest = np.flatnonzero(self._are_absent(slice(None)) & ~self._is_taken)
+                rest = np.flatnonzero(self.are_absent(slice(None)) & ~self._is_taken)
                 first = random.Random(os.getpid()).randrange(len(rest) + 1) if self._is_shared else 0
                 self._rest = np.roll(rest, -first)
             found, self._rest = self._take(self._rest, most_rest, parts)
@@ -183,7 +179,7 @@ class UnitQueue:
         return np.arange(first, min(first + size, unit + after))
 
     def _are_free(self, units: Int64Array) -> npt.NDArray[np.bool_]:
-        return self._are_absent(units) & ~self._is_taken[units]
+        return self.are_absent(units) & ~self._is_taken[units]
 
     def give_back(self, units: Int64Array, due: float, failed: Mapping[int, Any] | None = None) -> None:
         """Note that units are not brought any more, and the errors of those that failed.
@@ -192,16 +188,16 @@ class UnitQueue:
         that failed stay so until `retry`.
         """
         self.failed.update(failed or {})
-        is_absent = self._are_absent(units)
+        is_absent = self.are_absent(units)
         self._is_taken[units[~is_absent]] = False
         lost = units[is_absent]
         if self.failed and len(lost):
             has_failed = np.isin(lost, list(self.failed))
             self._is_urgent[lost[has_failed]] = False
-            self._urgent = self._urgent[self._is_urgent[self._urgent]]
+            self.urgent = self.urgent[self._is_urgent[self.urgent]]
             lost = lost[~has_failed]
         if len(lost):
-            self._returned.append((due, lost))
+            self.returned.append((due, lost))
         self._is_stale |= self._has_unknown
 
     def put_off(self, units: Int64Array) -> None:
@@ -210,9 +206,9 @@ class UnitQueue:
         self._is_full = True
 
     def _take_back(self, now: float) -> None:
-        for due, units in [self._returned.popleft() for _ in range(len(self._returned))]:
+        for due, units in [self.returned.popleft() for _ in range(len(self.returned))]:
             if due > now:
-                self._returned.append((due, units))
+                self.returned.append((due, units))
             else:
                 self._is_taken[units] = False
                 self._is_stale = True
@@ -221,17 +217,12 @@ class UnitQueue:
         """Note that no unit is brought now."""
         self._is_taken[:] = False
         self._is_taken[list(self.failed)] = True
-        self._returned.clear()
+        self.returned.clear()
         self._rest, self._rest_due, self._is_stale = NONE, 0.0, True
 
     def is_rest_due(self, now: float) -> bool:
         """Return True if it is time to look for units that nobody asked for."""
         return now >= self._rest_due
-
-    @property
-    def has_returned(self) -> bool:
-        """True if units that another process has are brought again soon."""
-        return bool(self._returned)
 
     # --- the units ahead
 

@@ -61,8 +61,7 @@ class DatasetSupply(Service):
         )
         self._engine = RowEngine(build, conversion.plan, open_pool, conversion.result.probed.seconds)
         self._states = self._engine.states
-        engine, count = self._engine, len(self._states)
-        super().__init__(build.root, engine.queue, count, engine.changed, switch_to_committed)
+        super().__init__(build.root, self._engine.queue, self._engine.changed, switch_to_committed)
         self._tick_due = 0.0
         self._caller_lock, self._wake = threading.Lock(), threading.Event()
         self._here: RowWorker | None = None  # in the caller's thread
@@ -100,11 +99,6 @@ class DatasetSupply(Service):
         self._children.columns_change()
         self.stop()
         self._thread.join()
-        return found
-
-    def absent(self, units: Int64Array) -> Int64Array:
-        """See ``Service``."""
-        found: Int64Array = units[self._states[units] == ABSENT]
         return found
 
     def _feed(self) -> None:

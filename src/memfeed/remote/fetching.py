@@ -87,7 +87,7 @@ class Fetching:
 
     def _most_at_once(self) -> int:
         """Return how many requests may be under way: what readers wait for is asked for at once, not in rounds."""
-        return max(self.in_flight.count, min(self.queue.urgent_count, MOST_IN_FLIGHT))
+        return max(self.in_flight.count, min(len(self.queue.urgent), MOST_IN_FLIGHT))
 
     def stop(self) -> None:
         """Let the threads end after the request that they wait for."""
@@ -107,7 +107,7 @@ class Fetching:
                 job: Callable[[], None] | None = None
                 try:
                     while not self._stopping and (job := self._next()) is None:
-                        self.changed.wait(ELSEWHERE_SECONDS if self.queue.has_returned else TICK_SECONDS)
+                        self.changed.wait(ELSEWHERE_SECONDS if self.queue.returned else TICK_SECONDS)
                 except BaseException:
                     self._stopping = True  # else readers would wait without end
                     raise

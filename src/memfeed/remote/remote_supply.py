@@ -136,7 +136,7 @@ class RemoteSupply(Service):
         units_of = self._places.chunks
         queue = UnitQueue(table.count, directory.are_absent, units_of=units_of, ahead=ahead, span_of=table.span)
         self._fetching = Fetching(directory, objects, queue)
-        super().__init__(directory.root, queue, table.count, self._fetching.changed, _switch)
+        super().__init__(directory.root, queue, self._fetching.changed, _switch)
         self._kept: dict[ReadRequest, set[int]] = {}  # the chunks of the rows that each reader reads now
         self._kept_pid = os.getpid()
         self._completing = threading.Lock()
@@ -149,11 +149,6 @@ class RemoteSupply(Service):
         return is_same and settings.size == bounded(size, self.directory.manifest)
 
     # --- what readers ask for
-
-    def absent(self, units: Int64Array) -> Int64Array:
-        """See ``Service``."""
-        found: Int64Array = units[self.directory.are_absent(units)]
-        return found
 
     def forget(self, reader: ReadRequest) -> None:
         """See ``RowSupply``."""
