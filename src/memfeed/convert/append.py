@@ -22,7 +22,6 @@ from memfeed.convert.recode import shapes_in
 from memfeed.convert.splits import keep_of
 from memfeed.convert.staleness import require_forms
 from memfeed.errors import BuildError, MemfeedError, StaleStoreError, StoreError
-from memfeed.schema.fields import Schema
 from memfeed.store import format
 from memfeed.store.manifest import Manifest
 from memfeed.store.opened import open_store
@@ -94,16 +93,18 @@ def append(
         _require_no_build(root)
         format.require_nothing_else(target)
         old = _whole(target)  # another process may have replaced it meanwhile
+        manifest = old._view.manifest
+        assert manifest is not None
         if old._view.recipe and not split:
             raise StoreError(
                 f"{target}: found a store made with split=; expected the same here: append(store, dataset, split=True)"
             )
         is_committed = _is_committed(place, old._backing.digest)
         options = msgspec.structs.replace(
-            options, copy_existing=True, keep=options.keep or keep_of(old), like=_stored_schema(old)
+            options, copy_existing=True, keep=options.keep or keep_of(old), like=manifest.schema
         )
         if options.forms.has_codecs:  # the rows are stored in the forms of the store
-            require_forms(target, _stored_schema(old), options.forms, shapes_in(old))
+            require_forms(target, manifest.schema, options.forms, shapes_in(old))
         try:
             new = cache_one(dataset, place, options)
         except StaleStoreError as error:
@@ -191,13 +192,6 @@ def _join(root: Path, stores: Sequence[Store], *, older: Sequence[str] = (), pro
             clear(root)
         raise
     return manifest
-
-
-def _stored_schema(store: Store) -> Schema:
-    """Return the schema of a store as it is on the disk, with the codecs of its fields."""
-    manifest = store._view.manifest
-    assert manifest is not None
-    return manifest.schema
 
 
 def _whole(given: Store | str | os.PathLike[str]) -> Store:

@@ -243,9 +243,7 @@ def _errors(store: Store) -> tuple[float | None, float | None]:
     """Return the mean and the largest difference of the fields that a lossy codec changed; None if there is none."""
     manifest = store._view.manifest
     losses = manifest.attributes.losses if manifest is not None and manifest.attributes else ()
-    if not losses:
-        return None, None
-    return max(loss.mean for loss in losses), max(loss.largest for loss in losses)
+    return max((loss.mean for loss in losses), default=None), max((loss.largest for loss in losses), default=None)
 
 
 def _rows_a_second(store: Store) -> float:

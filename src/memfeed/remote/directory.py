@@ -58,7 +58,8 @@ class CacheDirectory:
     def __init__(
         self, root: Path, settings: CacheSettings, manifest: Manifest, hashes: npt.NDArray[np.uint64], users: int = -1
     ) -> None:
-        self._leave = weakref.finalize(self, _close, users)
+        # after it other processes may use the directory with another size, and this object is of no use any more
+        self.leave = weakref.finalize(self, _close, users)
         self.root, self.settings, self.manifest, self.hashes = root, settings, manifest, hashes
         is_aligned = (root / WORK_DIRECTORY / RANGES).exists()
         self.table = ChunkTable(manifest.files, aligned_steps(manifest) if is_aligned else None)
@@ -72,10 +73,6 @@ class CacheDirectory:
         for name in ("room", "waiting"):
             with files.opened(work / name, os.O_CREAT):
                 pass
-
-    def leave(self) -> None:
-        """Leave the directory: other processes may then use it with another size. Do not use this object afterwards."""
-        self._leave()
 
     # --- what is there
 
