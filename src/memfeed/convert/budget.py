@@ -12,7 +12,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,21 +177,21 @@ def measure_forms(
         if options.keep is None and keep_of(first) is not None:  # a random step resizes images
             for size in ["full", "encoded", *IMAGE_SIDES] if options.forms.lossy else ["full", "encoded"]:
                 if size not in stores and time.monotonic() < until:
-                    with suppress(MemfeedError):  # the files are no images that can be stored as they are
+                    with contextlib.suppress(MemfeedError):  # the files are no images that can be stored as they are
                         stores[size] = stored(str(size), merged(options.forms, size))
         codecs = (*LOSSLESS, *JPEGS) if options.forms.lossy else LOSSLESS
         for size, store in stores.items():
             is_shrunk = isinstance(size, int)
             found.append(MeasuredForm(RAW if size is None else size, *_cost(store), None, None, is_shrunk))
             for name in codecs if time.monotonic() < until else ():
-                with suppress(MemfeedError, ModuleNotFoundError):  # it suits no field, or is not installed
+                with contextlib.suppress(MemfeedError, ModuleNotFoundError):  # it suits no field, or is not installed
                     coded = recode(store, Path(folder) / f"{size} {name}.mf", _codecs(store, name), progress=False)
                     given = name if size is None else (size, name)
                     found.append(MeasuredForm(given, *_cost(coded), *_errors(coded), is_shrunk))
         has_floats = any(field.dtype in ("float32", "float64") for field in first.schema)
         for dtype in FLOATS if rounds_floats and has_floats and options.forms.floats is None else ():
             if time.monotonic() < until:
-                with suppress(MemfeedError):  # a value is too large
+                with contextlib.suppress(MemfeedError):  # a value is too large
                     store = stored(str(dtype), msgspec.structs.replace(options.forms, floats=dtype))
                     found.append(MeasuredForm({float: dtype}, *_cost(store)))
     return found

@@ -17,7 +17,7 @@ from memfeed.convert.budget import forms_that_fit, within_budget
 from memfeed.convert.changes import Watched
 from memfeed.convert.conversion import open_or_convert
 from memfeed.convert.forms import Rounded
-from memfeed.convert.inputs import Input, RayRows, classify_input, refuse_copy, refuse_mapped_columns, require_length
+from memfeed.convert.inputs import Input, RayRows, classify_input, refuse_copy, refuse_mapped_columns
 from memfeed.convert.lazily import keep_of_filling, open_or_fill
 from memfeed.convert.options import ConvertOptions, options_of
 from memfeed.convert.ray_engine import import_ray
@@ -287,7 +287,6 @@ def cache_one(dataset: Any, path: str | os.PathLike[str] | None, options: Conver
         options = msgspec.structs.replace(options, on_ray=False)  # one process writes rows that come in order
     _require_options_of(given, options)
     refuse_mapped_columns(given, target, options.copy_existing)
-    require_length(given, options.length)
     given = msgspec.structs.replace(given, watched=watched)
     try:
         if options.lazily:
@@ -367,4 +366,12 @@ def _require_options_of(given: Input, options: ConvertOptions) -> None:
         raise ValueError(
             f'found workers="ray" for {what}; expected a dataset '
             "with len and [], whose rows tasks can compute by number: leave workers= out"
+        )
+    length = options.length
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise ValueError(f"found length={length!r}; expected 1 row or more, or None to read an iterable to its end")
+    if length is not None and given.kind != "iterable":
+        raise ValueError(
+            f"found length={length} for a dataset of {given.length} samples with numbers; expected it for an iterable "
+            f"only: pass torch.utils.data.Subset(dataset, range({length}))"
         )

@@ -113,19 +113,6 @@ def classify_input(dataset: Any) -> Input:
     return given
 
 
-def require_length(given: Input, length: int | None) -> None:
-    """Raise ValueError for a ``length=`` that has no meaning for this input."""
-    if length is None:
-        return
-    if not isinstance(length, int) or length < 1:
-        raise ValueError(f"found length={length!r}; expected 1 row or more, or None to read an iterable to its end")
-    if given.kind != "iterable":
-        raise ValueError(
-            f"found length={length} for a dataset of {given.length} samples with numbers; expected it for an iterable "
-            f"only: pass torch.utils.data.Subset(dataset, range({length}))"
-        )
-
-
 def expected_length(given: Input, length: int | None) -> int | None:
     """Return how many rows a store of this input has: ``length=``, else what its ``len`` says; None if not known."""
     if length is not None or given.length is not None:
