@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 import memfeed
 import memfeed.testing
 import memfeed.transforms
-from memfeed.cli.app import app, main
+from memfeed.cli import app, main
 from memfeed.errors import FieldError
 from support import Made, equal
 

@@ -13,7 +13,6 @@ SOURCE, TESTS = ROOT / "src" / "memfeed", ROOT / "tests"
 MOST_LINES = 400
 WITHOUT_RULES = {
     "__main__.py": "starts the command line",
-    "cli/app.py": "options of the command line: tests/cli/test_cli.py runs it",
     "cli/cache_command.py": "arguments of one command: tests/cli/test_cli.py runs it",
     "cli/commands.py": "arguments of the other commands: tests/cli/test_cli.py runs them",
     "store/row_supply.py": "a protocol",
@@ -24,7 +23,6 @@ WITHOUT_RULES = {
 OTHER_NAMES = {
     "codecs/pixel_loops.py": "codecs/test_jpeg.py",
     "cli/demo/result.py": "cli/test_demo.py",
-    "cli/demo/photos.py": "cli/test_demo.py",
     "cli/demo/side_by_side.py": "cli/test_demo.py",
     "convert/dataset_supply.py": "convert/test_filling.py",
     "convert/lazily.py": "convert/test_joining.py",

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from memfeed.cli import main
 from memfeed.cli.demo import EpochTiming, Result, run
-from memfeed.cli.demo.photos import CLASSES, make_photos
 from memfeed.cli.demo.result import Run, last_crossing, load_result, save_chart
-from memfeed.cli.demo.side_by_side import EPOCHS
+from memfeed.cli.demo.side_by_side import CLASSES, EPOCHS, make_photos
 
 REAL = Path(__file__).resolve().parents[3] / "shared/data/hymenoptera_data/train"
 

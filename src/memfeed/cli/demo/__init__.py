@@ -1,7 +1,6 @@
 """The demo: time a few epochs of a small CNN from `DataLoader(dataset)` and from `memfeed.Loader(dataset, cache=...)`.
 
-``photos`` makes the images, ``side_by_side`` trains on them, ``result`` holds the times, writes them as JSON, and
-draws them.
+``side_by_side`` makes the images and trains on them, ``result`` holds the times, writes them as JSON, and draws them.
 """
 
 from memfeed.cli.demo.result import EpochTiming, Result
